@@ -1,0 +1,33 @@
+# Every target builds .venv by itself; `make test` is all that CI runs.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# One thread a process: the tests run in two processes, and speed is judged by ratios.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: test lint bench demo docs clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[dev,docs]'
+	touch $@
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(VENV)/.ready
+	$(BIN)/python examples/digits.py
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.ready
+	$(BIN)/zensical build --clean
+
+clean:
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
