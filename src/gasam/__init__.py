@@ -1,0 +1,36 @@
+"""gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
+
+from gasam.ascent import Pass, Visit, climb, displaced, uniform_start
+from gasam.backward import SharpBackward
+from gasam.embeddings import FreeLB
+from gasam.optimizer import SharpnessAware
+from gasam.passes import frozen_batchnorm, same_noise, together
+from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
+from gasam.scales import SCALES, Group, Weight
+from gasam.trace import Trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SCALES",
+    "FreeLB",
+    "Group",
+    "Pass",
+    "Perturbation",
+    "SharpBackward",
+    "SharpnessAware",
+    "Trace",
+    "Visit",
+    "Weight",
+    "asam",
+    "climb",
+    "displaced",
+    "frozen_batchnorm",
+    "ga_sam",
+    "layer_sam",
+    "multi_step_defense",
+    "sam",
+    "same_noise",
+    "together",
+    "uniform_start",
+]

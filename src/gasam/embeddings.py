@@ -1,0 +1,160 @@
+"""FreeLB: adversarial noise on the outputs of word embeddings, the mean loss over its steps.
+
+It shares the ball and the fold with the walk over weights, not the walk itself: the noise is born inside the first
+pass with the shape of the batch, every example has a ball of its own, and there is nothing to bring home.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gasam import ball
+from gasam.backward import Around, back, call, plainly
+from gasam.perturbation import Perturbation
+from gasam.tensors import inverse, wide
+from gasam.trace import CLIMBED, NO_GRADIENT, Trace, plain_trace
+
+Start = Literal["zero", "uniform"]
+
+
+class FreeLB:
+    """Calls a loss function K+1 times while the noise climbs, and adds the mean gradient to every `.grad`.
+
+    Used like SharpBackward, and `backward`, `around`, `enabled` and `last` mean the same. Each example's noise stays in
+    |noise|_norm <= epsilon and is zero on padding: the embedding's own `padding_idx` unless `padding` is given.
+    `step_size` is 1.5 epsilon / steps when None; `example_dim` is the dimension of the embeddings' outputs that counts
+    examples. The paper's settings: En-Vi epsilon 0.02, steps 1; De-En epsilon 0.005, steps 3; norm inf.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Embedding | Iterable[nn.Embedding],
+        epsilon: float,
+        *,
+        norm: float = math.inf,
+        steps: int = 1,
+        step_size: float | None = None,
+        start: Start = "zero",
+        padding: int | None = None,
+        example_dim: int = 0,
+        backward: Callable[[Tensor], object] = torch.Tensor.backward,
+        around: Around = plainly,
+    ) -> None:
+        self.embeddings = [embeddings] if isinstance(embeddings, nn.Module) else list(embeddings)
+        wrong = [type(module).__name__ for module in self.embeddings if not isinstance(module, nn.Embedding)]
+        if wrong or not self.embeddings:
+            raise TypeError(f"embeddings must be one or more nn.Embedding modules, got {', '.join(wrong) or 'none'}")
+        if start not in get_args(Start):
+            raise ValueError(f"start must be 'zero' or 'uniform', got {start!r}")
+        self.perturbation = Perturbation(epsilon=epsilon, norm=norm, scale="one", steps=steps, step_size=step_size)
+        self.start, self.padding, self.example_dim = start, padding, example_dim
+        self.backward, self.around = backward, around
+        self.enabled = True
+        self.last: Trace | None = None
+
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        steps = self.perturbation.steps if self.enabled and self.perturbation.epsilon > 0 else 0
+        noises: list[Noise] = []
+        losses, norms, clean = [], [], None
+        for k in range(steps + 1):
+            with self.around(k, k == steps), self._noisy(noises, k) if steps else _quietly():
+                loss, returned = call(function)
+                back(loss, self.backward, 1 / (steps + 1))
+            clean = returned if k == 0 else clean
+            losses.append(loss.detach().reshape(()))
+            norms.append(_norm(noises, like=loss))
+            if k < steps:
+                self._climb(noises)
+        self.last = Trace(tuple(losses), tuple(norms), _state(norms[-1])) if steps else plain_trace(losses[0])
+        return clean
+
+    @contextmanager
+    def _noisy(self, noises: list[Noise], k: int) -> Iterator[None]:
+        """Add the noise, a new one for each call in the first pass, the same in the same order in later ones."""
+        calls = 0
+
+        def add(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            nonlocal calls
+            if not torch.is_grad_enabled():
+                return None
+            if k == 0:
+                noises.append(self._new_noise(module, args[0], output))
+            if calls >= len(noises) or noises[calls].values.shape != output.shape:
+                raise RuntimeError("the passes must call the embeddings alike: the loss function must use one batch")
+            calls += 1
+            return output + noises[calls - 1].values.to(output.dtype)
+
+        handles = [module.register_forward_hook(add) for module in self.embeddings]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not noises:
+            raise RuntimeError("the loss function did not call the embeddings that FreeLB was given")
+
+    def _new_noise(self, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
+        padding = module.padding_idx if self.padding is None else self.padding
+        mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
+        kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
+        dims = tuple(i for i in range(output.ndim) if i != self.example_dim % output.ndim)
+        values = torch.zeros_like(kept)
+        if self.start == "uniform":
+            # Divided by m^(1/p), m the numbers of the example: whatever is drawn lies in the ball.
+            count = kept.sum(dims, keepdim=True)
+            values.uniform_(-1, 1).mul_(
+                kept * inverse(count.pow(1 / self.perturbation.norm)) * self.perturbation.epsilon
+            )
+        return Noise(values.requires_grad_(), kept, dims)
+
+    @torch.no_grad()
+    def _climb(self, noises: list[Noise]) -> None:
+        """y = project(y + eta / epsilon d) for each example, y = noise / epsilon."""
+        p, epsilon = self.perturbation.norm, self.perturbation.epsilon
+        for noise in noises:
+            if noise.values.grad is None:
+                continue
+            h = noise.values.grad * noise.kept
+            largest = ball.power_sum(h, math.inf, noise.dims) if ball.needs_largest(p) else None
+            toward = ball.raised(h, p, largest)
+            if p != math.inf:
+                toward = toward * inverse(ball.length(ball.power_sum(toward, p, noise.dims), p))
+            y = noise.values / epsilon + self.perturbation.stride * toward.nan_to_num(0.0, 0.0, 0.0)
+            y = (
+                y.clamp(-1, 1)
+                if p == math.inf
+                else y * ball.shrinkage(ball.length(ball.power_sum(y, p, noise.dims), p))
+            )
+            noise.values.copy_(epsilon * y)
+            noise.values.grad = None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise on one call of an embedding, where it may be other than zero, and the dimensions of an example."""
+
+    values: Tensor
+    kept: Tensor
+    dims: tuple[int, ...]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    yield
+
+
+def _norm(noises: list[Noise], like: Tensor) -> Tensor:
+    """|noise|_2 over the whole batch."""
+    squares = [noise.values.detach().square().sum() for noise in noises]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros_like(like).reshape(())
+
+
+def _state(norm: Tensor) -> Tensor:
+    return torch.where(norm > 0, CLIMBED, NO_GRADIENT)

@@ -1,0 +1,150 @@
+"""SharpnessAware: the walk behind torch's closure contract, around any base optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gasam.ascent import Pass, traced_climb
+from gasam.backward import Around, plainly
+from gasam.layout import Weights
+from gasam.parameters import read, weights_of
+from gasam.perturbation import Perturbation
+from gasam.risk import Fold
+from gasam.trace import Trace, plain_trace
+
+_KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "detailed", "enabled", "last")
+
+
+class SharpnessAware(Optimizer):
+    """`step(closure)` calls the closure K+1 times along the walk, folds the gradients and steps the base optimizer.
+
+    Gradients are cleared before each call, whether the closure does it or not. Groups, state and state dict are the
+    base's own. `before_step` runs after the fold and before the base's step: the place for clipping.
+    `gradient_scale`, a number or a function that returns one, says how many times the gradient of the mean loss the
+    closure leaves behind, e.g. the number of tokens where it backs their sum.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        perturbation: Perturbation,
+        *,
+        before_step: Callable[[], object] | None = None,
+        around: Around = plainly,
+        gradient_scale: Tensor | float | Callable[[], Tensor | float] = 1.0,
+        detailed: bool = False,
+    ) -> None:
+        if not isinstance(base, Optimizer):
+            raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
+        self.base = base
+        self.perturbation = perturbation
+        self.before_step = before_step
+        self.around = around
+        self.gradient_scale = gradient_scale
+        self.detailed = detailed
+        self.enabled = True
+        self.last: Trace | None = None
+        # Optimizer's constructor would make groups and state of its own; all else it sets up, unpickling does too.
+        self.__setstate__({})
+        self._weights()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.base.param_groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        return self.base.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.base.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Returns what the closure returned in the clean pass."""
+        if closure is None:
+            raise RuntimeError(
+                "SharpnessAware.step needs a closure that computes the loss and calls backward: it is run K+1 times; "
+                "where none can be given, use SharpBackward with the plain optimizer"
+            )
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        fold = Fold(parameters, self.perturbation, adds=False)
+        clean: list[Any] = []
+
+        def evaluate(k: int) -> Pass:
+            fold.make_room(k)
+            last = k == self.perturbation.steps or not walks
+            with self.around(k, last), torch.enable_grad():
+                returned = closure()
+            if k == 0:
+                clean.append(returned)
+            return Pass(_loss(returned, parameters), self._gradient_scale())
+
+        walks = self.enabled and self.perturbation.epsilon > 0
+        if walks:
+            self.last = traced_climb(self._weights(), evaluate, self.perturbation, detailed=self.detailed)
+            fold.complete()
+        else:
+            self.last = plain_trace(evaluate(0).loss)
+        if self.before_step is not None:
+            self.before_step()
+        self.base.step()
+        return clean[0]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.base.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.base.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.base.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.base.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.base.register_load_state_dict_post_hook(hook, prepend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in _KEPT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._known: tuple[object, Weights] | None = None
+        super().__setstate__(state)
+
+    def __repr__(self) -> str:
+        return f"SharpnessAware({self.perturbation}, base={self.base!r})"
+
+    def _weights(self) -> Weights:
+        """The weights with their buffers; read anew when the base's groups have changed."""
+        key = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
+        if self._known is None or self._known[0] != key:
+            self._known = key, weights_of(read(self.param_groups), self.perturbation)
+        return self._known[1]
+
+    def _gradient_scale(self) -> Tensor | float:
+        return self.gradient_scale() if callable(self.gradient_scale) else self.gradient_scale
+
+
+def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
+    if returned is None:
+        raise TypeError("the closure must return the loss, got None: is a `return` missing?")
+    if all(parameter.grad is None for parameter in parameters):
+        raise RuntimeError(
+            "the closure left no gradient on any parameter: it must call loss.backward() before it returns"
+        )
+    return torch.as_tensor(returned).detach().reshape(())

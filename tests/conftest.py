@@ -1,0 +1,25 @@
+"""Settings that hold for every test; the environment is set before torch is imported."""
+
+import os
+
+# Some processors advertise matrix instructions for bfloat16 that their machine does not give.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("gasam", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("gasam")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_stretches(monkeypatch):
+    """Cut and join tensors at four weights, so that small problems take the paths of large ones."""
+    monkeypatch.setattr("gasam.layout.stretch_size", lambda device: 4)

@@ -1,0 +1,44 @@
+"""Small problems that the tests share."""
+
+import numpy as np
+import torch
+from torch import nn
+
+SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
+
+
+class Wavy:
+    """L(w) = |A w - b|^2 / (2 m) + 0.3 mean(cos(C w)): smooth, not convex, its gradient written by hand in NumPy."""
+
+    def __init__(self, shapes=SHAPES, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.shapes = shapes
+        n = sum(int(np.prod(shape)) for shape in shapes.values())
+        self.A, self.b, self.C = random.normal(size=(7, n)), random.normal(size=7), random.normal(size=(5, n))
+        self.start = random.normal(size=n)
+
+    def loss_and_gradient(self, w):
+        rest, angles = self.A @ w - self.b, self.C @ w
+        loss = rest @ rest / (2 * len(rest)) + 0.3 * np.cos(angles).mean()
+        return loss, self.A.T @ rest / len(rest) - 0.3 * self.C.T @ np.sin(angles) / len(angles)
+
+    def parameters(self, dtype=torch.float64) -> dict[str, nn.Parameter]:
+        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        parts = torch.tensor(self.start, dtype=dtype).split(sizes)
+        return {k: nn.Parameter(v.reshape(s).clone()) for (k, s), v in zip(self.shapes.items(), parts, strict=True)}
+
+    def loss(self, parameters: dict[str, nn.Parameter]) -> torch.Tensor:
+        w = torch.cat([p.reshape(-1) for p in parameters.values()])
+        A, b, C = (torch.tensor(x, dtype=w.dtype) for x in (self.A, self.b, self.C))
+        return (A @ w - b).square().sum() / (2 * len(b)) + 0.3 * torch.cos(C @ w).mean()
+
+
+def network(dtype=torch.float64, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+
+
+def batch(dtype=torch.float64, rows: int = 12, seed: int = 1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(3, (rows,), generator=generator)
