@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gasam.layout import Sizes
+
 settings.register_profile("gasam", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("gasam")
 
@@ -21,5 +23,5 @@ def _seeded():
 
 @pytest.fixture
 def small_stretches(monkeypatch):
-    """Cut and join tensors at four weights, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.layout.stretch_size", lambda device: 4)
+    """Cut tensors of four weights and more in fours, so that small problems take the paths of large ones."""
+    monkeypatch.setattr("gasam.layout.CPU", Sizes(small=5, large=6))

@@ -16,7 +16,7 @@ from gasam.layout import Layout, Weights
 from gasam.perturbation import Perturbation
 from gasam.scales import Group
 from gasam.tensors import Stretch, inverse
-from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Comparison, Detail, Trace
+from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, Trace, detail, realised
 
 Start = Callable[[Tensor], Tensor]
 
@@ -136,8 +136,7 @@ class Walk:
     def state(self) -> Tensor:
         """CLIMBED, NO_GRADIENT or NOT_FINITE, once a step was made."""
         assert self._norm is not None
-        assert self._finite is not None
-        return torch.where(self._finite, torch.where(self._norm > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
+        return torch.where(_known(self._finite), torch.where(self._norm > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
 
     def visit(self, k: int, loss: Tensor) -> Visit:
         return Visit(k, loss, loss.new_zeros(()) if self._norm is None else self._norm, self)
@@ -145,17 +144,20 @@ class Walk:
     @torch.no_grad()
     def step(self, seen: Pass) -> None:
         """y = project(y + eta / epsilon d), and the weights to home + epsilon T y."""
-        toward = self._direction(self._look(seen))
+        squares = self._look(seen)
+        direction, share = self._direction(squares)
         stride = self.perturbation.stride
         if self.keeps_position:
-            self._move(lambda stretch: _position(stretch).add_(toward(stretch), alpha=stride))
-        else:
-            self._displace(lambda stretch: toward(stretch).mul_(min(1.0, stride)))
+            over = self._layout.spread(share * stride)
+            self._move(lambda stretch: stretch.position.addcmul_(direction(stretch), over(stretch)))
+        else:  # the direction is of length one: no projection
+            known = squares if self.perturbation.norm == 2.0 and self._scale is not None else None
+            self._displace(direction, share * min(1.0, stride), known)
 
     @torch.no_grad()
     def jump(self, seen: Pass, start: Start) -> None:
         self._look(seen)
-        self._move(lambda stretch: _position(stretch).copy_(start(_position(stretch))))
+        self._move(lambda stretch: stretch.position.copy_(start(stretch.position)))
 
     @torch.no_grad()
     def go_home(self) -> None:
@@ -184,9 +186,9 @@ class Walk:
         factor = torch.as_tensor(gradient_scale, device=squares.device).abs()
         if self.keeps_position:
             for stretch in layout.stretches:
-                stretch.position = _zeroed(stretch.position, stretch)
+                stretch.position = _kept(stretch.position, stretch).zero_()
         if perturbation.granularity == "element":
-            return self._total(lambda s: self._choose_element_scale(s, factor), torch.amax).isfinite()
+            return layout.largest_of(lambda stretch: self._choose_element_scale(stretch, factor)).isfinite()
         group = Group(
             gradient=layout.to_groups(squares).sqrt() / factor,
             size=layout.sizes,
@@ -206,83 +208,74 @@ class Walk:
             gradient=gradient,
             size=torch.ones((), dtype=stretch.wide, device=stretch.device),
             total=self._layout.total,
-            dimensions=stretch.spread(self._layout.to_pieces(self._layout.dimensions)),
+            dimensions=self._layout.spread(self._layout.to_pieces(self._layout.dimensions))(stretch),
             floor=self.perturbation.floor,
             measure_weight=lambda: stretch.weights().abs(),
         )
-        stretch.scale = _zeroed(stretch.scale, stretch).copy_(self.perturbation.scale_function(group))
+        stretch.scale = _kept(stretch.scale, stretch).copy_(self.perturbation.scale_function(group))
         return stretch.scale.amax()
 
-    def _direction(self, squares: Tensor) -> Callable[[Stretch], Tensor]:
-        """d: the unit p-norm direction that gains most along h = T g, for each stretch a fresh tensor."""
-        p = self.perturbation.norm
+    def _direction(self, squares: Tensor) -> tuple[Callable[[Stretch], Tensor], Tensor]:
+        """d, the unit p-norm direction that gains most along h = T g: finite values, and a factor for each piece."""
+        p, layout = self.perturbation.norm, self._layout
         if p == math.inf:
-            return lambda stretch: stretch.gradient().sign()
+            return lambda stretch: stretch.gradient().sign(), layout.ones()
         if p == 2.0 and self._scale is not None:  # |h| from the norms at hand: one reading of the gradient less
             share = self._scale * inverse((self._scale.square() * squares).sum().sqrt())
-            return lambda stretch: stretch.gradient().mul(stretch.spread(share)).nan_to_num_(0.0, 0.0, 0.0)
+            return lambda stretch: stretch.gradient().nan_to_num(0.0, 0.0, 0.0), share
+
+        over = None if self._scale is None else layout.spread(self._scale)
 
         def h(stretch: Stretch) -> Tensor:
-            return stretch.gradient() * (_scale(stretch) if self._scale is None else stretch.spread(self._scale))
+            return stretch.gradient() * (stretch.scale if over is None else over(stretch))
 
-        largest = self._total(lambda s: h(s).abs_().amax(), torch.amax) if ball.needs_largest(p) else None
-        raised_size = self._total(lambda s: ball.power_sum(ball.raised(h(s), p, largest), p))
-        share = inverse(ball.length(raised_size, p))
-        return lambda s: ball.raised(h(s), p, largest).mul_(share).nan_to_num_(0.0, 0.0, 0.0)
+        largest = layout.largest_of(lambda stretch: h(stretch).abs_().amax()) if ball.needs_largest(p) else None
+        size = ball.length(layout.total_of(lambda s: ball.power_sum(ball.raised(h(s), p, largest), p)), p)
+        return lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), layout.ones() * inverse(size)
 
     def _move(self, update: Callable[[Stretch], Tensor]) -> None:
         """Update every y, project it onto the unit ball, and take the weights there."""
-        p = self.perturbation.norm
+        p, layout = self.perturbation.norm, self._layout
         if p == math.inf:
-            self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0))
+            self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0), layout.ones())
         else:
-            shrinkage = ball.shrinkage(ball.length(self._total(lambda s: ball.power_sum(update(s), p)), p))
-            self._displace(lambda stretch: _position(stretch).mul_(shrinkage))
+            size = ball.length(layout.total_of(lambda stretch: ball.power_sum(update(stretch), p)), p)
+            over = layout.spread(layout.ones() * ball.shrinkage(size))
+            self._displace(lambda stretch: stretch.position.mul_(over(stretch)), layout.ones())
 
-    def _displace(self, position: Callable[[Stretch], Tensor]) -> None:
-        """Take the weights to home + epsilon T y; home itself where the walk may not go on."""
-        reach, squares, comparison = self._reach(), [], Comparison(self._layout)
-        for i, stretch in enumerate(self._layout.stretches):
-            offset = position(stretch) * reach(stretch)
+    def _displace(self, y: Callable[[Stretch], Tensor], share: Tensor, y_squares: Tensor | None = None) -> None:
+        """Take the weights to home + epsilon T y, y times a share for each piece; home where the walk may not go on."""
+        layout, element_wise = self._layout, self._scale is None
+        reach = share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
+        reach = torch.where(_known(self._finite), reach, 0.0)
+        over, squares, sums = layout.spread(reach), [], []
+        for i, stretch in enumerate(layout.stretches):
+            direction, own_reach = y(stretch), over(stretch)
+            if element_wise:
+                direction = (direction * stretch.scale).nan_to_num_(0.0, 0.0, 0.0)
             if i == len(self.moved):
                 stretch.save()
                 self.moved.append(stretch)
-            stretch.displace(offset)
-            squares.append(torch.dot(offset, offset).to(self._layout.sizes))
+            stretch.displace(direction, own_reach)
+            if y_squares is None:
+                squares.append(stretch.squares(direction))
             if self._detailed:
-                comparison.see(stretch, offset)
+                sums.append(realised(stretch, direction, own_reach).to(layout.sizes))
         torch.clear_autocast_cache()
-        self._norm = torch.stack(squares).sum().sqrt() if squares else self._layout.sizes.new_zeros(())
-        self.detail = comparison.detail()
-
-    def _reach(self) -> Callable[[Stretch], Tensor]:
-        """epsilon T for each stretch, or 0 where the walk stays at home."""
-        finite, epsilon = self._finite, self.perturbation.epsilon
-        assert finite is not None
-        if self._scale is None:
-            return lambda stretch: torch.where(finite.to(stretch.device), _scale(stretch) * epsilon, 0.0)
-        pieces = torch.where(finite, self._scale * epsilon, 0.0)
-        return lambda stretch: stretch.spread(pieces)
-
-    def _total(self, measure: Callable[[Stretch], Tensor], join: Callable[[Tensor], Tensor] = torch.sum) -> Tensor:
-        """One number over all stretches, in the type of sums."""
-        sizes = self._layout.sizes
-        measured = [measure(stretch).to(sizes) for stretch in self._layout.stretches]
-        return join(torch.stack(measured)) if measured else sizes.new_zeros(())
+        offset_squares = reach.square() * (layout.together(squares) if y_squares is None else y_squares).nan_to_num(0.0)
+        self._norm = offset_squares.sum().sqrt()
+        if sums:
+            home = layout.collect(lambda stretch: stretch.squares(stretch.home.to(stretch.wide)))
+            self.detail = detail(layout, offset_squares, home, torch.stack(sums).sum(0))
 
 
-def _position(stretch: Stretch) -> Tensor:
-    assert stretch.position is not None
-    return stretch.position
+def _known(finite: Tensor | None) -> Tensor:
+    assert finite is not None
+    return finite
 
 
-def _scale(stretch: Stretch) -> Tensor:
-    assert stretch.scale is not None
-    return stretch.scale
-
-
-def _zeroed(buffer: Tensor | None, stretch: Stretch) -> Tensor:
-    return torch.zeros(stretch.size, dtype=stretch.wide, device=stretch.device) if buffer is None else buffer.zero_()
+def _kept(buffer: Tensor, stretch: Stretch) -> Tensor:
+    return buffer if buffer.numel() else stretch.empty(stretch.size)
 
 
 def _surely(action: Callable[[], object]) -> None:

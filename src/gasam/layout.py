@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from gasam.tensors import SparseRows, Stretch, stretch_size, sums
+from gasam.tensors import Bundle, Slice, SparseRows, Stretch, wide
 
 Granularity = Literal["element", "filter", "layer", "module", "model"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+
+
+class Sizes(NamedTuple):
+    """How weights are cut: tensors below `small` are put together, up to `large`; larger ones are cut there.
+
+    On a CPU a stretch and its scratch should stay in the caches, so that each weight crosses memory once;
+    on an accelerator calls are what costs.
+    """
+
+    small: int
+    large: int
+
+
+CPU = Sizes(small=1 << 14, large=1 << 18)
+ACCELERATOR = Sizes(small=1 << 18, large=1 << 28)
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,35 @@ class Layout:
 
     def collect(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
         """One number a piece, measured stretch by stretch and brought together in the type of sums."""
-        measured = [measure(stretch).to(self.sizes) for stretch in self.stretches]
-        return torch.cat(measured) if measured else torch.zeros_like(self.sizes)
+        return self.together([measure(stretch) for stretch in self.stretches])
+
+    def ones(self) -> Tensor:
+        """One for each piece."""
+        return torch.ones(len(self.groups), dtype=self.sizes.dtype, device=self.sizes.device)
+
+    def total_of(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
+        return self.collect(measure).sum()
+
+    def largest_of(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
+        measured = self.collect(measure)
+        return measured.amax() if measured.numel() else measured.sum()
+
+    def spread(self, pieces: Tensor) -> Callable[[Stretch], Tensor]:
+        """One value a piece, over the weights of each stretch; a single number where it has one piece."""
+        numbers = pieces.unbind() if len(pieces) == len(self.stretches) else pieces
+
+        def over(stretch: Stretch) -> Tensor:
+            if stretch.lengths is None:
+                return numbers[stretch.pieces.start].to(stretch.device)
+            own = pieces[stretch.pieces].to(stretch.device, stretch.wide)
+            return torch.repeat_interleave(own, stretch.lengths, output_size=stretch.size)
+
+        return over
+
+    def together(self, measured: Sequence[Tensor]) -> Tensor:
+        if len({stretch.device for stretch in self.stretches}) > 1:
+            measured = [values.to(self.sizes.device) for values in measured]
+        return torch.hstack(list(measured)).to(self.sizes) if measured else self.sizes.new_zeros(0)
 
 
 class Weights:
@@ -59,13 +101,13 @@ class Weights:
 
     def taking_part(self) -> Layout:
         """The layout of the tensors that have a gradient now."""
-        present = [i for i, t in enumerate(self.tensors) if t.requires_grad and t.grad is not None and t.numel()]
+        present = [i for i, t in enumerate(self.tensors) if t.grad is not None and t.requires_grad]
         sparse = [i for i in present if self.tensors[i].grad.is_sparse]  # type: ignore[union-attr]
         dense = [i for i in present if i not in sparse] if sparse else present
         signature = [(i, t.shape, t.dtype, t.device, t.is_contiguous()) for i in dense for t in (self.tensors[i],)]
         if signature != self._signature:
             self._signature, self._layout = signature, None
-            self._stretches = list(_cut([self.tensors[i] for i in dense]))
+            self._stretches = list(_cut([self.tensors[i] for i in dense if self.tensors[i].numel()]))
         if sparse or self._layout is None:
             rows = [SparseRows(self.tensors[i]) for i in sparse]
             layout = _lay_out([*self._stretches, *rows], self._named(present), self.granularity)
@@ -79,7 +121,6 @@ class Weights:
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
         of = {id(tensor): offset for tensor, offset in zip(self.tensors, offsets, strict=True)}
         for stretch in moved:
-            assert stretch.home is not None
             stretch.put(stretch.weights() - stretch.home, [of[id(tensor)] for tensor in stretch.tensors])
         return offsets
 
@@ -88,21 +129,25 @@ class Weights:
 
 
 def _cut(tensors: Sequence[Tensor]) -> Iterator[Stretch]:
-    """Large tensors in slices, small ones of a kind together; a large one that is not contiguous stays whole."""
-    for (device, _), run in groupby(tensors, key=lambda t: (t.device, t.dtype)):
-        limit, together, held = stretch_size(device), list[Tensor](), 0
+    """Large tensors in slices, neighbouring small ones of a kind together; what is not contiguous stays whole."""
+    for (device, dtype), run in groupby(tensors, key=lambda t: (t.device, t.dtype)):
+        small, large = CPU if device.type == "cpu" else ACCELERATOR
+        bundles: list[list[Tensor]] = []
         for tensor in run:
-            if together and held + tensor.numel() > limit:
-                yield Stretch(together)
-                together, held = [], 0
-            if tensor.numel() > limit and device.type == "cpu" and tensor.is_contiguous():
-                for start in range(0, tensor.numel(), limit):
-                    yield Stretch([tensor], slice(start, min(start + limit, tensor.numel())))
+            if tensor.numel() >= small and tensor.is_contiguous():
+                for start in range(0, tensor.numel(), large):
+                    yield Slice(tensor, start, min(start + large, tensor.numel()))
+            elif bundles and _weights_in(bundles[-1]) + tensor.numel() <= large:
+                bundles[-1].append(tensor)
             else:
-                together.append(tensor)
-                held += tensor.numel()
-        if together:
-            yield Stretch(together)
+                bundles.append([tensor])
+        scratch = torch.empty(max(map(_weights_in, bundles), default=0), dtype=wide(dtype), device=device)
+        for bundle in bundles:
+            yield Bundle(bundle, scratch)
+
+
+def _weights_in(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _lay_out(stretches: Sequence[Stretch], tensors: dict[str, Tensor], granularity: str) -> Layout:
@@ -126,11 +171,12 @@ def _lay_out(stretches: Sequence[Stretch], tensors: dict[str, Tensor], granulari
         stretch.pieces = slice(len(groups) - len(lengths), len(groups))
         stretch.lengths = torch.tensor(lengths, device=stretch.device) if len(lengths) > 1 else None
     device = stretches[0].device if stretches else torch.device("cpu")
+    sums = torch.float32 if device.type == "mps" else torch.float64  # tiny vectors: as wide as the device can
     return Layout(
         stretches=stretches,
         groups=torch.tensor(groups, dtype=torch.int64, device=device),
-        sizes=torch.tensor(sizes, dtype=sums(device), device=device),
-        dimensions=torch.tensor(dimensions, dtype=sums(device), device=device),
+        sizes=torch.tensor(sizes, dtype=sums, device=device),
+        dimensions=torch.tensor(dimensions, dtype=sums, device=device),
         labels=list(index),
         total=sum(tensor.numel() for tensor in tensors.values()),
     )
@@ -143,14 +189,14 @@ def _runs(stretch: Stretch, names: dict[int, str], granularity: str) -> Iterator
     """
     for tensor in stretch.tensors:
         name, ndim = names[id(tensor)], tensor.ndim
+        here = stretch.size if len(stretch.tensors) == 1 else tensor.numel()
         if granularity == "filter" and ndim >= 2:
             row = tensor[0].numel()
-            span = stretch.span or slice(0, stretch.size if isinstance(stretch, SparseRows) else tensor.numel())
-            for start in range(span.start - span.start % row, span.stop, row):
-                length = min(start + row, span.stop) - max(start, span.start)
+            first, end = (stretch.start, stretch.stop) if isinstance(stretch, Slice) else (0, here)
+            for start in range(first - first % row, end, row):
+                length = min(start + row, end) - max(start, first)
                 yield f"{name}[{start // row}]", length, length, ndim
         else:
-            here = stretch.size if len(stretch.tensors) == 1 else tensor.numel()
             counted = tensor.numel() if isinstance(stretch, SparseRows) else here
             yield _group_label(name, granularity), here, counted, ndim
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-# A stretch of this many weights and its scratch stay in a core's cache, so each weight crosses memory once a pass.
-# Elsewhere a large tensor is one call, and only small tensors are put together.
-_CACHE_SIZED = 1 << 16
-_FEW_CALLS = 1 << 22
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -18,99 +14,148 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def sums(device: torch.device) -> torch.dtype:
-    """The type in which the stretches' sums are added up: float64 where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def stretch_size(device: torch.device) -> int:
-    return _CACHE_SIZED if device.type == "cpu" else _FEW_CALLS
-
-
 def inverse(value: Tensor) -> Tensor:
     """1 / value, and 0 where value is 0."""
     return torch.where(value > 0, 1 / value, 0.0)
 
 
-class Stretch:
-    """Weights that are handled at once: a slice of one large tensor, or several small tensors side by side.
+class Stretch(ABC):
+    """Weights that are handled at once.
 
-    What `weights` and `gradient` return is flat, in the wide type, and may alias the tensors: read it only.
-    `home` keeps the saved bits, `position` the walk's x / epsilon, `scale` an element-wise T; kept from step to step,
-    since fresh large buffers cost more than the arithmetic done in them.
+    What `weights` and `gradient` return is flat, in the wide type, and may alias the tensors: it is read only.
+    `home` keeps the saved bits, `position` the walk's y = x / epsilon, `scale` an element-wise T. They stay from step
+    to step: fresh large buffers cost more than the arithmetic done in them.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], span: slice | None = None) -> None:
+    def __init__(self, tensors: Sequence[Tensor], size: int) -> None:
         self.tensors = list(tensors)
-        self.span = span
+        self.size = size
         first = self.tensors[0]
         self.dtype, self.wide, self.device = first.dtype, wide(first.dtype), first.device
-        self.size = span.stop - span.start if span else sum(t.numel() for t in self.tensors)
-        self.pieces = slice(0, 0)
-        self.lengths: Tensor | None = None
-        self.home: Tensor | None = None
-        self.position: Tensor | None = None
-        self.scale: Tensor | None = None
-        self._home_views: list[Tensor] = []
+        self.pieces = slice(0, 0)  # which pieces of the layout lie here
+        self.lengths: Tensor | None = None  # how long each is; None where there is but one
+        self.home: Tensor = self.empty(0)
+        self.position: Tensor = self.empty(0)
+        self.scale: Tensor = self.empty(0)
 
-    def weights(self) -> Tensor:
-        return self._flat(self.tensors)
+    @abstractmethod
+    def weights(self) -> Tensor: ...
 
+    @abstractmethod
     def gradient(self) -> Tensor:
-        return self._flat([_gradient(tensor) for tensor in self.tensors])
+        """Zero where there is none."""
 
-    def has_gradient(self) -> bool:
-        return any(tensor.grad is not None for tensor in self.tensors)
+    @abstractmethod
+    def save(self) -> None: ...
 
-    def save(self) -> None:
-        if self.home is None:
-            self.home = torch.empty(self.size, dtype=self.dtype, device=self.device)
-            self._home_views = self._parts(self.home, self.tensors)
-        torch._foreach_copy_(self._home_views, self._targets(self.tensors))
+    @abstractmethod
+    def restore(self) -> None: ...
 
-    def restore(self) -> None:
-        torch._foreach_copy_(self._targets(self.tensors), self._home_views)
+    @abstractmethod
+    def displace(self, direction: Tensor, reach: Tensor) -> None:
+        """Put the weights at home + direction * reach, rounded once where they are stored in low precision."""
 
-    def displace(self, offset: Tensor) -> None:
-        """Put the weights at home + offset, rounded once where they are stored in low precision."""
-        assert self.home is not None
-        if self.span and self.dtype == self.wide:
-            torch.add(self.home, offset, out=self._targets(self.tensors)[0])
-        else:
-            self.put(self.home + offset, self.tensors)
-
+    @abstractmethod
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Write flat values where the stretch lies in these tensors, shaped like the weights."""
-        torch._foreach_copy_(self._targets(tensors), self._parts(values, tensors))
+        """Write flat values where this stretch lies in tensors shaped like the weights."""
 
-    def spread(self, pieces: Tensor) -> Tensor:
-        """One value a piece, over the pieces' weights; a stretch of one piece gets a single number."""
-        own = pieces[self.pieces].to(self.device, self.wide)
-        if self.lengths is None:
-            return own[0]
-        return torch.repeat_interleave(own, self.lengths, output_size=self.size)
+    def weight_squares(self) -> Tensor:
+        """The sum of squares of each piece's weights."""
+        return self.squares(self.weights())
 
     def squares(self, flat: Tensor) -> Tensor:
         """The sum of squares of each piece."""
         if self.lengths is None:
-            return torch.dot(flat, flat).reshape(1)
+            return torch.dot(flat, flat)
         return torch.segment_reduce(flat * flat, "sum", lengths=self.lengths, unsafe=True)
 
-    def weight_squares(self) -> Tensor:
-        return self.squares(self.weights())
+    def empty(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=self.wide, device=self.device)
 
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        if self.span:
-            return tensors[0].reshape(-1)[self.span].to(self.wide)
+    def _widened(self, flat: Tensor) -> Tensor:
+        return flat if flat.dtype == self.wide else flat.to(self.wide)
+
+
+class Slice(Stretch):
+    """A part of one contiguous tensor: no copies but home."""
+
+    def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
+        super().__init__([tensor], stop - start)
+        self.start, self.stop = start, stop
+        self._here: Tensor | None = None  # the weights, from save to restore
+
+    def weights(self) -> Tensor:
+        return self._widened(self._part(self.tensors[0]))
+
+    def gradient(self) -> Tensor:
+        gradient = self.tensors[0].grad
+        return self.empty(self.size).zero_() if gradient is None else self._widened(self._part(gradient))
+
+    def save(self) -> None:
+        if not self.home.numel():
+            self.home = self.empty(self.size).to(self.dtype)
+        self._here = self._part(self.tensors[0])
+        self.home.copy_(self._here)
+
+    def restore(self) -> None:
+        assert self._here is not None
+        self._here.copy_(self.home)
+
+    def displace(self, direction: Tensor, reach: Tensor) -> None:
+        assert self._here is not None
+        if self.dtype == self.wide:
+            torch.addcmul(self.home, direction, reach, out=self._here)
+        else:
+            self._here.copy_(torch.addcmul(self.home.to(self.wide), direction, reach))
+
+    def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        self._part(tensors[0]).copy_(values)
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1)[self.start : self.stop]
+
+
+class Bundle(Stretch):
+    """Several small tensors side by side, or one that is not contiguous: gathered and scattered by one call each.
+
+    `scratch`, of its size or larger, may be shared by all bundles of a kind: what it holds lives for one call.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], scratch: Tensor | None = None) -> None:
+        super().__init__(tensors, sum(tensor.numel() for tensor in tensors))
+        self._scratch = self.empty(self.size) if scratch is None else scratch[: self.size]
+        self._scratch_views = _parts(self._scratch, self.tensors)
+        self._home_views: list[Tensor] = []
+
+    def weights(self) -> Tensor:
+        return self._gathered(self.tensors)
+
+    def gradient(self) -> Tensor:
+        gradients = [tensor.grad for tensor in self.tensors]
+        if any(gradient is None for gradient in gradients):
+            pairs = zip(gradients, self.tensors, strict=True)
+            gradients = [torch.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in pairs]
+        return self._gathered(gradients)  # type: ignore[arg-type]
+
+    def save(self) -> None:
+        if not self.home.numel():
+            self.home = self.empty(self.size).to(self.dtype)
+            self._home_views = _parts(self.home, self.tensors)
+        torch._foreach_copy_(self._home_views, self.tensors)
+
+    def restore(self) -> None:
+        torch._foreach_copy_(self.tensors, self._home_views)
+
+    def displace(self, direction: Tensor, reach: Tensor) -> None:
+        torch.addcmul(self._widened(self.home), direction, reach, out=self._scratch)
+        torch._foreach_copy_(self.tensors, self._scratch_views)
+
+    def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(list(tensors), _parts(values, tensors))
+
+    def _gathered(self, tensors: Sequence[Tensor]) -> Tensor:
         flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-        return flat.to(self.wide)
-
-    def _targets(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensors[0].view(-1)[self.span]] if self.span else list(tensors)
-
-    def _parts(self, values: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Flat values as views that match the targets."""
-        return [values] if self.span else list(torch._utils._unflatten_dense_tensors(values, tensors))  # type: ignore[no-untyped-call]
+        return self._widened(flat)
 
 
 class SparseRows(Stretch):
@@ -118,42 +163,38 @@ class SparseRows(Stretch):
 
     def __init__(self, tensor: Tensor) -> None:
         assert tensor.grad is not None
-        super().__init__([tensor])
         self.rows = tensor.grad.coalesce().indices()[0]
-        self.size = len(self.rows) * tensor[0].numel()
+        super().__init__([tensor], len(self.rows) * tensor[0].numel())
 
     def weights(self) -> Tensor:
-        return self._flat([self.tensors[0].index_select(0, self.rows)])
+        return self._widened(self._touched(self.tensors[0]))
 
     def gradient(self) -> Tensor:
-        gradient = _gradient(self.tensors[0])
-        if gradient.is_sparse:
-            gradient = gradient.coalesce()
-            if torch.equal(gradient.indices()[0], self.rows):
-                return self._flat([gradient.values()])
-        touched = gradient.index_select(0, self.rows)
-        return self._flat([touched.to_dense() if touched.is_sparse else touched])
+        gradient = self.tensors[0].grad
+        return self.empty(self.size).zero_() if gradient is None else self._widened(self._touched(gradient))
 
     def save(self) -> None:
-        self.home = self.tensors[0].index_select(0, self.rows).reshape(-1)
+        self.home = self._touched(self.tensors[0])
 
     def restore(self) -> None:
-        assert self.home is not None
         self.put(self.home, self.tensors)
 
-    def displace(self, offset: Tensor) -> None:
-        assert self.home is not None
-        self.put(self.home + offset, self.tensors)
+    def displace(self, direction: Tensor, reach: Tensor) -> None:
+        self.put(torch.addcmul(self._widened(self.home), direction, reach), self.tensors)
 
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
         target = tensors[0]
         target.index_copy_(0, self.rows, values.to(target.dtype).view(len(self.rows), *target.shape[1:]))
 
     def weight_squares(self) -> Tensor:
-        if self.lengths is None:
-            whole = self.tensors[0].reshape(-1).to(self.wide)
-            return torch.dot(whole, whole).reshape(1)
-        return super().weight_squares()
+        if self.lengths is not None:
+            return super().weight_squares()
+        whole = self.tensors[0].reshape(-1).to(self.wide)  # the untouched rows belong to the group as well
+        return torch.dot(whole, whole)
+
+    def _touched(self, tensor: Tensor) -> Tensor:
+        rows = tensor.coalesce() if tensor.is_sparse else tensor
+        return rows.index_select(0, self.rows).to_dense().reshape(-1)
 
 
 def add_gradients(totals: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
@@ -173,5 +214,6 @@ def add_gradients(totals: list[Tensor | None], gradients: Sequence[Tensor | None
             total.add_(gradient.detach())
 
 
-def _gradient(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A flat tensor as views shaped like the tensors."""
+    return list(torch._utils._unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]

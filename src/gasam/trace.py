@@ -65,27 +65,14 @@ def plain_trace(loss: Tensor) -> Trace:
     return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(OFF))
 
 
-class Comparison:
-    """Compares offsets with home and with what became of them, stretch by stretch."""
+def realised(stretch: Stretch, direction: Tensor, reach: Tensor) -> Tensor:
+    """Of what became of an offset in the weights' own type: the square, and the product with the offset."""
+    difference = stretch.weights() - stretch.home
+    return torch.stack([torch.dot(difference, difference), torch.dot(difference, direction * reach)])
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def see(self, stretch: Stretch, offset: Tensor) -> None:
-        assert stretch.home is not None
-        home = stretch.home.to(stretch.wide)
-        realised = stretch.weights() - home
-        dots = torch.dot(realised, realised), torch.dot(realised, offset)
-        squares = stretch.squares(offset), stretch.squares(home)
-        self.parts.append(tuple(part.to(self.layout.sizes) for part in (*squares, *dots)))  # type: ignore[arg-type]
-
-    def detail(self) -> Detail | None:
-        if not self.parts:
-            return None
-        offsets, homes, realised, products = zip(*self.parts, strict=True)
-        offset_squares = self.layout.to_groups(torch.cat(offsets))
-        ratios = offset_squares.sqrt() * inverse(self.layout.to_groups(torch.cat(homes)).sqrt())
-        norm = torch.stack(realised).sum().sqrt()
-        cosine = torch.stack(products).sum() * inverse(norm * offset_squares.sum().sqrt())
-        return Detail(self.layout.labels, ratios, norm, cosine)
+def detail(layout: Layout, offset_squares: Tensor, home_squares: Tensor, realised_sums: Tensor) -> Detail:
+    """From the squares of each piece, and the sums of `realised` over the stretches."""
+    ratios = layout.to_groups(offset_squares).sqrt() * inverse(layout.to_groups(home_squares).sqrt())
+    norm = realised_sums[0].sqrt()
+    return Detail(layout.labels, ratios, norm, realised_sums[1] * inverse(norm * offset_squares.sum().sqrt()))
