@@ -7,7 +7,7 @@ import torch
 EXACT = 1e-10
 # float32 against float64: 2^-24, times the few hundred roundings of a small network.
 SINGLE = 2e-5
-# pytorch_optimizer rounds its norms to float32: 6e-8 of an offset that is itself a small part of the weights.
+# pytorch_optimizer rounds the norm of the gradient to float32: 6e-8 of an offset, times the learning rate.
 PEER = 1e-9
 
 

@@ -146,6 +146,7 @@ class Walk:
         """y = project(y + eta / epsilon d), and the weights to home + epsilon T y."""
         squares = self._look(seen)
         direction, share = self._direction(squares)
+        share = torch.where(_known(self._finite), share, 0.0)
         stride = self.perturbation.stride
         if self.keeps_position:
             over = self._layout.spread(share * stride)
@@ -183,7 +184,7 @@ class Walk:
     def _choose_scale(self, squares: Tensor, gradient_scale: Tensor | float) -> Tensor:
         """T from the weights and the gradient of the mean loss at home, for the whole walk; returns if it is finite."""
         layout, perturbation = self._layout, self.perturbation
-        factor = torch.as_tensor(gradient_scale, device=squares.device).abs()
+        factor = torch.as_tensor(gradient_scale, dtype=squares.dtype, device=squares.device).abs()
         if self.keeps_position:
             for stretch in layout.stretches:
                 stretch.position = _kept(stretch.position, stretch).zero_()
@@ -195,7 +196,7 @@ class Walk:
             total=layout.total,
             dimensions=layout.dimensions,
             floor=perturbation.floor,
-            measure_weight=lambda: layout.to_groups(layout.collect(Stretch.weight_squares)).sqrt(),
+            measure_weight=lambda: layout.to_groups(layout.collect(lambda stretch: stretch.weight_squares())).sqrt(),
         )
         scale = perturbation.scale_function(group).expand_as(group.gradient)
         self._scale = layout.to_pieces(scale)

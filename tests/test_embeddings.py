@@ -1,0 +1,196 @@
+"""FreeLB against a naive version of its own: noise per example, padding masked, mean over the passes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import FreeLB
+from tolerances import EXACT, error, flat
+
+TOKENS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 1]])
+LABELS = torch.tensor([0, 1, 0])
+
+
+class Reader(nn.Module):
+    def __init__(self, padding_idx=0, sparse=False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(9, 5, padding_idx=padding_idx, sparse=sparse, dtype=torch.float64)
+        self.out = nn.Linear(5, 2, dtype=torch.float64)
+
+    def forward(self, tokens, noise=0.0):
+        return self.out(torch.tanh(self.words(tokens) + noise).mean(1))
+
+    def loss(self, noise=0.0):
+        return cross_entropy(self(TOKENS, noise), LABELS)
+
+
+def naive(model, epsilon, norm, steps, eta, mask):
+    """FreeLB out of place, an example at a time; returns losses, noises and the mean gradient."""
+    noise = torch.zeros(3, 4, 5, dtype=torch.float64)
+    losses, noises, total = [], [], 0
+    for k in range(steps + 1):
+        variable = noise.clone().requires_grad_()
+        loss = model.loss(variable)
+        *gradients, g = torch.autograd.grad(loss, [*model.parameters(), variable])
+        total = total + flat(gradients) / (steps + 1)
+        losses.append(loss.item())
+        noises.append(noise)
+        if k == steps:
+            break
+        noise = noise.clone()
+        for i in range(3):
+            h = g[i] * mask[i, :, None]
+            if norm == math.inf:
+                noise[i] = (noise[i] + eta * h.sign()).clamp(-epsilon, epsilon)
+                continue
+            powered = h.sign() * h.abs() ** (1 / (norm - 1))
+            moved = noise[i] + eta * powered / powered.abs().pow(norm).sum() ** (1 / norm)
+            size = moved.abs().pow(norm).sum() ** (1 / norm)
+            noise[i] = moved * min(1.0, epsilon / size)
+    return losses, noises, total
+
+
+@pytest.mark.parametrize("norm", [1.5, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("step_size", [None, 0.05])
+def test_noise_climbs_as_the_naive_version(norm, steps, step_size):
+    model = Reader()
+    eta = step_size or 1.5 * 0.2 / steps
+    losses, noises, total = naive(Reader(), 0.2, norm, steps, eta, TOKENS != 0)
+    free = FreeLB(model.words, 0.2, norm=norm, steps=steps, step_size=step_size)
+    returned = free(model.loss)
+    assert returned.item() == pytest.approx(losses[0])
+    assert error(torch.stack(free.last.losses), losses) < EXACT
+    assert error(torch.stack(free.last.norms), [noise.norm().item() for noise in noises]) < EXACT
+    assert error(flat([p.grad for p in model.parameters()]), total) < EXACT
+    assert free.last.sharpness > 0
+
+
+def seen_noise(model, free):
+    """The noise of each pass, read off what the layers behind the embedding get."""
+    clean = model.words(TOKENS).detach()
+    seen = []
+    original = torch.tanh
+
+    def spy(values):
+        seen.append((values - clean).detach())
+        return original(values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "tanh", spy)
+        free(model.loss)
+    return seen
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+@pytest.mark.parametrize("start", ["zero", "uniform"])
+def test_noise_stays_in_every_examples_ball_and_off_the_padding(norm, start):
+    model = Reader()
+    noises = seen_noise(model, FreeLB(model.words, 0.1, norm=norm, steps=3, start=start))
+    assert len(noises) == 4
+    for noise in noises:
+        for example in noise:
+            assert torch.linalg.vector_norm(example, norm) <= 0.1 * (1 + 1e-9)
+        assert not noise[TOKENS == 0].any()
+    assert noises[0].any() == (start == "uniform")
+    assert all(example.any() for example in noises[-1])
+
+
+def test_padding_can_be_named_or_absent():
+    model = Reader(padding_idx=None)
+    assert seen_noise(model, FreeLB(model.words, 0.1))[1][TOKENS == 0].any()
+    assert not seen_noise(model, FreeLB(model.words, 0.1, padding=0))[1][TOKENS == 0].any()
+
+
+@pytest.mark.parametrize(("epsilon", "steps"), [(0.02, 1), (0.005, 3)], ids=["En-Vi", "De-En"])
+def test_the_papers_settings_reach_the_surface(epsilon, steps):
+    model = Reader()
+    noise = seen_noise(model, FreeLB(model.words, epsilon, norm=math.inf, steps=steps))[-1]
+    assert noise.abs().max().item() == pytest.approx(epsilon)
+
+
+@pytest.mark.parametrize("off", ["epsilon", "enabled"])
+def test_off_is_one_plain_pass(off):
+    model, plain = Reader(), Reader()
+    plain.loss().backward()
+    free = FreeLB(model.words, 0.0 if off == "epsilon" else 0.1, steps=3)
+    free.enabled = off != "enabled"
+    free(model.loss)
+    assert len(free.last.losses) == 1
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_noise_does_not_see_the_factor_of_the_loss():
+    results = []
+    for factor in (1.0, 4096.0):
+        model = Reader()
+        free = FreeLB(model.words, 0.1, norm=2.0, steps=2, backward=lambda loss, f=factor: (f * loss).backward())
+        free(model.loss)
+        results.append((torch.stack(free.last.losses), flat([p.grad for p in model.parameters()]) / factor))
+    for plain, scaled in zip(*results, strict=True):
+        assert error(scaled, plain) < EXACT
+
+
+def test_several_embeddings_and_calls_have_noise_of_their_own():
+    torch.manual_seed(0)
+    first, second = nn.Embedding(9, 5), nn.Embedding(9, 5)
+    free = FreeLB([first, second], 0.1)
+    free(lambda: (first(TOKENS) * second(TOKENS) * first(TOKENS[:, :1])).sum())
+    size = 0.1 * math.sqrt(TOKENS.numel() * 5 * 2 + 3 * 5)
+    assert free.last.norms[-1].item() == pytest.approx(size, rel=1e-3)
+
+
+def test_sequence_first_batches_name_their_example_dimension():
+    model = Reader()
+    by_rows = FreeLB(model.words, 0.1, norm=2.0)
+    by_rows(model.loss)
+    expected = by_rows.last.norms[-1]
+
+    class Turned(Reader):
+        def forward(self, tokens, noise=0.0):
+            return self.out(torch.tanh(self.words(tokens.t())).mean(0))
+
+    turned = Turned()
+    by_columns = FreeLB(turned.words, 0.1, norm=2.0, example_dim=1)
+    by_columns(turned.loss)
+    assert by_columns.last.norms[-1].item() == pytest.approx(expected.item())
+
+
+def test_hooks_are_gone_afterwards_also_after_a_failure():
+    model = Reader()
+    free = FreeLB(model.words, 0.1)
+    free(model.loss)
+    assert not model.words._forward_hooks
+
+    def failing():
+        model.loss()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        free(failing)
+    assert not model.words._forward_hooks
+
+
+def test_passes_that_call_the_embeddings_differently_are_told():
+    model = Reader()
+    lengths = iter([4, 3])
+    with pytest.raises(RuntimeError, match="must use one batch"):
+        FreeLB(model.words, 0.1)(lambda: model(TOKENS[:, : next(lengths)]).sum())
+
+
+def test_unused_embeddings_are_told():
+    model = Reader()
+    with pytest.raises(RuntimeError, match="did not call the embeddings"):
+        FreeLB(nn.Embedding(3, 2), 0.1)(model.loss)
+
+
+def test_sparse_embeddings_work():
+    sparse, dense = Reader(sparse=True), Reader()
+    for model in (sparse, dense):
+        FreeLB(model.words, 0.1, steps=2)(model.loss)
+    assert sparse.words.weight.grad.is_sparse
+    assert error(sparse.words.weight.grad.to_dense(), dense.words.weight.grad) < EXACT

@@ -1,0 +1,136 @@
+"""Types narrower than float64: no underflow, no overflow, norms in float32 or wider, honest reports."""
+
+import dataclasses
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, ga_sam, sam
+from problems import Wavy, batch, network
+from tolerances import SINGLE, error, flat, same_bits
+
+
+def offset_of(tensors, gradients, perturbation) -> torch.Tensor:
+    """The first offset for given gradients."""
+
+    def evaluate(k: int) -> Pass:
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
+        return Pass(torch.tensor(1.0))
+
+    visits = climb(tensors, evaluate, perturbation)
+    next(visits)
+    found = flat(next(visits).offset())
+    visits.close()
+    return found
+
+
+@pytest.mark.parametrize("norm", [1.05, 1.5, 2.0, 3.0, 20.0, math.inf])
+def test_float32_equals_float64(norm):
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        problem = Wavy()
+        parameters = problem.parameters(dtype)
+        perturbation = Perturbation(epsilon=0.3, norm=norm, scale="one", granularity="model", steps=2)
+        SharpBackward(parameters.values(), perturbation)(lambda q=problem, p=parameters: q.loss(p))
+        gradients.append(flat([p.grad for p in parameters.values()]))
+    assert error(*gradients) < SINGLE
+
+
+def test_small_p_does_not_underflow():
+    """At p = 1.05 the direction is |h|^20: of gradients of 1e-3 nothing would be left in float32."""
+    gradient = torch.linspace(1e-4, 1e-3, 50)
+    found = offset_of([torch.zeros(50, requires_grad=True)], [gradient], sam(0.1, norm=1.05))
+    powered = (gradient.double() / 1e-3) ** 20
+    assert error(found, 0.1 * powered / torch.linalg.vector_norm(powered, 1.05)) < SINGLE
+
+
+@pytest.mark.parametrize("scale", sorted(SCALES))
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+def test_element_wise_scales_stay_finite_with_vanishing_gradients(scale, norm):
+    gradient = torch.tensor([0.0, 1e-39, 1e-30, 1e-20, 1e-8, 1.0, -1e-39, -1e-12])
+    weight = torch.linspace(-1, 1, 8).requires_grad_()
+    found = offset_of([weight], [gradient], Perturbation(epsilon=1e-3, norm=norm, scale=scale, granularity="element"))
+    assert found.isfinite().all()
+    assert found[0] == 0
+    assert found.abs().max() > 0
+    assert found.abs().max() <= 1.001 * 1e-3 * 1e8  # the floor: T is at most 1e8 times a weight of 1
+
+
+def test_floor_keeps_a_dying_gradient_from_going_far():
+    weight = torch.ones(4, requires_grad=True)
+    gradients = [torch.tensor([1.0, 1e-12, 1e-12, 1e-12])]
+    base = Perturbation(epsilon=1e-6, scale="inverse_gradient", granularity="element")
+    floored = offset_of([weight], gradients, base)
+    free = offset_of([weight], gradients, dataclasses.replace(base, floor=0.0))
+    assert floored.max() == pytest.approx(1e-6 / 1e-8, rel=1e-5)
+    assert free.max() == pytest.approx(1e-6 / 1e-12, rel=1e-5)
+
+
+def test_norms_of_half_precision_gradients_do_not_overflow():
+    """|g|^2 is 4e8 here: beyond float16, whose largest number is 65504."""
+    weight = torch.zeros(400, dtype=torch.float16, requires_grad=True)
+    found = offset_of([weight], [torch.full((400,), 1000.0, dtype=torch.float16)], sam(1.0))
+    assert error(found, torch.full((400,), 0.05)) < 1e-3
+
+
+def test_small_epsilon_is_not_lost_in_half_precision():
+    weight = torch.zeros(4, dtype=torch.float16, requires_grad=True)
+    gradient = torch.full((4,), 1e-4, dtype=torch.float16)
+    found = offset_of([weight], [gradient], Perturbation(epsilon=1e-8, scale="inverse_gradient"))
+    assert error(found, torch.full((4,), 1e-8 / gradient.float().norm().item())) < 1e-3
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_large_float32_norms_are_accurate(contiguous):
+    """One float32 sum over 20 million squares is off by 1e-4 and more."""
+    gradient = torch.rand(4000, 5000)
+    weight = torch.zeros(4000, 5000) if contiguous else torch.zeros(5000, 4000).t()
+    found = offset_of([weight.requires_grad_()], [gradient], sam(1.0)).double()
+    assert found.norm().item() == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_low_precision_weights_come_home_and_report_what_was_realised(dtype, steps):
+    model = network(dtype)
+    x, y = batch(dtype)
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp = SharpBackward(model.parameters(), sam(1e-2), detailed=True)
+    sharp.perturbation = dataclasses.replace(sharp.perturbation, steps=steps)
+    sharp(lambda: cross_entropy(model(x).float(), y))
+    assert same_bits(model.parameters(), before)
+    assert sharp.last.norms[-1].item() == pytest.approx(1e-2, rel=1e-2)
+    fine = SharpBackward(model.float().parameters(), sam(1e-2), detailed=True)
+    fine(lambda: cross_entropy(model(x.float()), y))
+    assert fine.last.detail.realised_cosine.item() == pytest.approx(1.0, abs=1e-4)
+    assert sharp.last.detail.realised_cosine.item() < fine.last.detail.realised_cosine.item()
+    assert sharp.last.detail.realised_norm.item() > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_autocast_around_the_call_sees_the_moved_weights(steps):
+    """Autocast keeps low-precision copies of weights for the length of its block: they must be forgotten."""
+    model = network(torch.float32)
+    x, y = batch(torch.float32)
+    perturbation = dataclasses.replace(ga_sam(0.5), steps=steps)
+
+    def trace(outer, inner):
+        sharp = SharpBackward(model.parameters(), perturbation)
+
+        def loss():
+            with inner:
+                return cross_entropy(model(x), y)
+
+        with outer:
+            sharp(loss)
+        model.zero_grad()
+        return torch.stack(sharp.last.losses)
+
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    outside, inside = trace(autocast, nullcontext()), trace(nullcontext(), autocast)
+    assert torch.equal(outside, inside)
+    assert outside[-1] > outside[0] + 0.01

@@ -1,0 +1,366 @@
+"""Whatever happens in a pass: the weights come home bit for bit, and nothing of the caller's is lost."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, climb, displaced, ga_sam, sam
+from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE
+from problems import Wavy, batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+STEPS = 3
+
+
+class FailsAt:
+    """A loss function that fails in pass k, before or after its backward."""
+
+    def __init__(self, model, k: int, failure: type[BaseException]) -> None:
+        self.model, self.k, self.failure, self.calls = model, k, failure, 0
+
+    def __call__(self):
+        x, y = batch()
+        self.calls += 1
+        if self.calls == self.k + 1:
+            raise self.failure
+        return cross_entropy(self.model(x), y)
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("k", range(STEPS + 1))
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+def test_failure_in_any_pass_leaves_weights_and_gradients(failure, k, norm, small_stretches):
+    model = network()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    weights = [p.detach().clone() for p in model.parameters()]
+    gradients = [p.grad.clone() for p in model.parameters()]
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm=norm, steps=STEPS))
+    with pytest.raises(failure):
+        sharp(FailsAt(model, k, failure))
+    assert same_bits(model.parameters(), weights)
+    assert same_bits([p.grad for p in model.parameters()], gradients)
+    sharp(FailsAt(model, -1, failure))  # and the next call works
+    assert same_bits(model.parameters(), weights)
+
+
+@pytest.mark.parametrize("k", range(STEPS + 1))
+def test_failure_in_backward_leaves_weights_and_gradients(k):
+    model = network()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=STEPS))
+    weights = [p.detach().clone() for p in model.parameters()]
+    calls = []
+
+    def backward(loss):
+        loss.backward()
+        calls.append(loss)
+        if len(calls) == k + 1:
+            raise KeyboardInterrupt
+
+    sharp.backward = backward
+    with pytest.raises(KeyboardInterrupt):
+        sharp(FailsAt(model, -1, ValueError))
+    assert same_bits(model.parameters(), weights)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("moment", ["save", "displace", "restore"])
+@pytest.mark.parametrize("occurrence", [0, 1, 3])
+def test_interrupt_while_weights_are_written(moment, occurrence, small_stretches, monkeypatch):
+    """The interrupt comes between two stretches, where some are moved and some are not, or some are home again."""
+    from gasam.tensors import Slice
+
+    model = network()
+    weights = [p.detach().clone() for p in model.parameters()]
+    original, seen = getattr(Slice, moment), []
+
+    def interrupted(self, *args):
+        original(self, *args)
+        seen.append(self)
+        if len(seen) == occurrence + 1:
+            raise KeyboardInterrupt
+
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    sharp(FailsAt(model, -1, ValueError))  # the buffers now hold an older home
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    weights = [p.detach().clone() for p in model.parameters()]
+    monkeypatch.setattr(Slice, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sharp(FailsAt(model, -1, ValueError))
+    assert len(seen) > occurrence
+    assert same_bits(model.parameters(), weights)
+
+
+def test_abandoned_walk_goes_home():
+    problem = Wavy()
+    parameters = problem.parameters()
+    before = [p.detach().clone() for p in parameters.values()]
+
+    def evaluate(k: int) -> Pass:
+        loss = problem.loss(parameters)
+        loss.backward()
+        return Pass(loss.detach())
+
+    visits = climb(list(parameters.values()), evaluate, ga_sam(0.1, steps=5))
+    next(visits), next(visits)
+    assert not same_bits(parameters.values(), before)
+    del visits
+    assert same_bits(parameters.values(), before)
+
+
+def test_displaced_holds_the_offset_and_restores_on_failure():
+    weights = [torch.randn(3, 2, requires_grad=True), torch.randn(2, requires_grad=True)]
+    before = [w.detach().clone() for w in weights]
+    offset = [torch.randn_like(w) for w in before]
+
+    def interrupted() -> None:
+        with displaced(weights, offset):
+            assert error(flat(weights), flat(before) + flat(offset)) < 1e-6
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert same_bits(weights, before)
+
+
+class Dropped(nn.Module):
+    """Two layers; the second takes part in the passes that are named."""
+
+    def __init__(self, passes) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+        self.passes, self.calls = passes, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) + (self.second(x) if self.calls - 1 in self.passes else 0)
+
+
+@pytest.mark.parametrize("passes", [(0,), (1,), (2,), (0, 2), (1, 2), ()])
+@pytest.mark.parametrize("scale", ["gradient_strength", "one", "weight"])
+@pytest.mark.parametrize("granularity", ["layer", "model", "element"])
+def test_gradient_in_some_passes_only(passes, scale, granularity):
+    """What moved is moved back; the fold counts a missing gradient as zero; what has none at first takes no part."""
+    model, (x, y) = Dropped(passes), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturbation = Perturbation(epsilon=0.05, scale=scale, granularity=granularity, steps=2)
+    sharp = SharpBackward(model.parameters(), perturbation)
+    sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits(model.parameters(), before)
+    assert (model.second.weight.grad is not None) == bool(passes)
+
+    # The same walk on the layers that have a gradient in the clean pass, the other one standing still.
+    again = Dropped(passes)
+    again.load_state_dict(model.state_dict())
+    groups = [{"params": again.first.parameters()}, {"params": again.second.parameters(), "perturb": 0 in passes}]
+    expected = SharpBackward(groups, perturbation)
+    expected(lambda: cross_entropy(again(x), y))
+    for found, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert (found.grad is None) == (other.grad is None)
+        assert found.grad is None or torch.equal(found.grad, other.grad)
+
+
+def test_n_counts_the_weights_that_take_part():
+    """An unused layer of a million weights must not shrink the walk."""
+    model, (x, y) = network(), batch()
+    alone = SharpBackward(model.parameters(), ga_sam(0.1))
+    alone(lambda: cross_entropy(model(x), y))
+    unused = nn.Linear(100, 100).double()
+    sharp = SharpBackward([*model.parameters(), *unused.parameters()], ga_sam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    assert torch.equal(torch.stack(sharp.last.norms), torch.stack(alone.last.norms))
+    assert all(p.grad is None for p in unused.parameters())
+
+
+def test_frozen_weights_stay_and_may_thaw():
+    model, (x, y) = network(), batch()
+    model[0].requires_grad_(False)
+    model[0].weight.grad = torch.ones_like(model[0].weight)  # left over from before
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    seen = []
+
+    def loss():
+        seen.append(model[0].weight.detach().clone())
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    model[0].requires_grad_(True)
+    model.zero_grad()
+    sharp(loss)
+    assert not torch.equal(seen[2], seen[3])
+
+
+def test_tied_weights_move_once():
+    torch.manual_seed(0)
+    tied = nn.Linear(6, 6).double()
+    x, _ = batch()
+
+    def loss():
+        return (tied(tied(x)) ** 2).mean()
+
+    once = SharpBackward([tied.weight, tied.bias], sam(0.1))
+    once(loss)
+    expected = [p.grad.clone() for p in tied.parameters()]
+    tied.zero_grad()
+    twice = SharpBackward([tied.weight, tied.weight, tied.bias], sam(0.1))
+    twice(loss)
+    assert same_bits([p.grad for p in tied.parameters()], expected)
+
+
+def test_groups_may_stand_still():
+    model, (x, y) = network(), batch()
+    still = [p.detach().clone() for p in model[0].parameters()]
+    sharp = SharpBackward(
+        [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}], sam(0.5)
+    )
+    moved = []
+
+    def loss():
+        assert same_bits(model[0].parameters(), still)
+        moved.append(model[2].weight.detach().clone())
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert not torch.equal(*moved)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+POISONS = {"gradient nan": math.nan, "gradient inf": math.inf, "gradient -inf": -math.inf}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("norm", [1.5, 2.0, math.inf])
+@pytest.mark.parametrize("granularity", ["element", "filter", "layer", "model"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_non_finite_gradient_stays_home_and_reaches_the_caller(poison, norm, granularity, steps):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    model[2].bias.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), POISONS[poison]))
+    sharp = SharpBackward(model.parameters(), dataclasses.replace(ga_sam(0.1, norm, steps), granularity=granularity))
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert sharp.last.active == NOT_FINITE
+    assert "not finite" in str(sharp.last)
+    assert [norm.item() for norm in sharp.last.norms] == [0.0] * (steps + 1)
+    assert not model[2].bias.grad.isfinite().all()
+    assert model[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_non_finite_loss_stays_home(value):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y) + value
+
+    sharp(loss)
+    assert sharp.last.active == NOT_FINITE
+
+
+@pytest.mark.parametrize("granularity", ["element", "layer"])
+def test_non_finite_scale_stays_home(granularity):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturbation = Perturbation(epsilon=0.1, scale=lambda group: group.gradient * math.inf, granularity=granularity)
+    sharp = SharpBackward(model.parameters(), perturbation)
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert sharp.last.active == NOT_FINITE
+
+
+def test_gradient_that_overflows_in_a_later_pass_brings_the_walk_home():
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    places = []
+
+    def loss():
+        places.append(same_bits(model.parameters(), before))
+        return cross_entropy(model(x), y) * (math.inf if len(places) == 2 else 1.0)
+
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
+    sharp(loss)
+    assert places == [True, False, True]
+    assert sharp.last.active == NOT_FINITE
+
+
+@pytest.mark.parametrize("norm", [1.5, 2.0, math.inf])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_zero_gradient_stays_home(norm, steps):
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm, steps))
+    sharp(lambda: cross_entropy(model(x), y) * 0)
+    assert sharp.last.active == NO_GRADIENT
+    assert "no gradient" in str(sharp.last)
+    assert all((p.grad == 0).all() for p in model.parameters())
+    sharp(lambda: cross_entropy(model(x), y))
+    assert sharp.last.active == CLIMBED
+
+
+def test_walk_within_a_walk_is_refused():
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    with pytest.raises(RuntimeError, match="on a walk already"):
+        sharp(lambda: sharp(lambda: cross_entropy(model(x), y)))
+    assert same_bits(model.parameters(), before)
+
+
+def test_closure_that_fails_leaves_weights_and_the_base_as_they_were():
+    model = network()
+    before = [p.detach().clone() for p in model.parameters()]
+    base = torch.optim.Adam(model.parameters())
+    optimizer = SharpnessAware(base, ga_sam(0.1, steps=2))
+    failing = FailsAt(model, 2, KeyboardInterrupt)
+
+    def closure():
+        loss = failing()
+        loss.backward()
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(closure)
+    assert same_bits(model.parameters(), before)
+    assert not base.state
+
+
+def test_moved_and_converted_models_are_walked_where_they_are():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    model.float()
+    model.zero_grad()
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp(lambda: cross_entropy(model(x.float()), y))
+    assert sharp.last.active == CLIMBED
+    assert same_bits(model.parameters(), before)
+
+
+def test_non_contiguous_weights_walk_like_contiguous_ones():
+    x, y = batch()
+    plain, turned = network(), network()
+    turned[0].weight = nn.Parameter(turned[0].weight.detach().t().contiguous().t())
+    gradients = []
+    for model in (plain, turned):
+        SharpBackward(model.parameters(), ga_sam(0.1, steps=2))(lambda m=model: cross_entropy(m(x), y))
+        gradients.append(flat([p.grad for p in model.parameters()]))
+    assert not turned[0].weight.is_contiguous()
+    assert error(*gradients) < EXACT

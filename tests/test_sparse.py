@@ -1,0 +1,116 @@
+"""Sparse gradients: only touched rows move, and everything equals the dense result."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gasam import SCALES, Perturbation, SharpBackward, ga_sam
+from gasam.layout import GRANULARITIES
+from tolerances import EXACT, error, flat, same_bits
+
+TOKENS = torch.tensor([[1, 2, 2], [7, 1, 0]])
+
+
+class Tagger(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(9, 4, sparse=sparse, dtype=torch.float64)
+        self.out = nn.Linear(4, 2, dtype=torch.float64)
+
+    def loss(self, tokens=TOKENS):
+        return (torch.tanh(self.out(self.words(tokens))) ** 2).mean()
+
+
+@pytest.mark.parametrize("scale", sorted(SCALES))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_sparse_equals_dense(scale, granularity):
+    for norm, steps, risk in itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final")):
+        perturbation = Perturbation(
+            epsilon=0.05, norm=norm, scale=scale, granularity=granularity, steps=steps, risk=risk
+        )
+        results = []
+        for sparse in (False, True):
+            model = Tagger(sparse)
+            sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
+            sharp(model.loss)
+            gradients = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()]
+            assert model.words.weight.grad.is_sparse == sparse
+            results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), flat(gradients)))
+        for dense, found in zip(*results, strict=True):
+            assert error(found, dense) < EXACT
+
+
+def test_only_touched_rows_are_written():
+    model = Tagger(sparse=True)
+    before = model.words.weight.detach().clone()
+    untouched = [3, 4, 5, 6, 8]
+    with torch.no_grad():
+        model.words.weight[untouched] = math.nan  # would spread if it were read
+        before[untouched] = math.nan
+    seen = []
+
+    def loss():
+        seen.append(model.words.weight.detach().clone())
+        return model.loss()
+
+    SharpBackward(model.parameters(), ga_sam(0.05, steps=2))(loss)
+    for weight in seen[1:]:
+        assert same_bits([weight[untouched]], [before[untouched]])
+        assert (weight[[0, 1, 2, 7]] != before[[0, 1, 2, 7]]).any(1).all()
+    assert same_bits([model.words.weight], [before])
+
+
+def test_rows_that_appear_in_a_later_pass_stay_home_and_are_folded():
+    model = Tagger(sparse=True)
+    passes = iter([TOKENS, torch.tensor([[1, 5, 5], [7, 1, 1]])])
+    before = model.words.weight.detach().clone()
+
+    def loss():
+        tokens = next(passes)
+        assert torch.equal(model.words.weight[5], before[5])
+        return model.loss(tokens)
+
+    SharpBackward(model.parameters(), ga_sam(0.05))(loss)
+    assert same_bits([model.words.weight], [before])
+    assert model.words.weight.grad.to_dense()[5].abs().sum() > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sparse_adam_trains_like_the_dense_model_with_sparse_gradients(steps):
+    """Ten steps; the dense model's gradients are made sparse by hand before SparseAdam sees them."""
+    results = []
+    for sparse in (False, True):
+        model = Tagger(sparse)
+        words = torch.optim.SparseAdam([model.words.weight], lr=0.01)
+        rest = torch.optim.Adam(model.out.parameters(), lr=0.01)
+        sharp = SharpBackward(model.parameters(), ga_sam(0.05, steps=steps))
+        for step in range(10):
+            tokens = torch.randint(9, (2, 3), generator=torch.Generator().manual_seed(step))
+            sharp(lambda m=model, t=tokens: m.loss(t))
+            if not sparse:
+                touched = torch.unique(tokens)
+                values = model.words.weight.grad[touched]
+                model.words.weight.grad = torch.sparse_coo_tensor(touched[None], values, (9, 4), check_invariants=True)
+            words.step(), rest.step()
+            words.zero_grad(), rest.zero_grad()
+        results.append(flat(model.parameters()))
+    assert error(results[1], results[0]) < EXACT
+
+
+@pytest.mark.parametrize("first", ["sparse", "dense"])
+def test_sparse_and_dense_gradients_accumulate(first):
+    model, expected = Tagger(sparse=True), Tagger(sparse=False)
+    SharpBackward(expected.parameters(), ga_sam(0.05))(expected.loss)
+    if first == "dense":
+        model.words.weight.grad = torch.ones_like(model.words.weight)
+        rest = torch.ones_like(model.words.weight)
+    else:
+        model.loss().backward()
+        rest = model.words.weight.grad.to_dense().clone()
+    SharpBackward(model.parameters(), ga_sam(0.05))(model.loss)
+    found = model.words.weight.grad
+    assert error(found.to_dense() if found.is_sparse else found, expected.words.weight.grad + rest) < EXACT

@@ -1,0 +1,59 @@
+"""No step of the default path asks the device for a number: a fake tensor has none to give."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn.functional import cross_entropy
+
+from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
+from gasam.layout import GRANULARITIES
+from problems import batch
+
+
+def run(entry, perturbation, after=lambda trace: None) -> None:
+    """A step on fake tensors: anything that depends on data raises."""
+    data = batch(torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 300), nn.Linear(300, 3))
+        x, y = torch.empty_like(data[0]), torch.zeros_like(data[1])
+        after(entry(model, perturbation, lambda: cross_entropy(model(x), y)))
+
+
+def through_backward(model, perturbation, loss):
+    sharp = SharpBackward(model.named_parameters(), perturbation)
+    sharp(loss)
+    return sharp.last
+
+
+def through_closure(model, perturbation, loss):
+    optimizer = SharpnessAware(torch.optim.SGD(model.named_parameters(), lr=0.1), perturbation)
+
+    def closure():
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return optimizer.last
+
+
+@pytest.mark.parametrize("entry", [through_backward, through_closure])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("norm", [1.5, 2.0, math.inf])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_walk_never_synchronises(entry, granularity, norm, steps):
+    run(entry, dataclasses.replace(ga_sam(0.1, norm, steps), granularity=granularity))
+
+
+@pytest.mark.parametrize("perturbation", [sam(0.1), asam(0.1, eta=0.01, unit_vectors=True)], ids=["sam", "asam"])
+def test_presets_never_synchronise(perturbation):
+    run(through_backward, perturbation)
+
+
+def test_printing_the_trace_does():
+    with pytest.raises(DataDependentOutputException):
+        run(through_backward, ga_sam(0.1), after=str)
