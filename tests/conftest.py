@@ -24,4 +24,4 @@ def _seeded():
 @pytest.fixture
 def small_stretches(monkeypatch):
     """Cut tensors of four weights and more in fours, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.layout.CPU", Sizes(small=5, large=6))
+    monkeypatch.setattr("gasam.layout.CPU", Sizes(small=5, bundle=6, large=6))

@@ -41,14 +41,14 @@ def evaluation(problem, parameters, factor=1.0):
     return evaluate
 
 
-def weights_of(parameters, perturbation) -> Weights:
-    return Weights(list(parameters.values()), perturbation.granularity, list(parameters))
+def weights_of(parameters) -> Weights:
+    return Weights(list(parameters.values()), list(parameters))
 
 
 def scales(problem, parameters, perturbation) -> torch.Tensor:
     """T of every weight, read off a first step: a = T x, and for p = inf and a huge stride |x| is epsilon."""
     probe = Perturbation(epsilon=1e-3, scale=perturbation.scale, granularity=perturbation.granularity)
-    for visit in climb(weights_of(parameters, probe), evaluation(problem, parameters), probe):
+    for visit in climb(weights_of(parameters), evaluation(problem, parameters), probe):
         offset = flat(visit.offset())
     return offset.abs() / 1e-3
 
@@ -61,7 +61,7 @@ def p_norm(x: torch.Tensor, p: float) -> float:
 def test_walk_stays_in_the_ball(problem, perturbation):
     parameters = problem.parameters()
     size = scales(problem, parameters, perturbation)
-    for visit in climb(weights_of(parameters, perturbation), evaluation(problem, parameters), perturbation):
+    for visit in climb(weights_of(parameters), evaluation(problem, parameters), perturbation):
         x = torch.where(size > 0, flat(visit.offset()) / size, 0.0)
         assert p_norm(x, perturbation.norm) <= perturbation.epsilon * (1 + 1e-6)
 
@@ -71,7 +71,7 @@ def test_first_step_gains_the_dual_norm(problem, perturbation):
     """g.a_1 = min(eta, epsilon) |T g|_q with 1/p + 1/q = 1: no other step of that length gains more."""
     parameters = problem.parameters()
     size = scales(problem, parameters, perturbation)
-    visits = climb(weights_of(parameters, perturbation), evaluation(problem, parameters), perturbation)
+    visits = climb(weights_of(parameters), evaluation(problem, parameters), perturbation)
     next(visits)
     gradient = flat([p.grad for p in parameters.values()])
     gain = gradient @ flat(next(visits).offset())
@@ -104,7 +104,7 @@ def test_walk_does_not_see_the_factor_of_the_gradient(problem, perturbation, fac
     parameters = problem.parameters()
     walks = []
     for scale in (1.0, factor):
-        visits = climb(weights_of(parameters, perturbation), evaluation(problem, parameters, scale), perturbation)
+        visits = climb(weights_of(parameters), evaluation(problem, parameters, scale), perturbation)
         walks.append([flat(visit.offset()) for visit in visits])
     for plain, scaled in zip(*walks, strict=True):
         assert error(scaled, plain) < 1e-8 or not plain.any()
@@ -149,7 +149,7 @@ def test_random_start_lies_in_the_ball_and_adds_a_visit(norm):
 
     def walk(seed: int):
         start = uniform_start(norm, torch.Generator().manual_seed(seed))
-        visits = climb(weights_of(parameters, perturbation), evaluation(problem, parameters), perturbation, start)
+        visits = climb(weights_of(parameters), evaluation(problem, parameters), perturbation, start)
         return [flat(visit.offset()) for visit in visits]
 
     offsets = walk(0)

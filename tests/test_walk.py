@@ -46,7 +46,7 @@ def check_against_reference(scale: str, granularity: str, norm: float, steps: in
     assert error(flat([p.grad for p in parameters.values()]), folded) < EXACT
     assert same_bits(parameters.values(), before)
 
-    weights = Weights(list(parameters.values()), granularity, list(SHAPES))
+    weights = Weights(list(parameters.values()), list(SHAPES))
     for visit in climb(weights, lambda k: evaluate(problem, parameters), perturbation):
         assert error(flat(visit.offset()), offsets[visit.k]) < EXACT
     assert same_bits(parameters.values(), before)

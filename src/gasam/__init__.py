@@ -1,6 +1,6 @@
 """gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
 
-from gasam.ascent import Pass, Visit, climb, displaced, uniform_start
+from gasam.ascent import Visit, climb, displaced, uniform_start
 from gasam.backward import SharpBackward
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
@@ -8,6 +8,7 @@ from gasam.passes import frozen_batchnorm, same_noise, together
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.scales import SCALES, Group, Weight
 from gasam.trace import Trace
+from gasam.walk import Pass
 
 __version__ = "0.1.0"
 

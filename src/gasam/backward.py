@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gasam.ascent import Pass, traced_climb
+from gasam.ascent import traced_climb
 from gasam.parameters import Parameters, read, weights_of
 from gasam.perturbation import Perturbation
 from gasam.risk import Fold, share
 from gasam.trace import Trace, plain_trace
+from gasam.walk import Pass
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
 

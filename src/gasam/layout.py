@@ -17,18 +17,19 @@ GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 
 
 class Sizes(NamedTuple):
-    """How weights are cut: tensors below `small` are put together, up to `large`; larger ones are cut there.
+    """How weights are cut: tensors below `small` are put together, up to `bundle`; others are cut at `large`.
 
     On a CPU a stretch and its scratch should stay in the caches, so that each weight crosses memory once;
     on an accelerator calls are what costs.
     """
 
     small: int
+    bundle: int
     large: int
 
 
-CPU = Sizes(small=1 << 14, large=1 << 18)
-ACCELERATOR = Sizes(small=1 << 18, large=1 << 28)
+CPU = Sizes(small=1 << 14, bundle=1 << 16, large=1 << 18)
+ACCELERATOR = Sizes(small=1 << 18, bundle=1 << 24, large=1 << 28)
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,9 @@ class Layout:
 class Weights:
     """The tensors that may move, with the buffers of their stretches from one step to the next."""
 
-    def __init__(self, tensors: Sequence[Tensor], granularity: str = "layer", names: Sequence[str] = ()) -> None:
+    def __init__(self, tensors: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
         self.tensors = list(tensors)
-        self.granularity = granularity
-        self.names = list(names) or [f"parameter {i}" for i in range(len(self.tensors))]
+        self.names = names
         self.walking = False
         self._signature: object = None
         self._stretches: Sequence[Stretch] = ()
@@ -99,21 +99,27 @@ class Weights:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"walking": False, "_signature": None, "_stretches": (), "_layout": None}
 
-    def taking_part(self) -> Layout:
+    def check(self, granularity: str) -> None:
+        if granularity == "module" and self.names is None:
+            raise ValueError(
+                "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
+                "model.parameters(), to the base optimizer where there is one"
+            )
+
+    def taking_part(self, granularity: str) -> Layout:
         """The layout of the tensors that have a gradient now."""
-        present = [i for i, t in enumerate(self.tensors) if t.grad is not None and t.requires_grad]
-        sparse = [i for i in present if self.tensors[i].grad.is_sparse]  # type: ignore[union-attr]
-        dense = [i for i in present if i not in sparse] if sparse else present
-        signature = [(i, t.shape, t.dtype, t.device, t.is_contiguous()) for i in dense for t in (self.tensors[i],)]
+        self.check(granularity)
+        present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
+        sparse = [t for t in present if t.grad.is_sparse]  # type: ignore[union-attr]
+        dense = [t for t in present if not t.grad.is_sparse] if sparse else present  # type: ignore[union-attr]
+        signature = _signature(dense), granularity
         if signature != self._signature:
             self._signature, self._layout = signature, None
-            self._stretches = list(_cut([self.tensors[i] for i in dense if self.tensors[i].numel()]))
-        if sparse or self._layout is None:
-            rows = [SparseRows(self.tensors[i]) for i in sparse]
-            layout = _lay_out([*self._stretches, *rows], self._named(present), self.granularity)
-            if sparse:
-                return layout
-            self._layout = layout
+            self._stretches = list(_cut([t for t in dense if t.numel()]))
+        if sparse:
+            return self._lay_out([*self._stretches, *map(SparseRows, sparse)], present, granularity)
+        if self._layout is None:
+            self._layout = self._lay_out(self._stretches, present, granularity)
         return self._layout
 
     def offset(self, moved: Sequence[Stretch]) -> list[Tensor]:
@@ -124,84 +130,102 @@ class Weights:
             stretch.put(stretch.weights() - stretch.home, [of[id(tensor)] for tensor in stretch.tensors])
         return offsets
 
-    def _named(self, present: Sequence[int]) -> dict[str, Tensor]:
-        return {self.names[i]: self.tensors[i] for i in present}
+    def _lay_out(self, stretches: Sequence[Stretch], present: Sequence[Tensor], granularity: str) -> Layout:
+        names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
+        groups = Groups(granularity, {id(t): name for t, name in zip(self.tensors, names, strict=True)})
+        for stretch in stretches:
+            groups.add(stretch)
+        device = stretches[0].device if stretches else torch.device("cpu")
+        sums = torch.float32 if device.type == "mps" else torch.float64  # tiny vectors: as wide as the device can
+        return Layout(
+            stretches=stretches,
+            groups=torch.tensor(groups.of_pieces, dtype=torch.int64, device=device),
+            sizes=torch.tensor(groups.sizes, dtype=sums, device=device),
+            dimensions=torch.tensor(groups.dimensions, dtype=sums, device=device),
+            labels=groups.labels,
+            total=_weights_in(present),
+        )
+
+
+def _signature(tensors: Sequence[Tensor]) -> object:
+    """What the buffers were made for. Lists, not a tuple a tensor: a thousand new tuples a step wake the collector."""
+    kinds = [t.dtype for t in tensors], [t.device for t in tensors], [t.is_contiguous() for t in tensors]
+    return [id(t) for t in tensors], [t.shape for t in tensors], *kinds
 
 
 def _cut(tensors: Sequence[Tensor]) -> Iterator[Stretch]:
     """Large tensors in slices, neighbouring small ones of a kind together; what is not contiguous stays whole."""
     for (device, dtype), run in groupby(tensors, key=lambda t: (t.device, t.dtype)):
-        small, large = CPU if device.type == "cpu" else ACCELERATOR
+        sizes = CPU if device.type == "cpu" else ACCELERATOR
+        slices: list[tuple[Tensor, int, int]] = []
         bundles: list[list[Tensor]] = []
         for tensor in run:
-            if tensor.numel() >= small and tensor.is_contiguous():
-                for start in range(0, tensor.numel(), large):
-                    yield Slice(tensor, start, min(start + large, tensor.numel()))
-            elif bundles and _weights_in(bundles[-1]) + tensor.numel() <= large:
+            n = tensor.numel()
+            if n >= sizes.small and tensor.is_contiguous():
+                slices += [(tensor, start, min(start + sizes.large, n)) for start in range(0, n, sizes.large)]
+            elif bundles and _weights_in(bundles[-1]) + n <= sizes.bundle:
                 bundles[-1].append(tensor)
             else:
                 bundles.append([tensor])
-        scratch = torch.empty(max(map(_weights_in, bundles), default=0), dtype=wide(dtype), device=device)
-        for bundle in bundles:
-            yield Bundle(bundle, scratch)
+        largest = max([stop - start for _, start, stop in slices] + [_weights_in(bundle) for bundle in bundles])
+        scratch = torch.empty(largest, dtype=wide(dtype), device=device)
+        yield from (Slice(*part, scratch) for part in slices)
+        yield from (Bundle(bundle, scratch) for bundle in bundles)
 
 
 def _weights_in(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _lay_out(stretches: Sequence[Stretch], tensors: dict[str, Tensor], granularity: str) -> Layout:
-    names = {id(tensor): name for name, tensor in tensors.items()}
-    index: dict[str, int] = {}
-    sizes: list[int] = []
-    dimensions: list[int] = []
-    groups: list[int] = []
-    for stretch in stretches:
-        lengths = []
-        for label, run in groupby(_runs(stretch, names, granularity), key=lambda r: r[0]):
-            parts = list(run)
-            group = index.setdefault(label, len(index))
-            if group == len(sizes):
-                sizes.append(0)
-                dimensions.append(0)
-            groups.append(group)
-            lengths.append(sum(length for _, length, _, _ in parts))
-            sizes[group] += sum(count for _, _, count, _ in parts)
-            dimensions[group] = max(dimensions[group], *(ndim for _, _, _, ndim in parts))
-        stretch.pieces = slice(len(groups) - len(lengths), len(groups))
+class Groups:
+    """Numbers the groups as the stretches come, and tells each stretch its pieces."""
+
+    def __init__(self, granularity: str, names: dict[int, str]) -> None:
+        self.granularity = granularity
+        self.names = names
+        self.numbers: dict[object, int] = {}
+        self.labels: list[str] = []
+        self.sizes: list[int] = []
+        self.dimensions: list[int] = []
+        self.of_pieces: list[int] = []
+
+    def add(self, stretch: Stretch) -> None:
+        """Neighbouring runs of one group are one piece."""
+        first, lengths = len(self.of_pieces), list[int]()
+        for tensor in stretch.tensors:
+            for group, length in self._runs(stretch, tensor):
+                if lengths and self.of_pieces[-1] == group:
+                    lengths[-1] += length
+                else:
+                    self.of_pieces.append(group)
+                    lengths.append(length)
+        stretch.pieces = slice(first, len(self.of_pieces))
         stretch.lengths = torch.tensor(lengths, device=stretch.device) if len(lengths) > 1 else None
-    device = stretches[0].device if stretches else torch.device("cpu")
-    sums = torch.float32 if device.type == "mps" else torch.float64  # tiny vectors: as wide as the device can
-    return Layout(
-        stretches=stretches,
-        groups=torch.tensor(groups, dtype=torch.int64, device=device),
-        sizes=torch.tensor(sizes, dtype=sums, device=device),
-        dimensions=torch.tensor(dimensions, dtype=sums, device=device),
-        labels=list(index),
-        total=sum(tensor.numel() for tensor in tensors.values()),
-    )
 
-
-def _runs(stretch: Stretch, names: dict[int, str], granularity: str) -> Iterator[tuple[str, int, int, int]]:
-    """(group, weights here, weights that count towards n_i, dimensions) of each run of one group in a stretch.
-
-    The two counts differ for sparse rows alone: the untouched rows are not here, and count.
-    """
-    for tensor in stretch.tensors:
-        name, ndim = names[id(tensor)], tensor.ndim
-        here = stretch.size if len(stretch.tensors) == 1 else tensor.numel()
-        if granularity == "filter" and ndim >= 2:
+    def _runs(self, stretch: Stretch, tensor: Tensor) -> Iterator[tuple[int, int]]:
+        """(group, how many weights) in the order they lie."""
+        name = self.names[id(tensor)]
+        start, stop = (stretch.start, stretch.stop) if isinstance(stretch, Slice) else (0, tensor.numel())
+        if isinstance(stretch, SparseRows):
+            stop = stretch.size
+        if self.granularity == "filter" and tensor.ndim >= 2:
             row = tensor[0].numel()
-            first, end = (stretch.start, stretch.stop) if isinstance(stretch, Slice) else (0, here)
-            for start in range(first - first % row, end, row):
-                length = min(start + row, end) - max(start, first)
-                yield f"{name}[{start // row}]", length, length, ndim
-        else:
-            counted = tensor.numel() if isinstance(stretch, SparseRows) else here
-            yield _group_label(name, granularity), here, counted, ndim
+            for i in range(start // row, -(-stop // row)):
+                length = min((i + 1) * row, stop) - max(i * row, start)
+                yield self._group((id(tensor), i), f"{name}[{i}]", length, tensor.ndim), length
+            return
+        # The rows that a sparse gradient did not touch are not here, and count.
+        counted = tensor.numel() if isinstance(stretch, SparseRows) else stop - start
+        module = name.rpartition(".")[0]
+        key, label = {"module": (module, module), "model": ("", "(model)")}.get(self.granularity, (id(tensor), name))
+        yield self._group(key, label, counted, tensor.ndim), stop - start
 
-
-def _group_label(name: str, granularity: str) -> str:
-    if granularity == "module":
-        return name.rpartition(".")[0] or "(top)"
-    return "(model)" if granularity == "model" else name
+    def _group(self, key: object, label: str, size: int, dimensions: int) -> int:
+        group = self.numbers.setdefault(key, len(self.numbers))
+        if group == len(self.labels):
+            self.labels.append(label)
+            self.sizes.append(0)
+            self.dimensions.append(0)
+        self.sizes[group] += size
+        self.dimensions[group] = max(self.dimensions[group], dimensions)
+        return group

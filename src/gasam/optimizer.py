@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gasam.ascent import Pass, traced_climb
+from gasam.ascent import traced_climb
 from gasam.backward import Around, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
 from gasam.perturbation import Perturbation
 from gasam.risk import Fold
 from gasam.trace import Trace, plain_trace
+from gasam.walk import Pass
 
 _KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "detailed", "enabled", "last")
 

@@ -47,14 +47,11 @@ def read(parameters: Parameters) -> list[Entry]:
 
 def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
     """The tensors that the walk may move."""
-    moving = [(i, entry) for i, entry in enumerate(entries) if entry.perturb]
-    if perturbation.granularity == "module" and any(entry.name is None for _, entry in moving):
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer where there is one"
-        )
-    names = [entry.name if entry.name is not None else f"parameter {i}" for i, entry in moving]
-    return Weights([entry.tensor for _, entry in moving], perturbation.granularity, names)
+    moving = [entry for entry in entries if entry.perturb]
+    names = [entry.name for entry in moving if entry.name is not None]
+    weights = Weights([entry.tensor for entry in moving], names if len(names) == len(moving) else None)
+    weights.check(perturbation.granularity)
+    return weights
 
 
 def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:

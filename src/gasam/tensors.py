@@ -31,21 +31,24 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 class Stretch(ABC):
     """Weights that are handled at once.
 
-    What `weights` and `gradient` return is flat, in the wide type, and may alias the tensors: it is read only.
+    What `weights` and `gradient` return is flat and in the wide type. It may be the tensors themselves, so it is read
+    only; it may be the scratch, so it is valid until the next call.
     `home` keeps the saved bits, `position` the walk's y = x / epsilon, `scale` an element-wise T. They stay from step
-    to step: fresh large buffers cost more than the arithmetic done in them.
+    to step: fresh buffers cost more than the arithmetic done in them. `scratch` is for whoever handles the stretch,
+    and shared with the others of its kind.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], size: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], size: int, scratch: Tensor) -> None:
         self.tensors = list(tensors)
         self.size = size
+        self.scratch = scratch[:size]
         first = self.tensors[0]
         self.dtype, self.wide, self.device = first.dtype, wide(first.dtype), first.device
         self.pieces = slice(0, 0)  # which pieces of the layout lie here
         self.lengths: Tensor | None = None  # how long each is; None where there is but one
-        self.home: Tensor = self.empty(0)
-        self.position: Tensor = self.empty(0)
-        self.scale: Tensor = self.empty(0)
+        self.home = self.empty(0)
+        self.position = self.empty(0)
+        self.scale = self.empty(0)
 
     @abstractmethod
     def weights(self) -> Tensor: ...
@@ -62,7 +65,10 @@ class Stretch(ABC):
 
     @abstractmethod
     def displace(self, direction: Tensor, reach: Tensor) -> None:
-        """Put the weights at home + direction * reach, rounded once where they are stored in low precision."""
+        """Put the weights at home + direction * reach, rounded once where they are stored in low precision.
+
+        The direction may be in the scratch, and is gone afterwards.
+        """
 
     @abstractmethod
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -78,8 +84,8 @@ class Stretch(ABC):
             return sum_of_squares(flat)
         return torch.segment_reduce(flat * flat, "sum", lengths=self.lengths, unsafe=True)
 
-    def empty(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=self.wide, device=self.device)
+    def empty(self, size: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(size, dtype=dtype or self.wide, device=self.device)
 
     def _widened(self, flat: Tensor) -> Tensor:
         return flat if flat.dtype == self.wide else flat.to(self.wide)
@@ -88,8 +94,8 @@ class Stretch(ABC):
 class Slice(Stretch):
     """A part of one contiguous tensor: no copies but home."""
 
-    def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
-        super().__init__([tensor], stop - start)
+    def __init__(self, tensor: Tensor, start: int, stop: int, scratch: Tensor) -> None:
+        super().__init__([tensor], stop - start, scratch)
         self.start, self.stop = start, stop
         self._here: Tensor | None = None  # the weights, from save to restore
 
@@ -102,7 +108,7 @@ class Slice(Stretch):
 
     def save(self) -> None:
         if not self.home.numel():
-            self.home = self.empty(self.size).to(self.dtype)
+            self.home = self.empty(self.size, self.dtype)
         self._here = self._part(self.tensors[0])
         self.home.copy_(self._here)
 
@@ -125,30 +131,28 @@ class Slice(Stretch):
 
 
 class Bundle(Stretch):
-    """Several small tensors side by side, or one that is not contiguous: gathered and scattered by one call each.
+    """Several small tensors side by side, or one that is not contiguous: gathered and scattered by one call each."""
 
-    `scratch`, of its size or larger, may be shared by all bundles of a kind: what it holds lives for one call.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], scratch: Tensor | None = None) -> None:
-        super().__init__(tensors, sum(tensor.numel() for tensor in tensors))
-        self._scratch = self.empty(self.size) if scratch is None else scratch[: self.size]
-        self._scratch_views = _parts(self._scratch, self.tensors)
+    def __init__(self, tensors: Sequence[Tensor], scratch: Tensor) -> None:
+        super().__init__(tensors, sum(tensor.numel() for tensor in tensors), scratch)
+        self._scratch_views = _parts(self.scratch, self.tensors)
         self._home_views: list[Tensor] = []
 
     def weights(self) -> Tensor:
-        return self._gathered(self.tensors)
+        torch._foreach_copy_(self._scratch_views, self.tensors)
+        return self.scratch
 
     def gradient(self) -> Tensor:
         gradients = [tensor.grad for tensor in self.tensors]
         if any(gradient is None for gradient in gradients):
             pairs = zip(gradients, self.tensors, strict=True)
             gradients = [torch.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in pairs]
-        return self._gathered(gradients)  # type: ignore[arg-type]
+        torch._foreach_copy_(self._scratch_views, gradients)  # type: ignore[arg-type]
+        return self.scratch
 
     def save(self) -> None:
         if not self.home.numel():
-            self.home = self.empty(self.size).to(self.dtype)
+            self.home = self.empty(self.size, self.dtype)
             self._home_views = _parts(self.home, self.tensors)
         torch._foreach_copy_(self._home_views, self.tensors)
 
@@ -156,15 +160,11 @@ class Bundle(Stretch):
         torch._foreach_copy_(self.tensors, self._home_views)
 
     def displace(self, direction: Tensor, reach: Tensor) -> None:
-        torch.addcmul(self._widened(self.home), direction, reach, out=self._scratch)
+        torch.addcmul(self._widened(self.home), direction, reach, out=self.scratch)
         torch._foreach_copy_(self.tensors, self._scratch_views)
 
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(tensors), _parts(values, tensors))
-
-    def _gathered(self, tensors: Sequence[Tensor]) -> Tensor:
-        flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-        return self._widened(flat)
 
 
 class SparseRows(Stretch):
@@ -173,7 +173,8 @@ class SparseRows(Stretch):
     def __init__(self, tensor: Tensor) -> None:
         assert tensor.grad is not None
         self.rows = tensor.grad.coalesce().indices()[0]
-        super().__init__([tensor], len(self.rows) * tensor[0].numel())
+        size = len(self.rows) * tensor[0].numel()
+        super().__init__([tensor], size, torch.empty(size, dtype=wide(tensor.dtype), device=tensor.device))
 
     def weights(self) -> Tensor:
         return self._widened(self._touched(self.tensors[0]))

@@ -65,10 +65,10 @@ def plain_trace(loss: Tensor) -> Trace:
     return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(OFF))
 
 
-def realised(stretch: Stretch, direction: Tensor, reach: Tensor) -> Tensor:
+def realised(stretch: Stretch, offset: Tensor) -> Tensor:
     """Of what became of an offset in the weights' own type: the square, and the product with the offset."""
     difference = stretch.weights() - stretch.home
-    return torch.stack([torch.dot(difference, difference), torch.dot(difference, direction * reach)])
+    return torch.stack([torch.dot(difference, difference), torch.dot(difference, offset)])
 
 
 def detail(layout: Layout, offset_squares: Tensor, home_squares: Tensor, realised_sums: Tensor) -> Detail:
