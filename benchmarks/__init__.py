@@ -1,0 +1,1 @@
+"""Speed and memory of the walk. `python -m benchmarks` measures, writes results.json and docs/performance.md."""

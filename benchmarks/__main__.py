@@ -1,0 +1,57 @@
+"""Measure everything, or the parts named; write results.json and docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from benchmarks import memory, peer, report, step
+
+RESULTS = Path(__file__).with_name("results.json")
+PARTS = {
+    "overhead": lambda rounds: step.run(max(3, rounds // 5)),
+    "peer": peer.run,
+    "scaling": lambda rounds: peer.scaling(max(5, rounds // 5)),
+    "memory": lambda rounds: memory.run(),
+}
+
+
+def commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "src", "benchmarks/*.py")
+        return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all unless named")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of the interleaved timings (default 50)")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    torch.set_num_threads(threads)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in options.parts or PARTS:
+        print(f"measuring {name} ...", flush=True)
+        machine = {"commit": commit(), "torch": torch.__version__, "threads": threads, "cpu": platform.machine()}
+        results[name] = {"measured": PARTS[name](options.rounds), **machine}
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    text = report.page(results)
+    report.PAGE.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

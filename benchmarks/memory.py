@@ -1,0 +1,76 @@
+"""Peak memory over plain training, each case in a process of its own, in sizes of the parameters."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gasam import Perturbation, SharpBackward, SharpnessAware
+
+LAYERS, WIDTH = 64, 1000
+BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
+CASES: dict[str, dict[str, Any]] = {
+    "K = 1, final": {"risk": "final"},
+    "K = 1, mean": {},
+    "K = 3, final": {"steps": 3, "risk": "final"},
+    "K = 3, mean": {"steps": 3},
+    "K = 1, mean, element-wise T": {"granularity": "element"},
+    "K = 1, mean, one tensor dominates": {},
+    "K = 1, mean, through a closure": {},
+}
+
+
+def model_and_loss(case: str) -> tuple[nn.Module, Callable[[], Tensor]]:
+    if "dominates" in case:
+        model: nn.Module = nn.Linear(LAYERS * WIDTH, WIDTH)
+        x = torch.randn(4, LAYERS * WIDTH)
+    else:
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        x = torch.randn(4, WIDTH)
+    return model, lambda: model(x).square().mean()
+
+
+def train(case: str, plain: bool, steps: int) -> int:
+    """The peak of this process's resident memory, in bytes."""
+    torch.set_num_threads(1)
+    model, loss = model_and_loss(case)
+    base = torch.optim.SGD(model.parameters(), lr=1e-3)
+    perturbation = Perturbation(epsilon=0.0 if plain else 1e-4, **CASES[case])
+    sharp, optimizer = SharpBackward(model.parameters(), perturbation), SharpnessAware(base, perturbation)
+
+    def closure() -> Tensor:
+        value = loss()
+        value.backward()
+        return value
+
+    for _ in range(steps):
+        if "closure" in case:
+            optimizer.step(closure)
+        else:
+            base.zero_grad()
+            sharp(loss)
+            base.step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def in_a_process(case: str, plain: bool, steps: int) -> int:
+    command = [sys.executable, "-m", "benchmarks.memory", case, str(int(plain)), str(steps)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def run(steps: int = 4) -> dict[str, float]:
+    """For each case (peak with - peak without) / parameters; and how much eight times the steps add."""
+    found = {case: (in_a_process(case, False, steps) - in_a_process(case, True, steps)) / BYTES for case in CASES}
+    case = "K = 3, mean"
+    more = in_a_process(case, False, 8 * steps) - in_a_process(case, False, steps)
+    return found | {f"{case}, growth over {8 * steps} steps": more / BYTES}
+
+
+if __name__ == "__main__":
+    print(train(sys.argv[1], bool(int(sys.argv[2])), int(sys.argv[3])))
