@@ -1,0 +1,37 @@
+"""Gradient accumulation has two meanings, and both are right: a walk for each micro-batch, or one for all of them."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import SharpBackward, SharpnessAware, ga_sam
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+micro_batches = [(torch.randn(8, 20), torch.randint(3, (8,))) for _ in range(4)]
+base = torch.optim.SGD(model.parameters(), lr=0.1)
+
+# A walk for each micro-batch: what is in .grad is added to, and the division does not change the walk.
+sharp = SharpBackward(model.parameters(), ga_sam(1e-3), backward=lambda loss: (loss / len(micro_batches)).backward())
+for x, y in micro_batches:
+    sharp(lambda: cross_entropy(model(x), y))
+base.step()
+base.zero_grad()
+
+# One walk for all: the closure goes over all of them.
+optimizer = SharpnessAware(base, ga_sam(1e-3))
+
+
+def closure():
+    total = torch.zeros(())
+    for x, y in micro_batches:
+        loss = cross_entropy(model(x), y) / len(micro_batches)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+optimizer.step(closure)
+
+assert sharp.last.sharpness > 0
+assert optimizer.last.sharpness > 0

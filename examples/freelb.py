@@ -1,0 +1,20 @@
+"""FreeLB: the same call, with noise on word embeddings instead of weights."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import FreeLB
+
+torch.manual_seed(0)
+words = nn.Embedding(100, 16, padding_idx=0)
+out = nn.Linear(16, 2)
+tokens, labels = torch.randint(1, 100, (8, 12)), torch.randint(2, (8,))
+tokens[:, 9:] = 0  # padding gets no noise
+optimizer = torch.optim.Adam([*words.parameters(), *out.parameters()])
+
+noisy = FreeLB(words, epsilon=0.005, steps=3)  # the paper's setting for De-En; norm inf
+loss = noisy(lambda: cross_entropy(out(words(tokens).mean(1)), labels))
+optimizer.step()
+
+assert noisy.last.sharpness > 0

@@ -1,0 +1,52 @@
+"""A language model that carries its hidden state from batch to batch: every pass of a step starts from the same one."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import SharpBackward, ga_sam
+
+torch.manual_seed(0)
+VOCABULARY, WIDTH, LENGTH, TEXTS = 20, 32, 10, 4
+text = torch.randint(VOCABULARY, (1, TEXTS)) + torch.arange(101).unsqueeze(1)  # texts that count upwards
+text = text % VOCABULARY
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1)
+        self.out = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, words, state):
+        hidden, state = self.layers(self.words(words), state)
+        return self.out(hidden), state
+
+
+model = LanguageModel()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+sharp = SharpBackward(model.parameters(), ga_sam(1e-4, steps=2))
+zeros = torch.zeros(2, TEXTS, WIDTH)
+
+
+def loss_and_state(words, targets, state):
+    """Takes the state as it was before the batch; what the passes make of it is returned, not kept."""
+    logits, new_state = model(words, state)
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return loss, tuple(part.detach() for part in new_state)
+
+
+losses = []
+for epoch in range(12):
+    state = (zeros, zeros)
+    for start in range(0, 100, LENGTH):
+        words, targets = text[start : start + LENGTH], text[start + 1 : start + LENGTH + 1]
+        optimizer.zero_grad()
+        loss, state = sharp(lambda: loss_and_state(words, targets, state))  # the clean pass's state goes on
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+    losses.append(loss.item())
+    print(f"epoch {epoch}: loss {losses[-1]:.3f}")
+
+assert losses[-1] < 0.5 * losses[0]
