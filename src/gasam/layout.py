@@ -56,9 +56,10 @@ class Layout:
         """One number a piece, measured stretch by stretch and brought together in the type of sums."""
         return self.together([measure(stretch) for stretch in self.stretches])
 
-    def ones(self) -> Tensor:
-        """One for each piece."""
-        return torch.ones(len(self.groups), dtype=self.sizes.dtype, device=self.sizes.device)
+    @property
+    def one(self) -> Tensor:
+        """The number 1 in the type of sums."""
+        return self.sizes.new_ones(())
 
     def total_of(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
         return self.collect(measure).sum()
@@ -68,7 +69,9 @@ class Layout:
         return measured.amax() if measured.numel() else measured.sum()
 
     def spread(self, pieces: Tensor) -> Callable[[Stretch], Tensor]:
-        """One value a piece, over the weights of each stretch; a single number where it has one piece."""
+        """One value a piece, over the weights of each stretch; a number where one is for all, or the piece is all."""
+        if pieces.ndim == 0:
+            return lambda stretch: pieces.to(stretch.device)
         numbers = pieces.unbind() if len(pieces) == len(self.stretches) else pieces
 
         def over(stretch: Stretch) -> Tensor:

@@ -13,26 +13,37 @@ from torch import Tensor
 class Group:
     """What a scale may ask of the groups, all of them at once: one entry a group, or a weight where element-wise.
 
-    The gradient is that of the mean loss, whatever factor it was backed with.
+    What costs a reading of the weights or the gradient is measured when a scale asks for it.
     """
 
-    gradient: Tensor  # |g_i|
     size: Tensor  # n_i
     total: int  # n
-    dimensions: Tensor  # of the group's tensor
     floor: float  # on the root-mean-square gradient
+    measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
+    measure_dimensions: Callable[[], Tensor]
+
+    @property
+    def gradient(self) -> Tensor:
+        """|g_i| of the mean loss, whatever factor it was backed with."""
+        return self.measure_gradient()
 
     @property
     def weight(self) -> Tensor:
-        """|w_i|; measured only for the scales that ask."""
+        """|w_i|."""
         return self.measure_weight()
+
+    @property
+    def dimensions(self) -> Tensor:
+        """Of the group's tensor, the most where there are several: 1 for a bias, 2 for a matrix."""
+        return self.measure_dimensions()
 
     @property
     def inverse_gradient(self) -> Tensor:
         """1 / |g_i|, where |g_i| / sqrt(n_i) counts as `floor` at least, and 0 where |g_i| is 0."""
-        floored = torch.maximum(self.gradient, self.floor * self.size.sqrt())
-        return torch.where(self.gradient == 0, 0.0, 1 / floored)
+        gradient = self.gradient
+        floored = torch.maximum(gradient, (self.floor * self.size.sqrt()).to(gradient))
+        return floored.reciprocal_().masked_fill_(gradient == 0, 0.0)
 
 
 Scale = Callable[[Group], Tensor]
@@ -40,7 +51,7 @@ Scale = Callable[[Group], Tensor]
 
 def one(group: Group) -> Tensor:
     """T = 1: all weights alike (SAM, Multi-step Defense). Degree 0 in the gradient."""
-    return torch.ones_like(group.gradient)
+    return torch.ones_like(group.size)
 
 
 def gradient_strength(group: Group) -> Tensor:
@@ -74,7 +85,7 @@ class Weight:
     unit_vectors: bool = False
 
     def __call__(self, group: Group) -> Tensor:
-        scale = group.weight + self.constant
+        scale = group.weight + self.constant if self.constant else group.weight
         return torch.where(group.dimensions < 2, 1.0, scale) if self.unit_vectors else scale
 
 

@@ -98,38 +98,38 @@ class Walk:
         layout, squares = self._layout, self._squares
         factor = torch.as_tensor(gradient_scale, dtype=squares.dtype, device=squares.device).abs()
         if self.perturbation.granularity == "element":
-            dimensions = layout.spread(layout.to_pieces(layout.dimensions))
-            return layout.largest_of(lambda s: self._choose_element_scale(s, factor, dimensions(s))).isfinite()
+            return layout.largest_of(lambda stretch: self._choose_element_scale(stretch, factor)).isfinite()
         group = Group(
-            gradient=layout.to_groups(squares).sqrt() / factor,
             size=layout.sizes,
             total=layout.total,
-            dimensions=layout.dimensions,
             floor=self.perturbation.floor,
+            measure_gradient=lambda: layout.to_groups(squares).sqrt() / factor,
             measure_weight=lambda: layout.to_groups(layout.collect(lambda stretch: stretch.weight_squares())).sqrt(),
+            measure_dimensions=lambda: layout.dimensions,
         )
-        scale = self.perturbation.scale_function(group).expand_as(group.gradient)
+        scale = self.perturbation.scale_function(group).expand_as(layout.sizes)
         self._scale = layout.to_pieces(scale)
         return scale.isfinite().all()
 
-    def _choose_element_scale(self, stretch: Stretch, factor: Tensor, dimensions: Tensor) -> Tensor:
+    def _choose_element_scale(self, stretch: Stretch, factor: Tensor) -> Tensor:
         """Put each weight's T into the stretch, and return the largest."""
+        layout = self._layout
         group = Group(
-            gradient=stretch.gradient().abs() / factor.to(stretch.device),
             size=torch.ones((), dtype=stretch.wide, device=stretch.device),
-            total=self._layout.total,
-            dimensions=dimensions,
+            total=layout.total,
             floor=self.perturbation.floor,
+            measure_gradient=lambda: stretch.gradient().abs().div_(factor.to(stretch.device)),
             measure_weight=lambda: stretch.weights().abs(),
+            measure_dimensions=lambda: layout.spread(layout.to_pieces(layout.dimensions))(stretch),
         )
         stretch.scale = _kept(stretch.scale, stretch).copy_(self.perturbation.scale_function(group))
         return stretch.scale.amax()
 
     def _direction(self) -> tuple[Callable[[Stretch], Tensor], Tensor]:
-        """d, the unit p-norm direction that gains most along h = T g: finite values, and a factor for each piece."""
+        """d, the unit p-norm direction that gains most along h = T g: finite values, and a factor for pieces or all."""
         p, layout = self.perturbation.norm, self._layout
         if p == math.inf:
-            return lambda stretch: torch.sign(stretch.gradient(), out=stretch.scratch), layout.ones()
+            return lambda stretch: torch.sign(stretch.gradient(), out=stretch.scratch), layout.one
         if p == 2.0 and self._scale is not None:  # |h| from the norms at hand: one reading of the gradient less
             share = self._scale * inverse((self._scale.square() * self._squares).sum().sqrt())
             return lambda stretch: torch.nan_to_num(stretch.gradient(), 0.0, 0.0, 0.0, out=stretch.scratch), share
@@ -141,20 +141,20 @@ class Walk:
 
         largest = layout.largest_of(lambda stretch: h(stretch).abs_().amax()) if ball.needs_largest(p) else None
         size = ball.length(layout.total_of(lambda s: ball.power_sum(ball.raised(h(s), p, largest), p)), p)
-        return lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), layout.ones() * inverse(size)
+        return lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), inverse(size)
 
     def _move(self, update: Callable[[Stretch], Tensor]) -> None:
         """Update every y, project it onto the unit ball, and take the weights there."""
         p, layout = self.perturbation.norm, self._layout
         if p == math.inf:
-            self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0), layout.ones())
+            self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0), layout.one)
         else:
             size = ball.length(layout.total_of(lambda stretch: ball.power_sum(update(stretch), p)), p)
-            over = layout.spread(layout.ones() * ball.shrinkage(size))
-            self._displace(lambda stretch: stretch.position.mul_(over(stretch)), layout.ones())
+            over = layout.spread(ball.shrinkage(size))
+            self._displace(lambda stretch: stretch.position.mul_(over(stretch)), layout.one)
 
     def _displace(self, y: Callable[[Stretch], Tensor], share: Tensor, y_squares: Tensor | None = None) -> None:
-        """Take the weights to home + epsilon T y, y times a share for each piece; home where the walk may not go on."""
+        """Take the weights to home + epsilon T y, y times a share; home itself where the walk may not go on."""
         layout, element_wise = self._layout, self._scale is None
         reach = share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
         reach = torch.where(self._finite, reach, 0.0)
