@@ -134,3 +134,20 @@ def test_autocast_around_the_call_sees_the_moved_weights(steps):
     outside, inside = trace(autocast, nullcontext()), trace(nullcontext(), autocast)
     assert torch.equal(outside, inside)
     assert outside[-1] > outside[0] + 0.01
+
+
+def test_overflow_of_a_loss_scaler_skips_the_step_and_halves_the_scale():
+    model = network(torch.float32)
+    x, y = batch(torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sharp = SharpBackward(model.parameters(), ga_sam(0.05), backward=lambda loss: scaler.scale(loss).backward())
+    for factor in (1.0, math.inf, 1.0):
+        before = [p.detach().clone() for p in model.parameters()]
+        sharp(lambda f=factor: cross_entropy(model(x), y) * f)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert same_bits(model.parameters(), before) == math.isinf(factor)
+    assert scaler.get_scale() == 2.0**9
+    assert all(p.isfinite().all() for p in model.parameters())

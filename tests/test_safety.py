@@ -364,3 +364,66 @@ def test_non_contiguous_weights_walk_like_contiguous_ones():
         gradients.append(flat([p.grad for p in model.parameters()]))
     assert not turned[0].weight.is_contiguous()
     assert error(*gradients) < EXACT
+
+
+def test_all_weights_may_stand_still():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward([{"params": model.parameters(), "perturb": False}], ga_sam(0.1, steps=2))
+    sharp(lambda: cross_entropy(model(x), y))
+    assert sharp.last.active == NO_GRADIENT
+    folded = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    cross_entropy(model(x), y).backward()
+    assert error(flat(folded), flat([p.grad for p in model.parameters()])) < EXACT
+
+
+def test_empty_and_single_number_parameters_walk_along():
+    model, (x, y) = network(), batch()
+    gain, nothing = nn.Parameter(torch.ones((), dtype=torch.float64)), nn.Parameter(torch.zeros(0, 3).double())
+    sharp = SharpBackward([*model.parameters(), gain, nothing], ga_sam(0.1, steps=2))
+    sharp(lambda: gain * cross_entropy(model(x), y) + nothing.sum())
+    assert sharp.last.active == CLIMBED
+    assert nothing.grad.shape == (0, 3)
+
+
+def test_two_models_with_the_same_names_keep_their_tensors_apart():
+    models, (x, y) = [network(seed=0), network(seed=1)], batch()
+    groups = [{"params": list(model.named_parameters())} for model in models]
+    sharp = SharpBackward(groups, ga_sam(0.1), detailed=True)
+    sharp(lambda: cross_entropy(models[0](x) + models[1](x), y))
+    assert len(sharp.last.detail.labels) == 8
+
+
+def test_the_perturbation_may_change_between_steps():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), sam(0.1))
+    for perturbation in (ga_sam(0.1, steps=3), dataclasses.replace(sam(0.2), granularity="filter", steps=2), sam(0.1)):
+        fresh = SharpBackward(model.parameters(), perturbation)
+        fresh(lambda: cross_entropy(model(x), y))
+        model.zero_grad()
+        sharp.perturbation = perturbation
+        sharp(lambda: cross_entropy(model(x), y))
+        model.zero_grad()
+        assert torch.equal(torch.stack(sharp.last.losses), torch.stack(fresh.last.losses))
+
+
+def test_mixed_types_share_one_walk():
+    model, (x, y) = network(), batch(torch.float32)
+    model[0].float()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm=2.0, steps=2))
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp(lambda: cross_entropy(model[2](model[1](model[0](x)).double()), y))
+    assert sharp.last.active == CLIMBED
+    assert same_bits(model.parameters(), before)
+    double, (x, y) = network(), batch()
+    expected = SharpBackward(double.parameters(), ga_sam(0.1, norm=2.0, steps=2))
+    expected(lambda: cross_entropy(double(x), y))
+    assert error(torch.stack(sharp.last.losses), torch.stack(expected.last.losses)) < 1e-5
+
+
+def test_last_keeps_no_graph_and_no_large_tensor():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
+    sharp(lambda: cross_entropy(model(x), y))
+    kept = [*sharp.last.losses, *sharp.last.norms, sharp.last.active]
+    assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)
