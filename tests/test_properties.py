@@ -159,3 +159,13 @@ def test_random_start_lies_in_the_ball_and_adds_a_visit(norm):
     assert torch.equal(offsets[1], walk(0)[1])
     assert not torch.equal(offsets[1], walk(1)[1])
     assert same_bits(parameters.values(), before)
+
+
+@pytest.mark.parametrize("step_size", [None, 0.1])
+def test_walk_of_radius_zero_visits_home_only(step_size):
+    """The first entry of a grid of radii: all visits are there, all at home."""
+    problem = Wavy()
+    parameters = problem.parameters()
+    perturbation = Perturbation(epsilon=0.0, steps=3, step_size=step_size)
+    visits = list(climb(weights_of(parameters), evaluation(problem, parameters), perturbation))
+    assert [visit.loss.item() for visit in visits] == [visits[0].loss.item()] * 4

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from gasam.tensors import inverse
+from gasam.tensors import inverse, sum_of_squares
 
 
 def needs_largest(p: float) -> bool:
@@ -33,8 +33,7 @@ def power_sum(x: Tensor, p: float, dims: tuple[int, ...] | None = None) -> Tenso
     """Sum of |x|^p, or the largest |x| for p = inf; over `dims`, which are kept."""
     if dims is None:
         if p == 2.0:
-            flat = x.reshape(-1)
-            return torch.dot(flat, flat)
+            return sum_of_squares(x.reshape(-1))
         return x.abs().amax() if p == math.inf else x.abs().pow_(p).sum()
     size = x.abs()
     return size.amax(dims, keepdim=True) if p == math.inf else size.pow_(p).sum(dims, keepdim=True)

@@ -54,7 +54,7 @@ class Perturbation:
     @property
     def stride(self) -> float:
         """The step size in units of epsilon: the walk is done in a ball of radius one."""
-        return 1.5 / self.steps if self.step_size is None else self.step_size / self.epsilon
+        return 1.5 / self.steps if self.step_size is None or self.epsilon == 0 else self.step_size / self.epsilon
 
 
 def sam(epsilon: float, norm: float = 2.0) -> Perturbation:
