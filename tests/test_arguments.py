@@ -14,7 +14,7 @@ BAD_OPTIONS = {
     "norm": ([1.0, 0.5, -2, math.nan, "2", None], "norm must be a number > 1 or math.inf, got"),
     "steps": ([0, -1, 1.5, True, "1", None], "steps must be a whole number >= 1, got"),
     "step_size": ([0.0, -1.0, math.nan, math.inf, "1"], "step_size must be a finite number > 0, or None"),
-    "scale": (["fisher", "", None], "scale must be one of 'one', .* or a function of a Group, got"),
+    "scale": (["fisher", "", None, ["one"]], "scale must be one of 'one', .* or a function of a Group, got"),
     "granularity": (["tensor", None], "granularity must be one of 'element', .* 'model', got"),
     "risk": (["max", None], "risk must be one of 'mean', 'final', got"),
     "floor": ([-1.0, math.nan], "floor must be a finite number >= 0, got"),
@@ -89,6 +89,11 @@ def test_step_without_closure_is_told():
 def test_base_must_be_an_optimizer():
     with pytest.raises(TypeError, match="base must be a torch optimizer, built as usual, got type"):
         SharpnessAware(torch.optim.SGD, ga_sam(0.1))
+
+
+def test_base_that_needs_a_closure_is_told():
+    with pytest.raises(TypeError, match="step without a closure, and LBFGS is not"):
+        SharpnessAware(torch.optim.LBFGS(network().parameters()), ga_sam(0.1))
 
 
 BAD_NOISE = {

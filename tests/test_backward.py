@@ -215,6 +215,7 @@ def test_call_without_gradients_is_told(parts):
 
 CLOSURES = {
     "returns nothing": (lambda loss: loss().backward(), TypeError, "must return the loss"),
+    "returns a pair": (lambda loss: (loss().backward(), 1), TypeError, "a single number, got tuple"),
     "never calls backward": (lambda loss: loss(), RuntimeError, "call loss.backward"),
 }
 

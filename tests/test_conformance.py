@@ -65,8 +65,18 @@ def test_entry_points_agree(name):
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)
-def test_sum_reduction_walks_like_the_mean(name):
-    """A sum over 12 rows through the closure, said with `gradient_scale`."""
+def test_sum_reduction_through_backward_walks_like_the_mean(name):
+    """A sum over 12 rows, said with `gradient_scale`."""
+    plain, gradient = through_backward(network(), PERTURBATIONS[name], 1.0)
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), PERTURBATIONS[name], gradient_scale=lambda: len(y))
+    sharp(lambda: cross_entropy(model(x), y, reduction="sum"))
+    assert error(torch.stack(sharp.last.norms), torch.stack(plain.norms)) < EXACT
+    assert error(flat([p.grad for p in model.parameters()]), 12 * gradient) < EXACT
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_sum_reduction_through_a_closure_walks_like_the_mean(name):
     model, (x, y) = network(), batch()
     plain, _ = through_closure(network(), PERTURBATIONS[name], 1.0)
     optimizer = SharpnessAware(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from gasam import FreeLB
 from tolerances import EXACT, error, flat
@@ -194,3 +195,34 @@ def test_sparse_embeddings_work():
         FreeLB(model.words, 0.1, steps=2)(model.loss)
     assert sparse.words.weight.grad.is_sparse
     assert error(sparse.words.weight.grad.to_dense(), dense.words.weight.grad) < EXACT
+
+
+def test_tokens_may_be_given_by_name():
+    model, named = Reader(), Reader()
+    FreeLB(model.words, 0.1)(model.loss)
+    original = named.words.forward
+    free = FreeLB(named.words, 0.1)
+    free(lambda: cross_entropy(named.out(torch.tanh(named.words(input=TOKENS)).mean(1)), LABELS))
+    assert named.words.forward == original
+    assert error(named.words.weight.grad, model.words.weight.grad) < EXACT
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_embeddings_inside_checkpointing_are_refused(use_reentrant):
+    model = Reader()
+    start = torch.zeros(3, 4, 5, dtype=torch.float64, requires_grad=True)
+
+    def loss():
+        hidden = checkpoint(lambda z: torch.tanh(model.words(TOKENS) + z), start, use_reentrant=use_reentrant)
+        return cross_entropy(model.out(hidden.mean(1)), LABELS)
+
+    with pytest.raises(RuntimeError, match=r"activation checkpointing|did not call the embeddings"):
+        FreeLB(model.words, 0.1)(loss)
+    assert not model.words._forward_hooks
+
+
+def test_loss_that_is_not_finite_is_said():
+    model = Reader()
+    free = FreeLB(model.words, 0.1)
+    free(lambda: model.loss() * math.nan)
+    assert "not finite" in str(free.last)

@@ -241,6 +241,16 @@ def test_groups_may_stand_still():
     assert not torch.equal(model[0].weight, places[0][0])  # still trained
 
 
+def test_groups_go_on_standing_still_after_loading_a_plain_checkpoint():
+    model = network()
+    groups = [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}]
+    optimizer = SharpnessAware(torch.optim.SGD(groups, lr=0.1), sam(0.5))
+    plain = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.2)
+    optimizer.load_state_dict(plain.state_dict())
+    assert [group.get("perturb", True) for group in optimizer.param_groups] == [False, True]
+    assert optimizer.param_groups[0]["lr"] == 0.2
+
+
 def test_module_granularity_takes_the_names_of_the_base():
     model = network()
     perturbation = ga_sam(0.1).__class__(epsilon=0.1, granularity="module")

@@ -151,3 +151,20 @@ def test_overflow_of_a_loss_scaler_skips_the_step_and_halves_the_scale():
         assert same_bits(model.parameters(), before) == math.isinf(factor)
     assert scaler.get_scale() == 2.0**9
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("norm", "step_size"), [(250.0, None), (8.0, 1e5), (1.2, 1e5)])
+def test_large_norms_and_steps_do_not_overflow(norm, step_size):
+    """1.5^250 is beyond float32; so is 1e5^8."""
+    problem = Wavy()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        parameters = problem.parameters(dtype)
+        perturbation = Perturbation(
+            epsilon=0.3, norm=norm, scale="one", granularity="model", steps=3, step_size=step_size
+        )
+        sharp = SharpBackward(parameters.values(), perturbation)
+        sharp(lambda p=parameters: problem.loss(p))
+        results.append(torch.stack(sharp.last.norms))
+    assert results[0][-1] > 0.1
+    assert error(*results) < 1e-3

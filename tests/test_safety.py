@@ -427,3 +427,102 @@ def test_last_keeps_no_graph_and_no_large_tensor():
     sharp(lambda: cross_entropy(model(x), y))
     kept = [*sharp.last.losses, *sharp.last.norms, sharp.last.active]
     assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("rows", [3, 20_000])
+def test_parameters_that_share_their_storage_come_home(steps, rows):
+    """Weights tied by their data: the second is saved after the first has moved."""
+    words, out = nn.Embedding(rows, 4), nn.Linear(4, rows, bias=False)
+    out.weight.data = words.weight.data
+    before = words.weight.detach().clone()
+    sharp = SharpBackward([*words.parameters(), *out.parameters()], ga_sam(0.05, steps=steps))
+    for _ in range(3):
+        sharp(lambda: cross_entropy(out(words(torch.tensor([0, 1, 2]))), torch.tensor([1, 2, 0])))
+    assert sharp.last.active == CLIMBED
+    assert same_bits([words.weight], [before])
+
+
+@pytest.mark.parametrize("risk", ["mean", "final"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("entry", ["backward", "closure"])
+def test_gradients_that_share_their_storage_are_folded_one_by_one(risk, steps, entry):
+    """Autograd may leave one tensor as the gradient of two parameters, each a view of it."""
+    perturbation = dataclasses.replace(sam(0.1), risk=risk, steps=steps)
+
+    def gradients(copies: bool):
+        first = nn.Parameter(torch.linspace(-1, 1, 4).double().reshape(2, 2))
+        second = nn.Parameter(torch.linspace(0, 2, 4).double().reshape(4, 1))
+
+        def loss():
+            parts = first.view(-1), second.view(-1)
+            if copies:
+                parts = parts[0] * 1.0, parts[1] * 1.0
+            return ((parts[0] + parts[1]) ** 2).sum()
+
+        if entry == "backward":
+            SharpBackward([first, second], perturbation)(loss)
+        else:
+            optimizer = SharpnessAware(torch.optim.SGD([first, second], lr=0.0), perturbation)
+
+            def closure():
+                value = loss()
+                value.backward()
+                return value
+
+            optimizer.step(closure)
+        return flat([first.grad, second.grad])
+
+    assert error(gradients(copies=False), gradients(copies=True)) < EXACT
+
+
+def test_gradients_survive_a_failure_to_set_them_aside():
+    """Memory may run out while the caller's gradients are copied: none of them is lost."""
+    model, (x, y) = network(), batch()
+
+    class Unwilling(torch.Tensor):
+        def clone(self, *args, **kwargs):
+            raise MemoryError
+
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model[0].bias.grad = torch.ones_like(model[0].bias).as_subclass(Unwilling)
+    with pytest.raises(MemoryError):
+        SharpBackward(model.parameters(), ga_sam(0.1))(lambda: cross_entropy(model(x), y))
+    assert all(p.grad is not None and (p.grad == 1).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+def test_interrupt_on_the_way_home(where, monkeypatch):
+    """Ctrl-C as the walk turns home, before anything was put back; and another walk afterwards."""
+    from gasam.layout import Weights
+
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    original, calls = Weights.go_home, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) <= (1 if where == "first" else 2):
+            raise KeyboardInterrupt
+        original(self)
+
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    monkeypatch.setattr(Weights, "go_home", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits(model.parameters(), before)
+    monkeypatch.undo()
+    sharp(lambda: cross_entropy(model(x), y))
+    assert sharp.last.active == CLIMBED
+
+
+def test_refused_walk_keeps_the_gradients():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    before = [p.grad.clone() for p in model.parameters()]
+    sharp.weights.walking = True
+    with pytest.raises(RuntimeError, match="on a walk already"):
+        sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits([p.grad for p in model.parameters()], before)

@@ -114,3 +114,60 @@ def test_sparse_and_dense_gradients_accumulate(first):
     SharpBackward(model.parameters(), ga_sam(0.05))(model.loss)
     found = model.words.weight.grad
     assert error(found.to_dense() if found.is_sparse else found, expected.words.weight.grad + rest) < EXACT
+
+
+@pytest.mark.parametrize("scale", sorted(SCALES))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("tokens", [[4], []], ids=["one row", "no row"])
+def test_one_touched_row_and_none_equal_dense(scale, granularity, tokens):
+    tokens = torch.tensor(tokens, dtype=torch.int64)
+    for norm, steps in itertools.product((2.0, 3.0, math.inf), (1, 2)):
+        results = []
+        for sparse in (False, True):
+            model = Tagger(sparse)
+            perturbation = Perturbation(epsilon=0.05, norm=norm, scale=scale, granularity=granularity, steps=steps)
+            sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
+            sharp(
+                lambda m=model: m.words(tokens).sum() + m.loss(tokens.new_zeros(1, 0)).nan_to_num() + m.out.weight.sum()
+            )
+            results.append(sharp.last)
+        dense, found = results
+        assert error(torch.stack(found.norms), torch.stack(dense.norms)) < EXACT
+        assert error(torch.stack(found.losses), torch.stack(dense.losses)) < EXACT
+
+
+@pytest.mark.parametrize("granularity", ["layer", "module", "model"])
+def test_detail_is_that_of_the_dense_walk(granularity):
+    details = []
+    for sparse in (False, True):
+        model = Tagger(sparse)
+        perturbation = Perturbation(epsilon=0.05, granularity=granularity, steps=2)
+        sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
+        sharp(model.loss)
+        details.append(dict(zip(sharp.last.detail.labels, sharp.last.detail.ratios.tolist(), strict=True)))
+    assert details[1] == pytest.approx(details[0])
+
+
+def test_rows_are_labelled_by_their_number():
+    model = Tagger(sparse=True)
+    sharp = SharpBackward(model.named_parameters(), Perturbation(epsilon=0.05, granularity="filter"), detailed=True)
+    sharp(model.loss)
+    labels = [label for label in sharp.last.detail.labels if label.startswith("words")]
+    assert labels == [f"words.weight[{row}]" for row in (0, 1, 2, 7)]
+
+
+@pytest.mark.parametrize("rows", [9, 5_000])
+def test_gradient_that_turns_sparse_in_a_later_pass(rows):
+    torch.manual_seed(0)
+    words = nn.Embedding(rows, 4, sparse=True, dtype=torch.float64)
+    passes = []
+
+    def loss():
+        passes.append(1)
+        looked_up = words(TOKENS)
+        return (looked_up**2).mean() + (words.weight.sum() * 1e-3 if len(passes) == 1 else 0.0)
+
+    before = words.weight.detach().clone()
+    SharpBackward(words.parameters(), ga_sam(0.05, steps=2))(loss)
+    assert same_bits([words.weight], [before])
+    assert len(passes) == 3

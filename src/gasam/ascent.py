@@ -27,8 +27,7 @@ class Visit:
 
     def offset(self) -> list[Tensor]:
         """a_k as it was realised in the weights' own type: where they are, less home."""
-        with torch.no_grad():
-            return self.walk.weights.offset(self.walk.moved)
+        return self.walk.weights.offset()
 
 
 def climb(
@@ -50,8 +49,9 @@ def climb(
     weights.walking = True
     try:
         yield from _visits(weights, evaluate, perturbation, start, detailed)
-    finally:
+    finally:  # a second time, for an interrupt on the way out of the first
         weights.walking = False
+        surely(weights.go_home)
 
 
 def _visits(
@@ -71,7 +71,8 @@ def _visits(
             seen = evaluate(k)
             yield Visit(k, seen.loss, walk.norm, walk)
     finally:
-        surely(walk.go_home)
+        weights.walking = False
+        surely(weights.go_home)
 
 
 def traced_climb(

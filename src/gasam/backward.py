@@ -17,6 +17,7 @@ from gasam.trace import Trace, plain_trace
 from gasam.walk import Pass
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
+GradientScale = Tensor | float | Callable[[], Tensor | float]
 
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
@@ -29,7 +30,12 @@ class SharpBackward:
     The function returns the loss, or (loss, anything), and does not call backward. The call returns the same of the
     clean pass, the loss detached. `backward` replaces `loss.backward()`, e.g. `accelerator.backward` or
     `lambda loss: scaler.scale(loss).backward()`; the factors it multiplies in are read off the loss and do not
-    change the walk. `around(k, last)` gives a context for pass k. `enabled = False`, or epsilon 0, is one plain pass.
+    change the walk. If the loss itself is not a mean, `gradient_scale`, a number or a function that returns one, says
+    how many times the mean it is, e.g. the number of tokens of a sum. `around(k, last)` gives a context for pass k.
+    `enabled = False`, or epsilon 0, is one plain pass.
+
+    Give it every parameter that is trained, those that should not move in a group with "perturb": False: of what it
+    does not know the gradients simply add up, K+1 of them where the risk is "final".
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class SharpBackward:
         *,
         backward: Callable[[Tensor], object] = torch.Tensor.backward,
         around: Around = plainly,
+        gradient_scale: GradientScale = 1.0,
         detailed: bool = False,
     ) -> None:
         entries = read(parameters)
@@ -47,6 +54,7 @@ class SharpBackward:
         self.weights = weights_of(entries, perturbation)
         self.backward = backward
         self.around = around
+        self.gradient_scale = gradient_scale
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
@@ -64,10 +72,10 @@ class SharpBackward:
                 if k == 0:
                     clean.append(returned)
                     _check_untouched(fold.parameters)
-                gradient_scale = back(loss, self.backward, share(self.perturbation))
+                factor = back(loss, self.backward, share(self.perturbation))
             if k == 0:
                 _check_reached(fold.parameters)
-            return Pass(loss.detach().reshape(()), gradient_scale)
+            return Pass(loss.detach().reshape(()), factor * number(self.gradient_scale))
 
         try:
             self.last = traced_climb(self.weights, evaluate, self.perturbation, detailed=self.detailed)
@@ -82,6 +90,10 @@ class SharpBackward:
             self.backward(loss)
         self.last = plain_trace(loss)
         return returned
+
+
+def number(scale: GradientScale) -> Tensor | float:
+    return scale() if callable(scale) else scale
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:

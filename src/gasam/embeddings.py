@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from gasam import ball
 from gasam.backward import Around, back, call, plainly
 from gasam.perturbation import Perturbation
 from gasam.tensors import inverse, wide
-from gasam.trace import CLIMBED, NO_GRADIENT, Trace, plain_trace
+from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace, plain_trace
 
 Start = Literal["zero", "uniform"]
 
@@ -31,6 +31,8 @@ class FreeLB:
     |noise|_norm <= epsilon and is zero on padding: the embedding's own `padding_idx` unless `padding` is given.
     `step_size` is 1.5 epsilon / steps when None; `example_dim` is the dimension of the embeddings' outputs that counts
     examples. The paper's settings: En-Vi epsilon 0.02, steps 1; De-En epsilon 0.005, steps 3; norm inf.
+
+    It does not know the weights: after a failure the gradients of the passes before it are still in `.grad`.
     """
 
     def __init__(
@@ -64,41 +66,28 @@ class FreeLB:
         noises: list[Noise] = []
         losses, norms, clean = [], [], None
         for k in range(steps + 1):
-            with self.around(k, k == steps), self._noisy(noises, k) if steps else _quietly():
+            with self.around(k, k == steps), self._noisy(noises, k) if steps else nullcontext() as hooks:
                 loss, returned = call(function)
+                if hooks:
+                    hooks.end_forward()
                 back(loss, self.backward, 1 / (steps + 1))
             clean = returned if k == 0 else clean
             losses.append(loss.detach().reshape(()))
             norms.append(_norm(noises, like=loss))
             if k < steps:
                 self._climb(noises)
-        self.last = Trace(tuple(losses), tuple(norms), _state(norms[-1])) if steps else plain_trace(losses[0])
+        self.last = _trace(losses, norms) if steps else plain_trace(losses[0])
         return clean
 
     @contextmanager
-    def _noisy(self, noises: list[Noise], k: int) -> Iterator[None]:
-        """Add the noise, a new one for each call in the first pass, the same in the same order in later ones."""
-        calls = 0
-
-        def add(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            nonlocal calls
-            if not torch.is_grad_enabled():
-                return None
-            if k == 0:
-                noises.append(self._new_noise(module, args[0], output))
-            if calls >= len(noises) or noises[calls].values.shape != output.shape:
-                raise RuntimeError("the passes must call the embeddings alike: the loss function must use one batch")
-            calls += 1
-            return output + noises[calls - 1].values.to(output.dtype)
-
-        handles = [module.register_forward_hook(add) for module in self.embeddings]
+    def _noisy(self, noises: list[Noise], k: int) -> Iterator[Hooks]:
+        hooks = Hooks(noises, self._new_noise if k == 0 else None)
+        handles = [module.register_forward_hook(hooks.add, with_kwargs=True) for module in self.embeddings]
         try:
-            yield
+            yield hooks
         finally:
             for handle in handles:
                 handle.remove()
-        if not noises:
-            raise RuntimeError("the loss function did not call the embeddings that FreeLB was given")
 
     def _new_noise(self, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
         padding = module.padding_idx if self.padding is None else self.padding
@@ -145,9 +134,32 @@ class Noise:
     dims: tuple[int, ...]
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    yield
+class Hooks:
+    """Adds the noise: a new one for each call in the first pass, the same in the same order in later ones."""
+
+    def __init__(self, noises: list[Noise], make: Callable[[nn.Module, Tensor, Tensor], Noise] | None) -> None:
+        self.noises = noises
+        self.make = make
+        self.calls = 0
+        self.forward = True
+
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            return None
+        if not self.forward:
+            raise RuntimeError("FreeLB's embeddings must not lie inside activation checkpointing: leave them outside")
+        if self.make is not None:
+            self.noises.append(self.make(module, args[0] if args else kwargs["input"], output))
+        if self.calls >= len(self.noises) or self.noises[self.calls].values.shape != output.shape:
+            raise RuntimeError("the passes must call the embeddings alike: the loss function must use one batch")
+        self.calls += 1
+        return output + self.noises[self.calls - 1].values.to(output.dtype)
+
+    def end_forward(self) -> None:
+        """Calls from now on come from the backward pass, which computes something again."""
+        self.forward = False
+        if self.calls == 0 and not self.noises:
+            raise RuntimeError("the loss function did not call the embeddings that FreeLB was given, with gradients on")
 
 
 def _norm(noises: list[Noise], like: Tensor) -> Tensor:
@@ -156,5 +168,7 @@ def _norm(noises: list[Noise], like: Tensor) -> Tensor:
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros_like(like).reshape(())
 
 
-def _state(norm: Tensor) -> Tensor:
-    return torch.where(norm > 0, CLIMBED, NO_GRADIENT)
+def _trace(losses: list[Tensor], norms: list[Tensor]) -> Trace:
+    finite = torch.stack(losses).isfinite().all()
+    state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
+    return Trace(tuple(losses), tuple(norms), state)

@@ -95,12 +95,13 @@ class Weights:
         self.tensors = list(tensors)
         self.names = names
         self.walking = False
+        self.moved: list[Stretch] = []  # what is not at home
         self._signature: object = None
         self._stretches: Sequence[Stretch] = ()
         self._layout: Layout | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"walking": False, "_signature": None, "_stretches": (), "_layout": None}
+        return self.__dict__ | {"walking": False, "moved": [], "_signature": None, "_stretches": (), "_layout": None}
 
     def check(self, granularity: str) -> None:
         if granularity == "module" and self.names is None:
@@ -113,25 +114,35 @@ class Weights:
         """The layout of the tensors that have a gradient now."""
         self.check(granularity)
         present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
-        sparse = [t for t in present if t.grad.is_sparse]  # type: ignore[union-attr]
-        dense = [t for t in present if not t.grad.is_sparse] if sparse else present  # type: ignore[union-attr]
+        sparse = [t for t in present if t.grad.is_sparse and t.grad._nnz()]  # type: ignore[union-attr]
+        dense = [t for t in present if all(t is not other for other in sparse)] if sparse else present
         signature = _signature(dense), granularity
         if signature != self._signature:
             self._signature, self._layout = signature, None
             self._stretches = list(_cut([t for t in dense if t.numel()]))
         if sparse:
-            return self._lay_out([*self._stretches, *map(SparseRows, sparse)], present, granularity)
+            rows = [SparseRows(t, by_row=granularity == "filter") for t in sparse]
+            return self._lay_out([*self._stretches, *rows], present, granularity)
         if self._layout is None:
             self._layout = self._lay_out(self._stretches, present, granularity)
         return self._layout
 
-    def offset(self, moved: Sequence[Stretch]) -> list[Tensor]:
+    @torch.no_grad()
+    def offset(self) -> list[Tensor]:
         """Where the weights are, less where they are at home."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
         of = {id(tensor): offset for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        for stretch in moved:
+        for stretch in self.moved:
             stretch.put(stretch.weights() - stretch.home, [of[id(tensor)] for tensor in stretch.tensors])
         return offsets
+
+    @torch.no_grad()
+    def go_home(self) -> None:
+        """Put the very same bits back. The last comes first: tensors may share their storage."""
+        for stretch in reversed(self.moved):
+            stretch.restore()
+        self.moved = []
+        torch.clear_autocast_cache()
 
     def _lay_out(self, stretches: Sequence[Stretch], present: Sequence[Tensor], granularity: str) -> Layout:
         names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
@@ -213,9 +224,10 @@ class Groups:
             stop = stretch.size
         if self.granularity == "filter" and tensor.ndim >= 2:
             row = tensor[0].numel()
+            numbers = stretch.rows.tolist() if isinstance(stretch, SparseRows) else range(len(tensor))
             for i in range(start // row, -(-stop // row)):
                 length = min((i + 1) * row, stop) - max(i * row, start)
-                yield self._group((id(tensor), i), f"{name}[{i}]", length, tensor.ndim), length
+                yield self._group((id(tensor), numbers[i]), f"{name}[{numbers[i]}]", length, tensor.ndim), length
             return
         # The rows that a sparse gradient did not touch are not here, and count.
         counted = tensor.numel() if isinstance(stretch, SparseRows) else stop - start

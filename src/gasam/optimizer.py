@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from inspect import Parameter, signature
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import traced_climb
-from gasam.backward import Around, plainly
+from gasam.backward import Around, GradientScale, number, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
 from gasam.perturbation import Perturbation
@@ -39,11 +41,14 @@ class SharpnessAware(Optimizer):
         *,
         before_step: Callable[[], object] | None = None,
         around: Around = plainly,
-        gradient_scale: Tensor | float | Callable[[], Tensor | float] = 1.0,
+        gradient_scale: GradientScale = 1.0,
         detailed: bool = False,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
+        closure = signature(base.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise TypeError(f"base must be able to step without a closure, and {type(base).__name__} is not")
         self.base = base
         self.perturbation = perturbation
         self.before_step = before_step
@@ -86,7 +91,7 @@ class SharpnessAware(Optimizer):
                 returned = closure()
             if k == 0:
                 clean.append(returned)
-            return Pass(_loss(returned, parameters), self._gradient_scale())
+            return Pass(_loss(returned, parameters), number(self.gradient_scale))
 
         walks = self.enabled and self.perturbation.epsilon > 0
         if walks:
@@ -106,7 +111,12 @@ class SharpnessAware(Optimizer):
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The base's own; what stands still goes on doing so where the saved groups do not say."""
+        still = [group.get("perturb") for group in self.param_groups]
         self.base.load_state_dict(state_dict)
+        for group, perturb in zip(self.param_groups, still, strict=True):
+            if perturb is not None:
+                group.setdefault("perturb", perturb)
 
     def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
         return self.base.register_state_dict_pre_hook(hook, prepend)
@@ -137,13 +147,12 @@ class SharpnessAware(Optimizer):
             self._known = key, weights_of(read(self.param_groups), self.perturbation)
         return self._known[1]
 
-    def _gradient_scale(self) -> Tensor | float:
-        return self.gradient_scale() if callable(self.gradient_scale) else self.gradient_scale
-
 
 def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
     if returned is None:
         raise TypeError("the closure must return the loss, got None: is a `return` missing?")
+    if not isinstance(returned, Tensor | Real) or (isinstance(returned, Tensor) and returned.numel() != 1):
+        raise TypeError(f"the closure must return the loss as a single number, got {type(returned).__name__}")
     if all(parameter.grad is None for parameter in parameters):
         raise RuntimeError(
             "the closure left no gradient on any parameter: it must call loss.backward() before it returns"

@@ -98,5 +98,5 @@ def _check_at_least_zero(name: str, value: float) -> None:
 
 
 def _check_choice(name: str, value: object, choices: Collection[str], otherwise: str = "") -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}{otherwise}, got {value!r}")

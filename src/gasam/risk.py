@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.tensors import add_gradients
+from gasam.tensors import add_gradients, aliased
 
 
 def share(perturbation: Perturbation) -> float:
@@ -28,7 +28,7 @@ class Fold:
         self.parameters = parameters
         self.perturbation = perturbation
         self.adds = adds
-        self.before: list[Tensor | None] = [None] * len(parameters)
+        self.before: list[Tensor | None] | None = None
         self.total: list[Tensor | None] = [None] * len(parameters)
 
     def make_room(self, k: int) -> None:
@@ -39,31 +39,35 @@ class Fold:
         """
         last = k == self.perturbation.steps
         if k == 0:
+            before: list[Tensor | None] = [None] * len(self.parameters)
             if self.adds:
-                add_gradients(self.before, self._gradients())
+                add_gradients(before, self._gradients())
+            self.before = before
         elif self.perturbation.risk == "mean":
-            if k == 1 and last and self.adds and not any(g is not None for g in self.before):
-                return  # one step and nothing to add to: the first gradient is where it should be
+            if k == 1 and last and self.adds and self._first_may_stay():
+                return
             add_gradients(self.total, self._gradients())
         if last and self.adds:
-            add_gradients(self.total, self.before)
+            add_gradients(self.total, self.before or [])
             self._put(self.total)
             self.total = []
         else:
             self._put([None] * len(self.parameters))
 
+    def _first_may_stay(self) -> bool:
+        """With one step and nothing to add to, the first gradient is where the last pass can add to it."""
+        return all(gradient is None for gradient in self.before or []) and not aliased(self._gradients())
+
     def complete(self) -> None:
         """After the last pass of closures: the mean of all, where the closures backed whole losses."""
         if self.perturbation.risk == "mean":
-            gradients = self._gradients()
-            add_gradients(gradients, self.total)
-            self._put(
-                [gradient if gradient is None else gradient.mul_(share(self.perturbation)) for gradient in gradients]
-            )
+            add_gradients(self.total, self._gradients())
+            self._put([g if g is None else g.mul_(share(self.perturbation)) for g in self.total])
 
     def undo(self) -> None:
-        """Put the caller's own gradients back after a failure."""
-        self._put(self.before)
+        """Put the caller's own gradients back after a failure, if they were taken."""
+        if self.before is not None:
+            self._put(self.before)
 
     def _gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self.parameters]

@@ -104,7 +104,9 @@ class Slice(Stretch):
 
     def gradient(self) -> Tensor:
         gradient = self.tensors[0].grad
-        return self.empty(self.size).zero_() if gradient is None else self._widened(self._part(gradient))
+        if gradient is None:
+            return self.empty(self.size).zero_()
+        return self._widened(self._part(gradient.to_dense() if gradient.is_sparse else gradient))
 
     def save(self) -> None:
         if not self.home.numel():
@@ -144,14 +146,14 @@ class Bundle(Stretch):
 
     def gradient(self) -> Tensor:
         gradients = [tensor.grad for tensor in self.tensors]
-        if any(gradient is None for gradient in gradients):
+        if any(gradient is None or gradient.is_sparse for gradient in gradients):
             pairs = zip(gradients, self.tensors, strict=True)
-            gradients = [torch.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in pairs]
+            gradients = [torch.zeros_like(tensor) if grad is None else grad.to_dense() for grad, tensor in pairs]
         torch._foreach_copy_(self._scratch_views, gradients)  # type: ignore[arg-type]
         return self.scratch
 
     def save(self) -> None:
-        if not self.home.numel():
+        if not self._home_views:
             self.home = self.empty(self.size, self.dtype)
             self._home_views = _parts(self.home, self.tensors)
         torch._foreach_copy_(self._home_views, self.tensors)
@@ -168,10 +170,14 @@ class Bundle(Stretch):
 
 
 class SparseRows(Stretch):
-    """The rows of an embedding with a sparse gradient that the clean pass touched; the others stay where they are."""
+    """The rows of an embedding with a sparse gradient that the clean pass touched; the others stay where they are.
 
-    def __init__(self, tensor: Tensor) -> None:
+    `by_row`: each row is a group of its own. Else the untouched rows belong to the group too.
+    """
+
+    def __init__(self, tensor: Tensor, by_row: bool) -> None:
         assert tensor.grad is not None
+        self.by_row = by_row
         self.rows = tensor.grad.coalesce().indices()[0]
         size = len(self.rows) * tensor[0].numel()
         super().__init__([tensor], size, torch.empty(size, dtype=wide(tensor.dtype), device=tensor.device))
@@ -197,9 +203,7 @@ class SparseRows(Stretch):
         target.index_copy_(0, self.rows, values.to(target.dtype).view(len(self.rows), *target.shape[1:]))
 
     def weight_squares(self) -> Tensor:
-        if self.lengths is not None:
-            return super().weight_squares()
-        return sum_of_squares(self.tensors[0].reshape(-1).to(self.wide))  # the untouched rows belong to the group too
+        return super().weight_squares() if self.by_row else sum_of_squares(self.tensors[0].reshape(-1).to(self.wide))
 
     def _touched(self, tensor: Tensor) -> Tensor:
         rows = tensor.coalesce() if tensor.is_sparse else tensor
@@ -221,6 +225,12 @@ def add_gradients(totals: list[Tensor | None], gradients: Sequence[Tensor | None
             totals[i] = gradient.detach() + total
         else:
             total.add_(gradient.detach())
+
+
+def aliased(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether two of them begin at one place of one storage, as autograd may leave them: adding in place is wrong."""
+    places = [(g.untyped_storage()._cdata, g.storage_offset()) for g in gradients if g is not None and not g.is_sparse]
+    return len(set(places)) < len(places)
 
 
 def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

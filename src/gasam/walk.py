@@ -40,7 +40,6 @@ class Walk:
         self.weights = weights
         self.perturbation = perturbation
         self.keeps_position = keeps_position
-        self.moved: list[Stretch] = []
         self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
         self._detailed = detailed
@@ -79,12 +78,6 @@ class Walk:
     @torch.no_grad()
     def jump(self, start: Start) -> None:
         self._move(lambda stretch: stretch.position.copy_(start(stretch.position)))
-
-    @torch.no_grad()
-    def go_home(self) -> None:
-        for stretch in self.moved:
-            stretch.restore()
-        torch.clear_autocast_cache()
 
     def _gradient_squares(self) -> Tensor:
         """The squared norm of each piece's gradient."""
@@ -149,23 +142,33 @@ class Walk:
         if p == math.inf:
             self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0), layout.one)
         else:
-            size = ball.length(layout.total_of(lambda stretch: ball.power_sum(update(stretch), p)), p)
-            over = layout.spread(ball.shrinkage(size))
+            over = layout.spread(ball.shrinkage(self._updated_size(update)))
             self._displace(lambda stretch: stretch.position.mul_(over(stretch)), layout.one)
+
+    def _updated_size(self, update: Callable[[Stretch], Tensor]) -> Tensor:
+        """|y|_p after the update; a power is taken of y over its largest entry, lest it overflow."""
+        p, layout = self.perturbation.norm, self._layout
+        if not ball.needs_largest(p):
+            return ball.length(layout.total_of(lambda stretch: ball.power_sum(update(stretch), p)), p)
+        largest = layout.largest_of(lambda stretch: update(stretch).abs().amax())
+        over = layout.spread(inverse(largest))
+        return largest * ball.length(layout.total_of(lambda s: ball.power_sum(s.position * over(s), p)), p)
 
     def _displace(self, y: Callable[[Stretch], Tensor], share: Tensor, y_squares: Tensor | None = None) -> None:
         """Take the weights to home + epsilon T y, y times a share; home itself where the walk may not go on."""
         layout, element_wise = self._layout, self._scale is None
         reach = share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
         reach = torch.where(self._finite, reach, 0.0)
+        if self._detailed and not self.weights.moved:
+            self._home_squares = layout.collect(lambda stretch: stretch.weight_squares())
         over, squares, sums = layout.spread(reach), [], []
         for i, stretch in enumerate(layout.stretches):
             direction, own_reach = y(stretch), over(stretch)
             if element_wise:
                 direction = torch.mul(direction, stretch.scale, out=stretch.scratch).nan_to_num_(0.0, 0.0, 0.0)
-            if i == len(self.moved):
+            if i == len(self.weights.moved):
                 stretch.save()
-                self.moved.append(stretch)
+                self.weights.moved.append(stretch)
             if y_squares is None:
                 squares.append(stretch.squares(direction))
             offset = direction * own_reach if self._detailed else None
@@ -176,8 +179,7 @@ class Walk:
         offset_squares = reach.square() * (layout.together(squares) if y_squares is None else y_squares).nan_to_num(0.0)
         self.norm = offset_squares.sum().sqrt()
         if sums:
-            home = layout.collect(lambda stretch: stretch.squares(stretch.home.to(stretch.wide)))
-            self.detail = detail(layout, offset_squares, home, torch.stack(sums).sum(0))
+            self.detail = detail(layout, offset_squares, self._home_squares, torch.stack(sums).sum(0))
 
 
 def _kept(buffer: Tensor, stretch: Stretch) -> Tensor:
