@@ -61,7 +61,8 @@ class SharpBackward:
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         if not self.enabled or self.perturbation.epsilon == 0:
-            return self._plain_pass(function)
+            returned, self.last = plain_pass(function, self.backward, self.around)
+            return returned
         fold = Fold([p for p in self.parameters if p.requires_grad], self.perturbation, adds=True)
         clean: list[Any] = []
 
@@ -84,12 +85,13 @@ class SharpBackward:
             raise
         return clean[0]
 
-    def _plain_pass(self, function: Callable[[], Any]) -> Any:
-        with self.around(0, True):
-            loss, returned = call(function)
-            self.backward(loss)
-        self.last = plain_trace(loss)
-        return returned
+
+def plain_pass(function: Callable[[], Any], backward: Callable[[Tensor], object], around: Around) -> tuple[Any, Trace]:
+    """One pass without a walk: what the caller gets, and the trace that says so."""
+    with around(0, True):
+        loss, returned = call(function)
+        backward(loss)
+    return returned, plain_trace(loss)
 
 
 def number(scale: GradientScale) -> Tensor | float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from gasam import ball
-from gasam.backward import Around, back, call, plainly
+from gasam.backward import Around, back, call, plain_pass, plainly
 from gasam.perturbation import Perturbation
+from gasam.risk import share
 from gasam.tensors import inverse, wide
-from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace, plain_trace
+from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace
 
 Start = Literal["zero", "uniform"]
 
@@ -62,22 +63,24 @@ class FreeLB:
         self.last: Trace | None = None
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        steps = self.perturbation.steps if self.enabled and self.perturbation.epsilon > 0 else 0
+        if not self.enabled or self.perturbation.epsilon == 0:
+            returned, self.last = plain_pass(function, self.backward, self.around)
+            return returned
+        steps = self.perturbation.steps
         noises: list[Noise] = []
-        losses, norms, clean = [], [], None
+        losses, norms, first = [], [], None
         for k in range(steps + 1):
-            with self.around(k, k == steps), self._noisy(noises, k) if steps else nullcontext() as hooks:
+            with self.around(k, k == steps), self._noisy(noises, k) as hooks:
                 loss, returned = call(function)
-                if hooks:
-                    hooks.end_forward()
-                back(loss, self.backward, 1 / (steps + 1))
-            clean = returned if k == 0 else clean
+                hooks.end_forward()
+                back(loss, self.backward, share(self.perturbation))
+            first = returned if k == 0 else first
             losses.append(loss.detach().reshape(()))
-            norms.append(_norm(noises, like=loss))
+            norms.append(torch.stack([noise.values.detach().square().sum() for noise in noises]).sum().sqrt())
             if k < steps:
                 self._climb(noises)
-        self.last = _trace(losses, norms) if steps else plain_trace(losses[0])
-        return clean
+        self.last = _trace(losses, norms)
+        return first
 
     @contextmanager
     def _noisy(self, noises: list[Noise], k: int) -> Iterator[Hooks]:
@@ -116,12 +119,9 @@ class FreeLB:
             if p != math.inf:
                 toward = toward * inverse(ball.length(ball.power_sum(toward, p, noise.dims), p))
             y = noise.values / epsilon + self.perturbation.stride * toward.nan_to_num(0.0, 0.0, 0.0)
-            y = (
-                y.clamp(-1, 1)
-                if p == math.inf
-                else y * ball.shrinkage(ball.length(ball.power_sum(y, p, noise.dims), p))
-            )
-            noise.values.copy_(epsilon * y)
+            if p != math.inf:
+                y *= ball.shrinkage(ball.length(ball.power_sum(y, p, noise.dims), p))
+            noise.values.copy_(epsilon * y.clamp_(-1, 1))
             noise.values.grad = None
 
 
@@ -160,12 +160,6 @@ class Hooks:
         self.forward = False
         if self.calls == 0 and not self.noises:
             raise RuntimeError("the loss function did not call the embeddings that FreeLB was given, with gradients on")
-
-
-def _norm(noises: list[Noise], like: Tensor) -> Tensor:
-    """|noise|_2 over the whole batch."""
-    squares = [noise.values.detach().square().sum() for noise in noises]
-    return torch.stack(squares).sum().sqrt() if squares else torch.zeros_like(like).reshape(())
 
 
 def _trace(losses: list[Tensor], norms: list[Tensor]) -> Trace:
