@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gasam.layout import Weights
+from gasam.parameters import Parameters, read, weights_of
 from gasam.perturbation import Perturbation
 from gasam.trace import Trace
 from gasam.walk import Pass, Start, Walk
@@ -31,7 +32,7 @@ class Visit:
 
 
 def climb(
-    variables: Weights | Sequence[Tensor],
+    variables: Weights | Parameters,
     evaluate: Callable[[int], Pass],
     perturbation: Perturbation,
     start: Start | None = None,
@@ -40,10 +41,11 @@ def climb(
 ) -> Iterator[Visit]:
     """Visit a_0 = 0, a_1, .., a_K; however it is left, the variables are home again with the very same bits.
 
-    `evaluate(k)` computes a loss where the variables are and leaves its gradient in their `.grad`.
+    `variables` are given as to SharpBackward: parameters, named parameters or groups. `evaluate(k)` computes a loss
+    where they are and leaves its gradient in their `.grad`.
     `start` draws a first point for attacks, say `uniform_start(norm)`: it is visited after home, K steps follow.
     """
-    weights = variables if isinstance(variables, Weights) else Weights(variables)
+    weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
     if weights.walking:
         raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
     weights.walking = True
@@ -99,7 +101,7 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
 
 
 def uniform_start(norm: float, generator: torch.Generator | None = None) -> Start:
-    """A random point of the ball: uniform in its box for norm inf, else of uniform direction, on the surface."""
+    """A random point: uniform in the box for norm inf, else on the ball's surface, where nearly all of a ball is."""
 
     def draw(like: Tensor) -> Tensor:
         if norm == math.inf:

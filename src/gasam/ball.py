@@ -44,6 +44,21 @@ def length(total: Tensor, p: float) -> Tensor:
     return total if p == math.inf else total.pow(1 / p)
 
 
-def shrinkage(size: Tensor, radius: float = 1.0) -> Tensor:
-    """By what a point of this length is multiplied to lie in the ball: min(1, radius / |x|)."""
-    return (inverse(size) * radius).clamp(max=1.0).masked_fill(size == 0, 1.0)
+def shrinkage(size: Tensor) -> Tensor:
+    """By what a point of this length is multiplied to lie in the unit ball: min(1, 1 / |x|)."""
+    return size.clamp(min=1.0).reciprocal()
+
+
+def direction(h: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
+    """The unit direction that gains most along h, for each slice over `dims`; zero where h is not finite."""
+    if p == math.inf:
+        return h.sign()
+    u = raised(h, p, power_sum(h, math.inf, dims))
+    return (u * inverse(length(power_sum(u, p, dims), p))).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def project(y: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
+    """Each slice over `dims` onto the unit ball: clipped for p = inf, else radially."""
+    if p == math.inf:
+        return y.clamp(-1.0, 1.0)
+    return y * shrinkage(length(power_sum(y, p, dims), p))

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from gasam import ball
-from gasam.backward import Around, back, call, plain_pass, plainly
+from gasam.evaluation import Around, Backward, back, call, check_around, plain_pass, plainly
 from gasam.perturbation import Perturbation
-from gasam.risk import share
 from gasam.tensors import inverse, wide
 from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace
 
@@ -29,9 +28,10 @@ class FreeLB:
     """Calls a loss function K+1 times while the noise climbs, and adds the mean gradient to every `.grad`.
 
     Used like SharpBackward, and `backward`, `around`, `enabled` and `last` mean the same. Each example's noise stays in
-    |noise|_norm <= epsilon and is zero on padding: the embedding's own `padding_idx` unless `padding` is given.
-    `step_size` is 1.5 epsilon / steps when None; `example_dim` is the dimension of the embeddings' outputs that counts
-    examples. The paper's settings: En-Vi epsilon 0.02, steps 1; De-En epsilon 0.005, steps 3; norm inf.
+    |noise|_norm <= epsilon, for each call of an embedding, and is zero on padding: the embedding's own `padding_idx`
+    unless `padding` is given. `step_size` is 1.5 epsilon / steps when None; `example_dim` is the dimension of the
+    embeddings' outputs that counts examples. The paper's settings, with norm inf: En-Vi epsilon 0.02, steps 1;
+    De-En epsilon 0.005, steps 3.
 
     It does not know the weights: after a failure the gradients of the passes before it are still in `.grad`.
     """
@@ -47,7 +47,7 @@ class FreeLB:
         start: Start = "zero",
         padding: int | None = None,
         example_dim: int = 0,
-        backward: Callable[[Tensor], object] = torch.Tensor.backward,
+        backward: Backward = torch.Tensor.backward,
         around: Around = plainly,
     ) -> None:
         self.embeddings = [embeddings] if isinstance(embeddings, nn.Module) else list(embeddings)
@@ -56,6 +56,7 @@ class FreeLB:
             raise TypeError(f"embeddings must be one or more nn.Embedding modules, got {', '.join(wrong) or 'none'}")
         if start not in get_args(Start):
             raise ValueError(f"start must be 'zero' or 'uniform', got {start!r}")
+        check_around(around)
         self.perturbation = Perturbation(epsilon=epsilon, norm=norm, scale="one", steps=steps, step_size=step_size)
         self.start, self.padding, self.example_dim = start, padding, example_dim
         self.backward, self.around = backward, around
@@ -69,17 +70,19 @@ class FreeLB:
         steps = self.perturbation.steps
         noises: list[Noise] = []
         losses, norms, first = [], [], None
+        finite = torch.tensor(True)
         for k in range(steps + 1):
             with self.around(k, k == steps), self._noisy(noises, k) as hooks:
                 loss, returned = call(function)
                 hooks.end_forward()
-                back(loss, self.backward, share(self.perturbation))
+                back(loss, self.backward, 1 / (steps + 1))
             first = returned if k == 0 else first
             losses.append(loss.detach().reshape(()))
             norms.append(torch.stack([noise.values.detach().square().sum() for noise in noises]).sum().sqrt())
             if k < steps:
-                self._climb(noises)
-        self.last = _trace(losses, norms)
+                finite = self._climb(noises, finite.to(loss.device) & losses[-1].isfinite())
+        state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
+        self.last = Trace(tuple(losses), tuple(norms), state)
         return first
 
     @contextmanager
@@ -107,22 +110,18 @@ class FreeLB:
         return Noise(values.requires_grad_(), kept, dims)
 
     @torch.no_grad()
-    def _climb(self, noises: list[Noise]) -> None:
-        """y = project(y + eta / epsilon d) for each example, y = noise / epsilon."""
-        p, epsilon = self.perturbation.norm, self.perturbation.epsilon
-        for noise in noises:
-            if noise.values.grad is None:
-                continue
-            h = noise.values.grad * noise.kept
-            largest = ball.power_sum(h, math.inf, noise.dims) if ball.needs_largest(p) else None
-            toward = ball.raised(h, p, largest)
-            if p != math.inf:
-                toward = toward * inverse(ball.length(ball.power_sum(toward, p, noise.dims), p))
-            y = noise.values / epsilon + self.perturbation.stride * toward.nan_to_num(0.0, 0.0, 0.0)
-            if p != math.inf:
-                y *= ball.shrinkage(ball.length(ball.power_sum(y, p, noise.dims), p))
-            noise.values.copy_(epsilon * y.clamp_(-1, 1))
+    def _climb(self, noises: list[Noise], finite: Tensor) -> Tensor:
+        """y = project(y + eta / epsilon d) for each example, y = noise / epsilon; zero once anything is not finite."""
+        p, epsilon, stride = self.perturbation.norm, self.perturbation.epsilon, self.perturbation.stride
+        gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
+        for gradient in gradients:
+            finite = finite & gradient.isfinite().all()
+        for noise, gradient in zip(noises, gradients, strict=True):
+            toward = ball.direction(gradient * noise.kept, p, noise.dims)
+            y = ball.project(noise.values / epsilon + stride * toward, p, noise.dims)
+            noise.values.copy_(torch.where(finite, epsilon * y, 0.0))
             noise.values.grad = None
+        return finite
 
 
 @dataclass(frozen=True)
@@ -160,9 +159,3 @@ class Hooks:
         self.forward = False
         if self.calls == 0 and not self.noises:
             raise RuntimeError("the loss function did not call the embeddings that FreeLB was given, with gradients on")
-
-
-def _trace(losses: list[Tensor], norms: list[Tensor]) -> Trace:
-    finite = torch.stack(losses).isfinite().all()
-    state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
-    return Trace(tuple(losses), tuple(norms), state)

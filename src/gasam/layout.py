@@ -72,6 +72,7 @@ class Layout:
         """One value a piece, over the weights of each stretch; a number where one is for all, or the piece is all."""
         if pieces.ndim == 0:
             return lambda stretch: pieces.to(stretch.device)
+        # A view of each number at once is cheap where nearly all are wanted, not where each row is a piece.
         numbers = pieces.unbind() if len(pieces) == len(self.stretches) else pieces
 
         def over(stretch: Stretch) -> Tensor:
@@ -114,8 +115,8 @@ class Weights:
         """The layout of the tensors that have a gradient now."""
         self.check(granularity)
         present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
-        sparse = [t for t in present if t.grad.is_sparse and t.grad._nnz()]  # type: ignore[union-attr]
-        dense = [t for t in present if all(t is not other for other in sparse)] if sparse else present
+        sparse = [t for t in present if _has_rows(t)]
+        dense = [t for t in present if not _has_rows(t)] if sparse else present
         signature = _signature(dense), granularity
         if signature != self._signature:
             self._signature, self._layout = signature, None
@@ -159,6 +160,11 @@ class Weights:
             labels=groups.labels,
             total=_weights_in(present),
         )
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether its gradient is sparse; one without any row is as good as dense."""
+    return tensor.grad is not None and tensor.grad.is_sparse and tensor.grad._nnz() > 0
 
 
 def _signature(tensors: Sequence[Tensor]) -> object:

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import traced_climb
-from gasam.backward import Around, GradientScale, number, plainly
+from gasam.evaluation import Around, GradientScale, check_around, now, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
-from gasam.perturbation import Perturbation
-from gasam.risk import Fold
+from gasam.perturbation import Perturbation, check_perturbation
+from gasam.risk import Fold, share
 from gasam.trace import Trace, plain_trace
 from gasam.walk import Pass
 
@@ -49,6 +49,8 @@ class SharpnessAware(Optimizer):
         closure = signature(base.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
             raise TypeError(f"base must be able to step without a closure, and {type(base).__name__} is not")
+        check_perturbation(perturbation)
+        check_around(around)
         self.base = base
         self.perturbation = perturbation
         self.before_step = before_step
@@ -81,24 +83,25 @@ class SharpnessAware(Optimizer):
                 "where none can be given, use SharpBackward with the plain optimizer"
             )
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        fold = Fold(parameters, self.perturbation, adds=False)
+        walks, mean = self.enabled and self.perturbation.epsilon > 0, self.perturbation.risk == "mean"
+        passes = Fold(parameters)
         clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:
-            fold.make_room(k)
-            last = k == self.perturbation.steps or not walks
-            with self.around(k, last), torch.enable_grad():
+            passes.take(keep=mean and k > 0)
+            with self.around(k, k == self.perturbation.steps or not walks), torch.enable_grad():
                 returned = closure()
             if k == 0:
                 clean.append(returned)
-            return Pass(_loss(returned, parameters), number(self.gradient_scale))
+            return Pass(_loss(returned, parameters), now(self.gradient_scale))
 
-        walks = self.enabled and self.perturbation.epsilon > 0
         if walks:
             self.last = traced_climb(self._weights(), evaluate, self.perturbation, detailed=self.detailed)
-            fold.complete()
         else:
             self.last = plain_trace(evaluate(0).loss)
+        if walks and mean:  # a closure may clear what is there, so nothing was left for the last one to add to
+            passes.take()
+            passes.give(share(self.perturbation))
         if self.before_step is not None:
             self.before_step()
         self.base.step()

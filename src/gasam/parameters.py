@@ -12,7 +12,7 @@ from torch import Tensor
 from gasam.layout import Weights
 from gasam.perturbation import Perturbation
 
-Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
+Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ def read(parameters: Parameters) -> list[Entry]:
             "parameters must be model.parameters(), model.named_parameters() or a list of groups, "
             f"got {type(parameters).__name__}"
         )
+    if isinstance(parameters, Mapping):  # a single group, or a dictionary of names
+        parameters = [parameters] if "params" in parameters else parameters.items()
     entries: dict[int, Entry] = {}
     for item in parameters:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gasam.backward import Around
+from gasam.evaluation import Around
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress

@@ -84,6 +84,12 @@ def ga_sam(epsilon: float, norm: float = math.inf, steps: int = 1) -> Perturbati
     return Perturbation(epsilon=epsilon, norm=norm, steps=steps)
 
 
+def check_perturbation(value: object) -> None:
+    if not isinstance(value, Perturbation):
+        name = getattr(value, "__name__", repr(value))
+        raise TypeError(f"perturbation must be a Perturbation such as ga_sam(1e-4), got {name}")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

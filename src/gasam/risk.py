@@ -19,59 +19,42 @@ def share(perturbation: Perturbation) -> float:
 
 
 class Fold:
-    """The gradients of the passes so far, kept out of the next pass's way.
+    """Gradients set aside: taken out of `.grad`, added up, and given back."""
 
-    `adds` says whether the last pass may add to what is in `.grad`: backward does, a closure may clear it first.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], perturbation: Perturbation, *, adds: bool) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
-        self.perturbation = perturbation
-        self.adds = adds
-        self.before: list[Tensor | None] | None = None
         self.total: list[Tensor | None] = [None] * len(parameters)
+        self.taken = False
 
-    def make_room(self, k: int) -> None:
-        """Before pass k: take what pass k-1 left (the caller's own gradient, for k = 0), and clear `.grad`.
+    def take(self, keep: bool = True) -> None:
+        """Add what is in `.grad` to the total, or drop it; either way clear `.grad`, once nothing can be lost."""
+        if keep:
+            total = list(self.total)
+            add_gradients(total, self._gradients())
+            self.total = total
+        self.taken = True
+        for parameter in self.parameters:
+            parameter.grad = None
 
-        Before the last pass the sum goes back, so that autograd itself completes it: an all-reduce of accumulated
-        gradients, as DDP does it, then sees all of them.
-        """
-        last = k == self.perturbation.steps
-        if k == 0:
-            before: list[Tensor | None] = [None] * len(self.parameters)
-            if self.adds:
-                add_gradients(before, self._gradients())
-            self.before = before
-        elif self.perturbation.risk == "mean":
-            if k == 1 and last and self.adds and self._first_may_stay():
-                return
-            add_gradients(self.total, self._gradients())
-        if last and self.adds:
-            add_gradients(self.total, self.before or [])
-            self._put(self.total)
-            self.total = []
-        else:
-            self._put([None] * len(self.parameters))
+    def add(self, other: Fold) -> None:
+        add_gradients(self.total, other.total)
 
-    def _first_may_stay(self) -> bool:
-        """With one step and nothing to add to, the first gradient is where the last pass can add to it."""
-        return all(gradient is None for gradient in self.before or []) and not aliased(self._gradients())
-
-    def complete(self) -> None:
-        """After the last pass of closures: the mean of all, where the closures backed whole losses."""
-        if self.perturbation.risk == "mean":
-            add_gradients(self.total, self._gradients())
-            self._put([g if g is None else g.mul_(share(self.perturbation)) for g in self.total])
+    def give(self, factor: float = 1.0) -> None:
+        """Put the total, times a factor, into `.grad`."""
+        for parameter, total in zip(self.parameters, self.total, strict=True):
+            parameter.grad = total if total is None or factor == 1 else total.mul_(factor)
 
     def undo(self) -> None:
-        """Put the caller's own gradients back after a failure, if they were taken."""
-        if self.before is not None:
-            self._put(self.before)
+        """Give back after a failure, if it came after the taking."""
+        if self.taken:
+            self.give()
+
+    def is_empty(self) -> bool:
+        return all(total is None for total in self.total)
+
+    def may_be_added_to(self) -> bool:
+        """Whether `.grad` can stay where it is while another pass adds to it."""
+        return not aliased(self._gradients())
 
     def _gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self.parameters]
-
-    def _put(self, gradients: Sequence[Tensor | None]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,12 +24,12 @@ class Group:
     measure_weight: Callable[[], Tensor]
     measure_dimensions: Callable[[], Tensor]
 
-    @property
+    @cached_property
     def gradient(self) -> Tensor:
         """|g_i| of the mean loss, whatever factor it was backed with."""
         return self.measure_gradient()
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """|w_i|."""
         return self.measure_weight()

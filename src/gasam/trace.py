@@ -17,7 +17,7 @@ MEANING = {
     OFF: "off: one plain pass",
     CLIMBED: "climbed",
     NO_GRADIENT: "stayed home: no gradient to climb, or a scale of zero",
-    NOT_FINITE: "stayed home: loss, gradient or scale not finite",
+    NOT_FINITE: "went home: a loss, gradient or scale on the way was not finite",
 }
 
 
@@ -36,7 +36,7 @@ class Detail:
         return "\n".join([head, *rows])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """One step's walk. All entries are 0-dim tensors; printing is what synchronises."""
 
@@ -50,7 +50,12 @@ class Trace:
         """L(w + a_K) - L(w)."""
         return self.losses[-1] - self.losses[0]
 
-    def __str__(self) -> str:
+    @property
+    def climbed(self) -> Tensor:
+        """Whether the walk left home, and nothing made it turn back."""
+        return self.active == CLIMBED
+
+    def __repr__(self) -> str:
         losses = ", ".join(f"{loss.item():.6g}" for loss in self.losses)
         norms = ", ".join(f"{norm.item():.4g}" for norm in self.norms)
         lines = (

@@ -26,6 +26,14 @@ class Pass(NamedTuple):
     gradient_scale: Tensor | float = 1.0
 
 
+class Direction(NamedTuple):
+    """d of a stretch is `values` times `share`, a number for each piece or for all."""
+
+    values: Callable[[Stretch], Tensor]
+    share: Tensor
+    squares: Tensor | None = None  # of the values, where they are known
+
+
 class Walk:
     """The state of a walk, in coordinates y = T^-1 a / epsilon: the ball has radius one, and nothing is divided by T.
 
@@ -42,8 +50,8 @@ class Walk:
         self.keeps_position = keeps_position
         self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
-        self._detailed = detailed
         self._layout = weights.taking_part(perturbation.granularity)
+        self._home_squares = self._layout.collect(lambda s: s.weight_squares()) if detailed else None
         self._squares = self._gradient_squares()
         self._scale: Tensor | None = None  # T of each piece; element-wise it lies in the stretches
         self._finite = self._is_finite(clean) & self._choose_scale(clean.gradient_scale)
@@ -65,19 +73,19 @@ class Walk:
     @torch.no_grad()
     def step(self) -> None:
         """y = project(y + eta / epsilon d), and the weights to home + epsilon T y."""
-        direction, share = self._direction()
-        share = torch.where(self._finite, share, 0.0)
+        direction = self._direction()
+        share = torch.where(self._finite, direction.share, 0.0)
         stride = self.perturbation.stride
         if self.keeps_position:
             over = self._layout.spread(share * stride)
-            self._move(lambda stretch: stretch.position.addcmul_(direction(stretch), over(stretch)))
-        else:  # the direction is of length one: no projection
-            known = self._squares if self.perturbation.norm == 2.0 and self._scale is not None else None
-            self._displace(direction, share * min(1.0, stride), known)
+            self._move(lambda stretch: stretch.position.addcmul_(direction.values(stretch), over(stretch)))
+        else:  # of length one: no projection
+            self._displace(direction._replace(share=share * min(1.0, stride)))
 
     @torch.no_grad()
     def jump(self, start: Start) -> None:
-        self._move(lambda stretch: stretch.position.copy_(start(stretch.position)))
+        """Onto the surface, the way that `start` says; for p = inf to the very point."""
+        self._move(lambda stretch: stretch.position.copy_(start(stretch.position)), rescale=inverse)
 
     def _gradient_squares(self) -> Tensor:
         """The squared norm of each piece's gradient."""
@@ -118,32 +126,33 @@ class Walk:
         stretch.scale = _kept(stretch.scale, stretch).copy_(self.perturbation.scale_function(group))
         return stretch.scale.amax()
 
-    def _direction(self) -> tuple[Callable[[Stretch], Tensor], Tensor]:
-        """d, the unit p-norm direction that gains most along h = T g: finite values, and a factor for pieces or all."""
+    def _direction(self) -> Direction:
+        """The unit p-norm direction that gains most along h = T g; its values are finite whatever the gradient is."""
         p, layout = self.perturbation.norm, self._layout
         if p == math.inf:
-            return lambda stretch: torch.sign(stretch.gradient(), out=stretch.scratch), layout.one
+            return Direction(lambda s: torch.sign(s.gradient(), out=s.scratch), layout.one)
         if p == 2.0 and self._scale is not None:  # |h| from the norms at hand: one reading of the gradient less
             share = self._scale * inverse((self._scale.square() * self._squares).sum().sqrt())
-            return lambda stretch: torch.nan_to_num(stretch.gradient(), 0.0, 0.0, 0.0, out=stretch.scratch), share
+            values = lambda s: torch.nan_to_num(s.gradient(), 0.0, 0.0, 0.0, out=s.scratch)  # noqa: E731
+            return Direction(values, share, self._squares)
 
         over = None if self._scale is None else layout.spread(self._scale)
 
         def h(stretch: Stretch) -> Tensor:
             return stretch.gradient() * (stretch.scale if over is None else over(stretch))
 
-        largest = layout.largest_of(lambda stretch: h(stretch).abs_().amax()) if ball.needs_largest(p) else None
+        largest = layout.largest_of(lambda s: h(s).abs_().amax()) if ball.needs_largest(p) else None
         size = ball.length(layout.total_of(lambda s: ball.power_sum(ball.raised(h(s), p, largest), p)), p)
-        return lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), inverse(size)
+        return Direction(lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), inverse(size))
 
-    def _move(self, update: Callable[[Stretch], Tensor]) -> None:
-        """Update every y, project it onto the unit ball, and take the weights there."""
-        p, layout = self.perturbation.norm, self._layout
-        if p == math.inf:
-            self._displace(lambda stretch: update(stretch).clamp_(-1.0, 1.0), layout.one)
+    def _move(self, update: Callable[[Stretch], Tensor], rescale: Callable[[Tensor], Tensor] = ball.shrinkage) -> None:
+        """Update every y, bring it into the unit ball, and take the weights there."""
+        one = self._layout.one
+        if self.perturbation.norm == math.inf:
+            self._displace(Direction(lambda stretch: update(stretch).clamp_(-1.0, 1.0), one))
         else:
-            over = layout.spread(ball.shrinkage(self._updated_size(update)))
-            self._displace(lambda stretch: stretch.position.mul_(over(stretch)), layout.one)
+            over = self._layout.spread(rescale(self._updated_size(update)))
+            self._displace(Direction(lambda stretch: stretch.position.mul_(over(stretch)), one))
 
     def _updated_size(self, update: Callable[[Stretch], Tensor]) -> Tensor:
         """|y|_p after the update; a power is taken of y over its largest entry, lest it overflow."""
@@ -154,31 +163,29 @@ class Walk:
         over = layout.spread(inverse(largest))
         return largest * ball.length(layout.total_of(lambda s: ball.power_sum(s.position * over(s), p)), p)
 
-    def _displace(self, y: Callable[[Stretch], Tensor], share: Tensor, y_squares: Tensor | None = None) -> None:
-        """Take the weights to home + epsilon T y, y times a share; home itself where the walk may not go on."""
-        layout, element_wise = self._layout, self._scale is None
-        reach = share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
+    def _displace(self, y: Direction) -> None:
+        """Take the weights to home + epsilon T y; home itself where the walk may not go on."""
+        layout, moved = self._layout, self.weights.moved
+        reach = y.share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
         reach = torch.where(self._finite, reach, 0.0)
-        if self._detailed and not self.weights.moved:
-            self._home_squares = layout.collect(lambda stretch: stretch.weight_squares())
         over, squares, sums = layout.spread(reach), [], []
         for i, stretch in enumerate(layout.stretches):
-            direction, own_reach = y(stretch), over(stretch)
-            if element_wise:
-                direction = torch.mul(direction, stretch.scale, out=stretch.scratch).nan_to_num_(0.0, 0.0, 0.0)
-            if i == len(self.weights.moved):
+            values, own_reach = y.values(stretch), over(stretch)
+            if self._scale is None:
+                values = torch.mul(values, stretch.scale, out=stretch.scratch).nan_to_num_(0.0, 0.0, 0.0)
+            if i == len(moved):  # the first step: saved and noted one by one, so that an interrupt finds each at home
                 stretch.save()
-                self.weights.moved.append(stretch)
-            if y_squares is None:
-                squares.append(stretch.squares(direction))
-            offset = direction * own_reach if self._detailed else None
-            stretch.displace(direction, own_reach)
+                moved.append(stretch)
+            if y.squares is None:
+                squares.append(stretch.squares(values))
+            offset = values * own_reach if self._home_squares is not None else None
+            stretch.displace(values, own_reach)
             if offset is not None:
                 sums.append(realised(stretch, offset).to(layout.sizes))
         torch.clear_autocast_cache()
-        offset_squares = reach.square() * (layout.together(squares) if y_squares is None else y_squares).nan_to_num(0.0)
+        offset_squares = reach.square() * (layout.together(squares) if y.squares is None else y.squares).nan_to_num(0.0)
         self.norm = offset_squares.sum().sqrt()
-        if sums:
+        if self._home_squares is not None and sums:
             self.detail = detail(layout, offset_squares, self._home_squares, torch.stack(sums).sum(0))
 
 

@@ -1,0 +1,92 @@
+"""One pass: a loss function called and checked, its loss backed, and by what factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gasam.trace import Trace, plain_trace
+
+Around = Callable[[int, bool], AbstractContextManager[Any]]
+Backward = Callable[[Tensor], object]
+GradientScale = Tensor | float | Callable[[], Tensor | float]
+
+
+def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
+    """Nothing around a pass."""
+    return nullcontext()
+
+
+def check_around(around: Around) -> None:
+    """The usual slip is to give `same_noise` or `frozen_batchnorm` itself, not what it returns."""
+    try:
+        signature(around).bind(0, True)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"around must be a function of (k, last), got {around!r}: same_noise() and frozen_batchnorm(model) give one"
+        ) from None
+
+
+def now(scale: GradientScale) -> Tensor | float:
+    """The factor of this pass, where it may be a function."""
+    return scale() if callable(scale) else scale
+
+
+def plain_pass(function: Callable[[], Any], backward: Backward, around: Around) -> tuple[Any, Trace]:
+    """One pass without a walk: what the caller gets, and the trace that says so."""
+    with around(0, True):
+        loss, returned = call(function)
+        backward(loss)
+    return returned, plain_trace(loss)
+
+
+def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
+    """The loss with its graph, and what the caller gets: the same with the loss detached."""
+    if not callable(function):
+        raise TypeError(
+            f"a loss function must be given, not its result, got {type(function).__name__}: "
+            "put `lambda:` before the loss, so that it can be computed again"
+        )
+    result = function()
+    loss = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the loss function must return the loss as a tensor, or (loss, anything), got {type(loss).__name__}"
+            + (": is a `return` missing?" if loss is None else "")
+        )
+    if loss.numel() != 1:
+        raise ValueError(f"the loss must be a single number, got the shape {tuple(loss.shape)}: take its mean")
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no graph to go back through: is the call inside torch.no_grad(), is a result detached, "
+            "or is every parameter frozen?"
+        )
+    return loss, (loss.detach(), *result[1:]) if isinstance(result, tuple) else loss.detach()
+
+
+def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
+    """Back a part of the loss; return d(backed)/d(loss), which has every factor that `backward` put in."""
+    factors: list[Tensor] = []
+    hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
+    try:
+        backward(loss if part == 1 else loss * part)
+    finally:
+        hook.remove()
+    if not factors:
+        raise RuntimeError("backward did not go back through the loss it was given: it must call .backward() on it")
+    return torch.stack(factors).sum()
+
+
+def check_untouched(parameters: Sequence[Tensor]) -> None:
+    if any(parameter.grad is not None for parameter in parameters):
+        raise RuntimeError("the loss function called backward itself: return the loss, SharpBackward calls backward")
+
+
+def check_reached(parameters: Sequence[Tensor]) -> None:
+    if all(parameter.grad is None for parameter in parameters):
+        raise RuntimeError("no parameter got a gradient: the loss does not depend on the parameters given here")

@@ -1,0 +1,251 @@
+"""Models as they come: unused, frozen, tied, mixed, shared, empty, changing weights."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import Perturbation, SharpBackward, SharpnessAware, ga_sam, sam
+from gasam.trace import CLIMBED, NO_GRADIENT
+from problems import batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+
+class Dropped(nn.Module):
+    """Two layers; the second takes part in the passes that are named."""
+
+    def __init__(self, passes) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+        self.passes, self.calls = passes, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) + (self.second(x) if self.calls - 1 in self.passes else 0)
+
+
+@pytest.mark.parametrize("passes", [(0,), (1,), (2,), (0, 2), (1, 2), ()])
+@pytest.mark.parametrize("scale", ["gradient_strength", "one", "weight"])
+@pytest.mark.parametrize("granularity", ["layer", "model", "element"])
+def test_gradient_in_some_passes_only(passes, scale, granularity):
+    """What moved is moved back; the fold counts a missing gradient as zero; what has none at first takes no part."""
+    model, (x, y) = Dropped(passes), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturbation = Perturbation(epsilon=0.05, scale=scale, granularity=granularity, steps=2)
+    sharp = SharpBackward(model.parameters(), perturbation)
+    sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits(model.parameters(), before)
+    assert (model.second.weight.grad is not None) == bool(passes)
+
+    # The same walk on the layers that have a gradient in the clean pass, the other one standing still.
+    again = Dropped(passes)
+    again.load_state_dict(model.state_dict())
+    groups = [{"params": again.first.parameters()}, {"params": again.second.parameters(), "perturb": 0 in passes}]
+    expected = SharpBackward(groups, perturbation)
+    expected(lambda: cross_entropy(again(x), y))
+    for found, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert (found.grad is None) == (other.grad is None)
+        assert found.grad is None or torch.equal(found.grad, other.grad)
+
+
+def test_n_counts_the_weights_that_take_part():
+    """An unused layer of a million weights must not shrink the walk."""
+    model, (x, y) = network(), batch()
+    alone = SharpBackward(model.parameters(), ga_sam(0.1))
+    alone(lambda: cross_entropy(model(x), y))
+    unused = nn.Linear(100, 100).double()
+    sharp = SharpBackward([*model.parameters(), *unused.parameters()], ga_sam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    assert torch.equal(torch.stack(sharp.last.norms), torch.stack(alone.last.norms))
+    assert all(p.grad is None for p in unused.parameters())
+
+
+def test_frozen_weights_stay_and_may_thaw():
+    model, (x, y) = network(), batch()
+    model[0].requires_grad_(False)
+    model[0].weight.grad = torch.ones_like(model[0].weight)  # left over from before
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    seen = []
+
+    def loss():
+        seen.append(model[0].weight.detach().clone())
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    model[0].requires_grad_(True)
+    model.zero_grad()
+    sharp(loss)
+    assert not torch.equal(seen[2], seen[3])
+
+
+def test_tied_weights_move_once():
+    torch.manual_seed(0)
+    tied = nn.Linear(6, 6).double()
+    x, _ = batch()
+
+    def loss():
+        return (tied(tied(x)) ** 2).mean()
+
+    once = SharpBackward([tied.weight, tied.bias], sam(0.1))
+    once(loss)
+    expected = [p.grad.clone() for p in tied.parameters()]
+    tied.zero_grad()
+    twice = SharpBackward([tied.weight, tied.weight, tied.bias], sam(0.1))
+    twice(loss)
+    assert same_bits([p.grad for p in tied.parameters()], expected)
+
+
+def test_groups_may_stand_still():
+    model, (x, y) = network(), batch()
+    still = [p.detach().clone() for p in model[0].parameters()]
+    sharp = SharpBackward(
+        [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}], sam(0.5)
+    )
+    moved = []
+
+    def loss():
+        assert same_bits(model[0].parameters(), still)
+        moved.append(model[2].weight.detach().clone())
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert not torch.equal(*moved)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_moved_and_converted_models_are_walked_where_they_are():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    model.float()
+    model.zero_grad()
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp(lambda: cross_entropy(model(x.float()), y))
+    assert sharp.last.active == CLIMBED
+    assert same_bits(model.parameters(), before)
+
+
+def test_non_contiguous_weights_walk_like_contiguous_ones():
+    x, y = batch()
+    plain, turned = network(), network()
+    turned[0].weight = nn.Parameter(turned[0].weight.detach().t().contiguous().t())
+    gradients = []
+    for model in (plain, turned):
+        SharpBackward(model.parameters(), ga_sam(0.1, steps=2))(lambda m=model: cross_entropy(m(x), y))
+        gradients.append(flat([p.grad for p in model.parameters()]))
+    assert not turned[0].weight.is_contiguous()
+    assert error(*gradients) < EXACT
+
+
+def test_all_weights_may_stand_still():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward([{"params": model.parameters(), "perturb": False}], ga_sam(0.1, steps=2))
+    sharp(lambda: cross_entropy(model(x), y))
+    assert sharp.last.active == NO_GRADIENT
+    folded = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    cross_entropy(model(x), y).backward()
+    assert error(flat(folded), flat([p.grad for p in model.parameters()])) < EXACT
+
+
+def test_empty_and_single_number_parameters_walk_along():
+    model, (x, y) = network(), batch()
+    gain, nothing = nn.Parameter(torch.ones((), dtype=torch.float64)), nn.Parameter(torch.zeros(0, 3).double())
+    sharp = SharpBackward([*model.parameters(), gain, nothing], ga_sam(0.1, steps=2))
+    sharp(lambda: gain * cross_entropy(model(x), y) + nothing.sum())
+    assert sharp.last.active == CLIMBED
+    assert nothing.grad.shape == (0, 3)
+
+
+def test_two_models_with_the_same_names_keep_their_tensors_apart():
+    models, (x, y) = [network(seed=0), network(seed=1)], batch()
+    groups = [{"params": list(model.named_parameters())} for model in models]
+    sharp = SharpBackward(groups, ga_sam(0.1), detailed=True)
+    sharp(lambda: cross_entropy(models[0](x) + models[1](x), y))
+    assert len(sharp.last.detail.labels) == 8
+
+
+def test_the_perturbation_may_change_between_steps():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), sam(0.1))
+    for perturbation in (ga_sam(0.1, steps=3), dataclasses.replace(sam(0.2), granularity="filter", steps=2), sam(0.1)):
+        fresh = SharpBackward(model.parameters(), perturbation)
+        fresh(lambda: cross_entropy(model(x), y))
+        model.zero_grad()
+        sharp.perturbation = perturbation
+        sharp(lambda: cross_entropy(model(x), y))
+        model.zero_grad()
+        assert torch.equal(torch.stack(sharp.last.losses), torch.stack(fresh.last.losses))
+
+
+def test_mixed_types_share_one_walk():
+    model, (x, y) = network(), batch(torch.float32)
+    model[0].float()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm=2.0, steps=2))
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp(lambda: cross_entropy(model[2](model[1](model[0](x)).double()), y))
+    assert sharp.last.active == CLIMBED
+    assert same_bits(model.parameters(), before)
+    double, (x, y) = network(), batch()
+    expected = SharpBackward(double.parameters(), ga_sam(0.1, norm=2.0, steps=2))
+    expected(lambda: cross_entropy(double(x), y))
+    assert error(torch.stack(sharp.last.losses), torch.stack(expected.last.losses)) < 1e-5
+
+
+def test_last_keeps_no_graph_and_no_large_tensor():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
+    sharp(lambda: cross_entropy(model(x), y))
+    kept = [*sharp.last.losses, *sharp.last.norms, sharp.last.active]
+    assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("rows", [3, 20_000])
+def test_parameters_that_share_their_storage_come_home(steps, rows):
+    """Weights tied by their data: the second is saved after the first has moved."""
+    words, out = nn.Embedding(rows, 4), nn.Linear(4, rows, bias=False)
+    out.weight.data = words.weight.data
+    before = words.weight.detach().clone()
+    sharp = SharpBackward([*words.parameters(), *out.parameters()], ga_sam(0.05, steps=steps))
+    for _ in range(3):
+        sharp(lambda: cross_entropy(out(words(torch.tensor([0, 1, 2]))), torch.tensor([1, 2, 0])))
+    assert sharp.last.active == CLIMBED
+    assert same_bits([words.weight], [before])
+
+
+@pytest.mark.parametrize("risk", ["mean", "final"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("entry", ["backward", "closure"])
+def test_gradients_that_share_their_storage_are_folded_one_by_one(risk, steps, entry):
+    """Autograd may leave one tensor as the gradient of two parameters, each a view of it."""
+    perturbation = dataclasses.replace(sam(0.1), risk=risk, steps=steps)
+
+    def gradients(copies: bool):
+        first = nn.Parameter(torch.linspace(-1, 1, 4).double().reshape(2, 2))
+        second = nn.Parameter(torch.linspace(0, 2, 4).double().reshape(4, 1))
+
+        def loss():
+            parts = first.view(-1), second.view(-1)
+            if copies:
+                parts = parts[0] * 1.0, parts[1] * 1.0
+            return ((parts[0] + parts[1]) ** 2).sum()
+
+        if entry == "backward":
+            SharpBackward([first, second], perturbation)(loss)
+        else:
+            optimizer = SharpnessAware(torch.optim.SGD([first, second], lr=0.0), perturbation)
+
+            def closure():
+                value = loss()
+                value.backward()
+                return value
+
+            optimizer.step(closure)
+        return flat([first.grad, second.grad])
+
+    assert error(gradients(copies=False), gradients(copies=True)) < EXACT
