@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "K = 3, mean": {"steps": 3},
     "K = 1, mean, element-wise T": {"granularity": "element"},
     "K = 1, mean, one tensor dominates": {},
+    "K = 1, mean, added to gradients that are there": {},
     "K = 1, mean, through a closure": {},
 }
 
@@ -53,7 +54,7 @@ def train(case: str, plain: bool, steps: int) -> int:
         if "closure" in case:
             optimizer.step(closure)
         else:
-            base.zero_grad()
+            base.zero_grad(set_to_none="added" not in case)
             sharp(loss)
             base.step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

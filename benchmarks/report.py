@@ -63,7 +63,7 @@ def scaling(measured: dict[str, Any]) -> str:
     return f"""## Cost against size
 
 A `ga_sam` walk without passes, ten tensors. On logarithmic axes the slope from 10^6 to 10^8 is
-{measured["slope from 10^6 to 10^8"]:.2f}: linear is 1.
+{measured["slope from 10^6 to 10^8"]:.2f}: linear is 1. Below that the calls themselves are the cost.
 
 {table(["size", "walk"], rows)}
 """
@@ -75,7 +75,9 @@ def memory(measured: dict[str, float]) -> str:
 
 Peak resident memory over plain training with SGD, in sizes of the parameters (64 layers of a million weights, or one of
 64 million where one dominates), each in a process of its own. Aimed at: K = 1 one, K >= 2 final two, mean three, one
-more for an element-wise T; a gradient that dominates arises before it is added, and costs itself.
+more for an element-wise T. One more too where gradients are there already (accumulation, or zeros instead of None):
+they are kept until all went well; where a closure may clear what it should add to; and where one tensor dominates:
+its gradient arises before it is added.
 
 {table(["case", "parameters"], rows)}
 """

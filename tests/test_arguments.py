@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gasam import FreeLB, Perturbation, SharpBackward, SharpnessAware, asam, ga_sam
-from problems import network
+from gasam import FreeLB, Perturbation, SharpBackward, SharpnessAware, asam, frozen_batchnorm, ga_sam, same_noise
+from problems import batch, network
 
 BAD_OPTIONS = {
     "epsilon": ([-0.1, math.nan, math.inf, "0.1", None, True], "epsilon must be a finite number >= 0, got"),
@@ -89,6 +89,46 @@ def test_step_without_closure_is_told():
 def test_base_must_be_an_optimizer():
     with pytest.raises(TypeError, match="base must be a torch optimizer, built as usual, got type"):
         SharpnessAware(torch.optim.SGD, ga_sam(0.1))
+
+
+def optimizer_with(perturbation, **options):
+    return SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1), perturbation, **options)
+
+
+def backward_with(perturbation, **options):
+    return SharpBackward(network().parameters(), perturbation, **options)
+
+
+@pytest.mark.parametrize("make", [backward_with, optimizer_with])
+@pytest.mark.parametrize("value", [0.05, ga_sam, None])
+def test_perturbation_must_be_one(make, value):
+    with pytest.raises(TypeError, match=r"perturbation must be a Perturbation such as ga_sam\(1e-4\), got"):
+        make(value)
+
+
+@pytest.mark.parametrize("make", [backward_with, optimizer_with])
+@pytest.mark.parametrize("around", [same_noise, frozen_batchnorm, 1])
+def test_around_must_be_a_function_of_the_pass(make, around):
+    with pytest.raises(TypeError, match=r"around must be a function of \(k, last\), got"):
+        make(ga_sam(0.1), around=around)
+
+
+def test_loss_instead_of_a_function_is_told():
+    model = network()
+    with pytest.raises(TypeError, match="put `lambda:` before the loss"):
+        SharpBackward(model.parameters(), ga_sam(0.1))(model(batch()[0]).mean())
+
+
+def test_single_groups_and_dictionaries_of_names_are_read():
+    model = network()
+    assert len(SharpBackward({"params": model.parameters()}, ga_sam(0.1)).parameters) == 4
+    named = SharpBackward(dict(model.named_parameters()), Perturbation(epsilon=0.1, granularity="module"))
+    assert list(named.weights.names) == [name for name, _ in model.named_parameters()]
+
+
+def test_objects_show_what_they_are():
+    assert repr(backward_with(ga_sam(0.1))).startswith("SharpBackward(4 parameters, Perturbation(epsilon=0.1")
+    assert repr(optimizer_with(ga_sam(0.1))).startswith("SharpnessAware(Perturbation(epsilon=0.1")
 
 
 def test_base_that_needs_a_closure_is_told():

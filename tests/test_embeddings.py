@@ -226,3 +226,22 @@ def test_loss_that_is_not_finite_is_said():
     free = FreeLB(model.words, 0.1)
     free(lambda: model.loss() * math.nan)
     assert "not finite" in str(free.last)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_noise_is_zero_once_anything_is_not_finite(where):
+    model, passes = Reader(), []
+
+    def loss():
+        passes.append(1)
+        value = model.loss()
+        if len(passes) == 2 and where == "loss":
+            return value * math.nan
+        if len(passes) == 2:
+            value.register_hook(lambda g: g * math.nan)
+        return value
+
+    free = FreeLB(model.words, 0.1, steps=2)
+    free(loss)
+    assert "not finite" in str(free.last)
+    assert [norm.item() > 0 for norm in free.last.norms] == [False, True, False]

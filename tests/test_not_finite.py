@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, ga_sam
+from gasam import Perturbation, SharpBackward, SharpnessAware, ga_sam
 from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE
 from problems import batch, network
 from tolerances import same_bits
@@ -92,3 +92,22 @@ def test_zero_gradient_stays_home(norm, steps):
     assert all((p.grad == 0).all() for p in model.parameters())
     sharp(lambda: cross_entropy(model(x), y))
     assert sharp.last.active == CLIMBED
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_closures_with_non_finite_gradients_stay_home(k):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), ga_sam(0.1, steps=2))
+    places = []
+
+    def closure():
+        places.append(same_bits(model.parameters(), before))
+        loss = cross_entropy(model(x), y) * (math.nan if len(places) == k + 1 else 1.0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert places == ([True, True, True] if k == 0 else [True, False, True])
+    assert not optimizer.last.climbed
+    assert model[0].weight.grad.isnan().any()

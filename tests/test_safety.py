@@ -136,12 +136,13 @@ def test_walk_within_a_walk_is_refused():
     assert same_bits(model.parameters(), before)
 
 
-def test_closure_that_fails_leaves_weights_and_the_base_as_they_were():
+@pytest.mark.parametrize("k", range(3))
+def test_closure_that_fails_leaves_weights_and_the_base_as_they_were(k):
     model = network()
     before = [p.detach().clone() for p in model.parameters()]
     base = torch.optim.Adam(model.parameters())
     optimizer = SharpnessAware(base, ga_sam(0.1, steps=2))
-    failing = FailsAt(model, 2, KeyboardInterrupt)
+    failing = FailsAt(model, k, KeyboardInterrupt)
 
     def closure():
         loss = failing()

@@ -1,6 +1,6 @@
 """FreeLB: adversarial noise on the outputs of word embeddings, the mean loss over its steps.
 
-It shares the ball and the fold with the walk over weights, not the walk itself: the noise is born inside the first
+It shares the ball with the walk over weights, not the walk itself: the noise is born inside the first
 pass with the shape of the batch, every example has a ball of its own, and there is nothing to bring home.
 """
 

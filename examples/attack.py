@@ -1,0 +1,30 @@
+"""The walk itself, on a trained model: the loss along an attack on the weights, and what a point of it does."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import Pass, Perturbation, climb, displaced, uniform_start
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+x, y = torch.randn(64, 20), torch.randint(3, (64,))
+
+
+def evaluate(k):
+    """The loss where the weights are now, and its gradient in their .grad."""
+    model.zero_grad()
+    loss = cross_entropy(model(x), y)
+    loss.backward()
+    return Pass(loss.detach())
+
+
+ball = Perturbation(epsilon=0.5, norm=2.0, scale="one", granularity="model", steps=10)
+worst, offset = -1.0, []
+for visit in climb(model.parameters(), evaluate, ball, start=uniform_start(2.0)):
+    if visit.loss > worst:
+        worst, offset = visit.loss.item(), visit.offset()
+
+with displaced(list(model.parameters()), offset), torch.no_grad():
+    assert abs(cross_entropy(model(x), y).item() - worst) < 1e-4
+assert worst > cross_entropy(model(x), y).item()
