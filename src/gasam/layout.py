@@ -115,7 +115,7 @@ class Weights:
         """The layout of the tensors that have a gradient now."""
         self.check(granularity)
         present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
-        sparse = [t for t in present if _has_rows(t)]
+        sparse = [t for t in present if t.grad.is_sparse and _has_rows(t)]  # type: ignore[union-attr]
         dense = [t for t in present if not _has_rows(t)] if sparse else present
         signature = _signature(dense), granularity
         if signature != self._signature:
