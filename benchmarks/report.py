@@ -53,8 +53,9 @@ def peer(measured: dict[str, Any]) -> str:
 
 Without the passes, beside pytorch_optimizer's `SAM` (for `asam` its adaptive form; it has nothing like `ga_sam`, which
 is shown beside its plain form). Aimed at 2.5 times faster for `sam` on many small tensors and 1.3 on few large ones.
-What fresh buffers cost decides much of it: the peer makes some in every step, the walk keeps its own. A program that has
-freed large buffers before, as training does, may find an allocator that keeps its memory; both are shown.
+What fresh buffers cost decides much of it: the peer makes some in every step, the walk keeps its own. A program that
+has freed large buffers before, as training does, may find an allocator that keeps its memory: there few large tensors
+fall short of the aim, for both only move memory. Both are shown.
 
 {table(["weights", "allocator", "gasam", "pytorch_optimizer", "times faster"], rows)}
 """
