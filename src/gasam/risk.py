@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.tensors import add_gradients, aliased
+from gasam.tensors import added, aliased
 
 
 def share(perturbation: Perturbation) -> float:
@@ -27,17 +27,17 @@ class Fold:
         self.taken = False
 
     def take(self, keep: bool = True) -> None:
-        """Add what is in `.grad` to the total, or drop it; either way clear `.grad`, once nothing can be lost."""
-        if keep:
-            total = list(self.total)
-            add_gradients(total, self._gradients())
-            self.total = total
-        self.taken = True
-        for parameter in self.parameters:
+        """Add what is in `.grad` to the total, or drop it, and clear `.grad`; one by one, so that memory is freed."""
+        for i, parameter in enumerate(self.parameters):
+            if keep and parameter.grad is not None:
+                self.total[i] = added(self.total[i], parameter.grad)
             parameter.grad = None
+        self.taken = True
 
     def add(self, other: Fold) -> None:
-        add_gradients(self.total, other.total)
+        for i, gradient in enumerate(other.total):
+            if gradient is not None:
+                self.total[i] = added(self.total[i], gradient)
 
     def give(self, factor: float = 1.0) -> None:
         """Put the total, times a factor, into `.grad`."""
@@ -45,9 +45,10 @@ class Fold:
             parameter.grad = total if total is None or factor == 1 else total.mul_(factor)
 
     def undo(self) -> None:
-        """Give back after a failure, if it came after the taking."""
-        if self.taken:
-            self.give()
+        """Give back after a failure; if it came in the midst of the taking, what was not taken is still there."""
+        for parameter, total in zip(self.parameters, self.total, strict=True):
+            if self.taken or total is not None:
+                parameter.grad = total
 
     def is_empty(self) -> bool:
         return all(total is None for total in self.total)

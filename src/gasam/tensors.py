@@ -210,21 +210,16 @@ class SparseRows(Stretch):
         return rows.index_select(0, self.rows).to_dense().reshape(-1)
 
 
-def add_gradients(totals: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """totals += gradients, in place where both are of one layout; what is taken over is copied.
+def added(total: Tensor | None, gradient: Tensor) -> Tensor:
+    """total + gradient, in place where both are of one layout; what is taken over is copied.
 
     The copy matters: a gradient may be a view of a communication bucket that the next pass overwrites.
     """
-    for i, gradient in enumerate(gradients):
-        total = totals[i]
-        if gradient is None:
-            continue
-        if total is None:
-            totals[i] = gradient.detach().clone()
-        elif total.is_sparse and not gradient.is_sparse:
-            totals[i] = gradient.detach() + total
-        else:
-            total.add_(gradient.detach())
+    if total is None:
+        return gradient.detach().clone()
+    if total.is_sparse and not gradient.is_sparse:
+        return gradient.detach() + total
+    return total.add_(gradient.detach())
 
 
 def aliased(gradients: Sequence[Tensor | None]) -> bool:
