@@ -78,9 +78,9 @@ def memory(measured: dict[str, float]) -> str:
 
 Peak resident memory over plain training with SGD, in sizes of the parameters (64 layers of a million weights, or one of
 64 million where one dominates), each in a process of its own. Aimed at: K = 1 one, K >= 2 final two, mean three, one
-more for an element-wise T. One more too where gradients are there already (accumulation, or zeros instead of None):
-they are kept until all went well; where a closure may clear what it should add to; and where one tensor dominates:
-its gradient arises before it is added.
+more for an element-wise T. More is needed where one tensor dominates (its gradient arises before it is added), where a
+closure may clear what it should add to, and most where gradients are there already (accumulation, or zeros instead of
+None): they are kept until all went well, and resident memory counts what the allocator has not given back yet.
 
 {table(["case", "parameters"], rows)}
 """
