@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
@@ -14,7 +14,13 @@ from gasam.layout import GRANULARITIES
 from problems import batch
 
 
-def run(entry, perturbation, after=lambda trace: None) -> None:
+def still_fake(trace) -> None:
+    """Nobody asked for a number on the way, and what is traced still has none."""
+    assert len(trace.losses) > 1
+    assert all(isinstance(value, FakeTensor) for value in (*trace.losses, *trace.norms[1:], trace.active))
+
+
+def run(entry, perturbation, after=still_fake) -> None:
     """A step on fake tensors: anything that depends on data raises."""
     data = batch(torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
