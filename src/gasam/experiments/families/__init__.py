@@ -1,0 +1,118 @@
+"""Families of models: what one is, and the numbers of how it is trained; one file each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from torch import Generator, Tensor, nn
+
+from gasam.experiments.corpus import Corpus, Split
+
+Encoded = dict[str, Any]
+"""A corpus as tensors, with the words that decode them: what preprocessing is cached as."""
+
+
+Settings = TypeVar("Settings", bound="Recipe")
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    higher_is_better: bool
+    unit: str = ""
+
+    def better(self, new: float, old: float | None) -> bool:
+        return old is None or (new > old if self.higher_is_better else new < old)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained, whatever it is; a family's settings add what the model is.
+
+    `batch` counts rows, for translation tokens. `rows` limits the training examples. `average` is the number of last
+    epochs whose weights are averaged; 0 takes the epoch that is best on validation.
+    """
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    dropout: float
+    rows: int | None = None
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Literal["constant", "halving", "inverse_sqrt"] = "constant"
+    warmup: int = 0
+    halve_after: int = 0
+    average: int = 0
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows",)
+    """The settings that encoded data depends on."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+
+class Family(ABC, Generic[Settings]):
+    """A model, its loss and its metric, on one encoded corpus in one size."""
+
+    metric: ClassVar[Metric]
+    settings_type: ClassVar[type[Recipe]]
+    followed: ClassVar[Metric]
+    """What `validate` gives; the metric itself unless a family says otherwise."""
+    example_dim: ClassVar[int] = 0
+    """The dimension of an embedding's output that counts examples."""
+
+    def __init_subclass__(cls) -> None:
+        if "followed" not in cls.__dict__:
+            cls.followed = cls.metric
+
+    def __init__(self, settings: Settings, data: Encoded) -> None:
+        self.settings = settings
+        self.data = data
+
+    @staticmethod
+    @abstractmethod
+    def encode(corpus: Corpus, settings: Any) -> Encoded: ...
+
+    @abstractmethod
+    def model(self) -> nn.Module: ...
+
+    @abstractmethod
+    def batches(self, order: Generator) -> Sequence[Any]:
+        """One epoch's training batches, in the order that `order` draws, as what `batch` makes tensors of."""
+
+    @abstractmethod
+    def batch(self, chosen: Any) -> tuple[Tensor, ...]: ...
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+        """The mean loss, and what is carried to the next batch: every pass of a step starts from the same."""
+
+    @abstractmethod
+    def score(self, model: nn.Module, split: Split) -> float:
+        """The metric that is reported."""
+
+    def validate(self, model: nn.Module) -> float:
+        """The number that follows training, once an epoch."""
+        return self.score(model, "valid")
+
+    def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
+        """Those of words: FreeLB's noise goes on their outputs."""
+        return [module for module in model.modules() if isinstance(module, nn.Embedding)]
+
+    def remarks(self) -> dict[str, Any]:
+        """What a record should say of this family besides."""
+        return {}

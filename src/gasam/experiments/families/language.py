@@ -1,0 +1,107 @@
+"""Language modelling: an LSTM with tied embeddings that carries its state from batch to batch, by perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.families import Encoded, Family, Metric, Recipe
+from gasam.experiments.vocabulary import UNKNOWN, Vocabulary
+
+END = "<eos>"
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMSettings(Recipe):
+    """`length` is the number of words that gradients go back; `hidden` is the embedding's size too: they are tied."""
+
+    vocabulary: int
+    length: int
+    hidden: int
+    layers: int = 2
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
+
+
+class LanguageModel(Family[LSTMSettings]):
+    metric = Metric("perplexity", higher_is_better=False)
+    settings_type = LSTMSettings
+    example_dim = 1
+
+    @staticmethod
+    def encode(corpus: Corpus, settings: LSTMSettings) -> Encoded:
+        lines = {split: getattr(corpus, split) for split in SPLITS}
+        lines["train"] = lines["train"][: settings.rows]
+        words = {split: [[*line.split(), END] for line in lines[split]] for split in SPLITS}
+        vocabulary = Vocabulary.most_frequent(words["train"], settings.vocabulary, (UNKNOWN, END))
+        data: Encoded = {"words": vocabulary.words}
+        for split in SPLITS:
+            data[split] = torch.tensor([n for line in words[split] for n in vocabulary.encode(line)], dtype=torch.int32)
+        return data
+
+    def model(self) -> nn.Module:
+        return LSTM(len(self.data["words"]), self.settings)
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        """Text in its own order: the state is carried on, so nothing is drawn."""
+        return windows(self.data["train"], self.settings.batch, self.settings.length)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        return chosen[:-1], chosen[1:].long()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: State | None) -> tuple[Tensor, State]:
+        words, following = batch
+        scores, (hidden, cell) = model(words, carried)
+        return cross_entropy(scores.flatten(0, 1), following.flatten()), (hidden.detach(), cell.detach())
+
+    def validate(self, model: nn.Module) -> float:
+        return self._perplexity(model, "valid", columns=10)
+
+    def score(self, model: nn.Module, split: Split) -> float:
+        return self._perplexity(model, split, columns=1)
+
+    @torch.no_grad()
+    def _perplexity(self, model: nn.Module, split: Split, columns: int) -> float:
+        """Over every word but the first of each column, so one column is exact and many are fast."""
+        device = next(model.parameters()).device
+        total, count, carried = 0.0, 0, None
+        for chosen in windows(self.data[split], columns, self.settings.length):
+            words, following = (part.to(device) for part in self.batch(chosen))
+            scores, carried = model(words, carried)
+            total += float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
+            count += following.numel()
+        return math.exp(min(total / count, 100.0))
+
+
+class LSTM(nn.Module):
+    """Embedding, LSTM layers with ordinary dropout between all of them, the embedding again as the output layer."""
+
+    def __init__(self, words: int, settings: LSTMSettings) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, settings.hidden)
+        self.dropout = nn.Dropout(settings.dropout)
+        between = settings.dropout if settings.layers > 1 else 0.0
+        self.lstm = nn.LSTM(settings.hidden, settings.hidden, settings.layers, dropout=between)
+        self.output = nn.Linear(settings.hidden, words)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.zeros_(self.output.bias)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, words: Tensor, carried: State | None) -> tuple[Tensor, State]:
+        outputs, state = self.lstm(self.dropout(self.embedding(words)), carried)
+        return self.output(self.dropout(outputs)), state
+
+
+def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:
+    """The text cut into columns that are read side by side, by `length` words and the one that follows."""
+    rows = len(stream) // columns
+    side_by_side = stream[: rows * columns].view(columns, rows).t().contiguous()
+    return [side_by_side[start : start + length + 1] for start in range(0, rows - 1, length)]

@@ -1,0 +1,201 @@
+"""Translation: a Transformer (transformers' Marian, built afresh) with label smoothing and beam search, by BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.families import Encoded, Family, Metric, Recipe
+from gasam.experiments.families.classification import some
+from gasam.experiments.subwords import END, PADDING, SPECIALS, START, Subwords
+
+PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(Recipe):
+    """`vocabularies` are the sizes for the two languages, specials included; `length` drops longer training pairs;
+    `judged` limits the sentences of validation and test that are translated."""
+
+    vocabularies: tuple[int, int]
+    units: Literal["words", "bpe"]
+    width: int = 512
+    layers: int = 6
+    heads: int = 8
+    feedforward: int = 2048
+    smoothing: float = 0.1
+    length: int = 175
+    beam: int = 5
+    judged: int | None = None
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
+
+
+class Translation(Family[TransformerSettings]):
+    metric = Metric("BLEU", higher_is_better=True)
+    followed = Metric("perplexity", higher_is_better=False)
+    settings_type = TransformerSettings
+
+    @staticmethod
+    def encode(corpus: Corpus, settings: TransformerSettings) -> Encoded:
+        pairs = {split: getattr(corpus, split)[: settings.judged] for split in SPLITS}
+        pairs["train"] = some(corpus.train, settings.rows)
+        shipped = corpus.vocabularies or ((), ())
+        data: Encoded = {}
+        for side, size in enumerate(settings.vocabularies):
+            text = [pair[side] for pair in pairs["train"]]
+            subwords = Subwords.learn(text, settings.units, size, shipped[side])
+            data[f"subwords_{side}"] = subwords.saved
+            for split in SPLITS:
+                data[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
+        kept = [max(len(s), len(t)) <= settings.length for s, t in zip(data["train_0"], data["train_1"], strict=True)]
+        for side in (0, 1):
+            data[f"train_{side}"] = [line for line, keep in zip(data[f"train_{side}"], kept, strict=True) if keep]
+        data["copied"] = [source for source, _ in pairs["test"]]
+        data["references"] = {split: [target for _, target in pairs[split]] for split in ("valid", "test")}
+        return data
+
+    @cached_property
+    def subwords(self) -> tuple[Subwords, Subwords]:
+        return Subwords(self.data["subwords_0"]), Subwords(self.data["subwords_1"])
+
+    def model(self) -> nn.Module:
+        """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
+        from transformers import MarianConfig, MarianMTModel
+
+        settings = self.settings
+        config = MarianConfig(
+            vocab_size=len(self.subwords[0]),
+            decoder_vocab_size=len(self.subwords[1]),
+            share_encoder_decoder_embeddings=False,
+            d_model=settings.width,
+            encoder_layers=settings.layers,
+            decoder_layers=settings.layers,
+            encoder_attention_heads=settings.heads,
+            decoder_attention_heads=settings.heads,
+            encoder_ffn_dim=settings.feedforward,
+            decoder_ffn_dim=settings.feedforward,
+            dropout=settings.dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=2048,
+            pad_token_id=PAD,
+            eos_token_id=FINISH,
+            bos_token_id=BEGIN,
+            decoder_start_token_id=BEGIN,
+            forced_eos_token_id=None,
+        )
+        return MarianMTModel(config)
+
+    def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
+        """Without the table of positions, which is an embedding as well."""
+        return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        return torch.tensor(
+            [max(len(s), len(t)) for s, t in zip(self.data["train_0"], self.data["train_1"], strict=True)]
+        )
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        """Pairs of like length together, at most `batch` tokens with padding; the batches in random order."""
+        shuffled = torch.randperm(len(self.lengths), generator=order)
+        by_length = shuffled[self.lengths[shuffled].sort(stable=True).indices]
+        chosen = packed(by_length, self.lengths[by_length].tolist(), self.settings.batch)
+        return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        rows = chosen.tolist()
+        return self._padded("train_0", rows), self._padded("train_1", rows)
+
+    def _padded(self, name: str, rows: Sequence[int]) -> Tensor:
+        return pad_sequence([self.data[name][row] for row in rows], batch_first=True, padding_value=PAD).long()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+        return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
+
+    def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's scores and the words that were right, padding left out."""
+        before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+        output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
+        words = target != PAD
+        return output.logits[words], target[words]
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module) -> float:
+        """Perplexity, without smoothing: BLEU needs a beam search and is taken of the final weights only."""
+        device = next(model.parameters()).device
+        total, count = 0.0, 0
+        for rows in self._sorted("valid"):
+            batch = (self._padded(f"valid_{side}", rows).to(device) for side in (0, 1))
+            scores, right = self._scores(model, *batch)
+            total += float(cross_entropy(scores, right, reduction="sum"))
+            count += len(right)
+        return math.exp(min(total / count, 100.0))
+
+    def score(self, model: nn.Module, split: Split) -> float:
+        return bleu(self.translate(model, split), self.data["references"][split])[0]
+
+    def remarks(self) -> dict[str, Any]:
+        """What BLEU is, and what it would be for the source itself, untranslated."""
+        references = self.data["references"]["test"]
+        value, signature = bleu(self.data["copied"], references)
+        return {"bleu_signature": signature, "bleu_of_copying": value}
+
+    @torch.no_grad()
+    def translate(self, model: nn.Module, split: Split) -> list[str]:
+        device = next(model.parameters()).device
+        lines: dict[int, str] = {}
+        for rows in self._sorted(split):
+            source = self._padded(f"{split}_0", rows).to(device)
+            found = model.generate(  # type: ignore[operator]
+                input_ids=source,
+                attention_mask=(source != PAD).long(),
+                num_beams=self.settings.beam,
+                max_new_tokens=source.shape[1] * 3 // 2 + 10,
+                do_sample=False,
+            )
+            lines.update(zip(rows, self.subwords[1].decode(found.tolist()), strict=True))
+        return [lines[row] for row in sorted(lines)]
+
+    def _sorted(self, split: Split, rows: int = 64) -> list[list[int]]:
+        """Rows of like length together: little padding."""
+        order = sorted(range(len(self.data[f"{split}_0"])), key=lambda row: len(self.data[f"{split}_0"][row]))
+        return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
+    """Rows, sorted by length, in batches of at most `tokens` with padding."""
+    cuts, first = [0], 0
+    for row, length in enumerate(lengths):
+        if row > first and length * (row - first + 1) > tokens:
+            cuts.append(row)
+            first = row
+    return list(rows.tensor_split(cuts[1:]))
+
+
+def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:
+    """fairseq's: the right word has 1 - smoothing, the V - 1 others share the rest evenly.
+
+    torch spreads its `label_smoothing` over all V words, the right one too: V / (V - 1) times as much is the same.
+    """
+    words = scores.shape[1]
+    return cross_entropy(scores, right, label_smoothing=smoothing * words / (words - 1))
+
+
+def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
+    """sacrebleu on text as it is: tokenised already; with its signature."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize="none", force=True)
+    score = float(metric.corpus_score(lines, [references]).score)
+    return score, str(metric.get_signature())

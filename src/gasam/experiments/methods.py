@@ -1,0 +1,192 @@
+"""The methods that are compared, and for each task how far and in which norm each of them walks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from gasam import FreeLB, Perturbation, SharpBackward, same_noise
+from gasam.evaluation import plainly
+from gasam.experiments.errors import InputError
+from gasam.experiments.families import Family
+from gasam.experiments.radii import CHOSEN, KIN, PAPER, START_EPOCH, Radius
+
+Moved = Literal["nothing", "weights", "embeddings"]
+Backward = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`moved` says what a walk moves; `steps` None stands for the paper's K of the task."""
+
+    name: str
+    title: str
+    about: str
+    moved: Moved = "weights"
+    scale: str = "one"
+    granularity: str = "model"
+    risk: str = "final"
+    steps: int | None = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A method with every number it needs for one run; `start_epoch` counts from 1."""
+
+    method: str
+    moved: Moved
+    epsilon: float
+    norm: float
+    scale: str
+    granularity: str
+    risk: str
+    steps: int
+    start_epoch: int = 1
+    same_noise: bool = False
+    epsilon_source: str
+
+    def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
+        """What stands in for loss.backward(); with epsilon 0 that is a plain pass."""
+        around = same_noise() if self.same_noise else plainly
+        if self.moved == "embeddings":
+            words = family.embeddings(model)
+            dim = family.example_dim
+            return FreeLB(
+                words, self.epsilon, norm=self.norm, steps=self.steps, example_dim=dim, backward=backward, around=around
+            )
+        names = {field.name for field in fields(Perturbation)}
+        options = {name: value for name, value in asdict(self).items() if name in names}
+        return SharpBackward(model.named_parameters(), Perturbation(**options), backward=backward, around=around)
+
+    def passes(self, epoch: int) -> int:
+        """Gradient evaluations a step in that epoch, counted from 1."""
+        return 1 + self.steps if self.epsilon > 0 and epoch >= self.start_epoch else 1
+
+    def identity(self) -> dict[str, Any]:
+        """Every number as JSON can hold it; where epsilon comes from does not change a run."""
+        options = asdict(self)
+        del options["epsilon_source"]
+        return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
+
+
+def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None) -> Choice:
+    """The paper's settings of a method for a task, or the nearest there are, with what the user overrides."""
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    found = _find(method)
+    radius, origin = _radius(found, task) if found.moved != "nothing" else (Radius(math.inf, 0.0), "none")
+    choice = Choice(
+        method=method,
+        moved=found.moved,
+        epsilon=radius.epsilon,
+        norm=radius.norm,
+        scale=found.scale,
+        granularity=found.granularity,
+        risk=found.risk,
+        steps=radius.steps if found.steps is None else found.steps,
+        start_epoch=_start(task, epochs) if found.moved != "nothing" else 1,
+        epsilon_source=origin,
+    )
+    if found.moved == "nothing" and given.keys() - {"same_noise"}:
+        raise InputError(f"the baseline does not walk: leave out --{min(given).replace('_', '-')}, or name a method")
+    if "epsilon" in given or "norm" in given:
+        given["epsilon_source"] = "command line"
+    choice = replace(choice, **given)
+    if choice.moved == "weights":
+        names = {field.name for field in fields(Perturbation)}
+        try:
+            Perturbation(**{name: value for name, value in asdict(choice).items() if name in names})
+        except ValueError as error:
+            raise InputError(str(error)) from None
+    return choice
+
+
+def _find(method: str) -> Method:
+    if method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    return METHODS[method]
+
+
+def _radius(method: Method, task: str) -> tuple[Radius, str]:
+    """The first that there is: the paper's, one chosen on validation, one of a task of the same kind."""
+    for place in (task, *KIN.get(task, ())):
+        borrowed = "" if place == task else f" of {place}"
+        if place in PAPER.get(method.name, {}):
+            radius = PAPER[method.name][place]
+            return radius, f"paper{borrowed}{radius.remark}"
+        if place in CHOSEN.get(method.name, {}):
+            return CHOSEN[method.name][place], f"chosen on validation{borrowed}"
+    raise InputError(f"no epsilon is known for {method.name} on {task}: give --epsilon and --norm")
+
+
+def _start(task: str, epochs: int) -> int:
+    """The paper's start epoch, as a share of the epochs."""
+    start, of = START_EPOCH.get(task, (0, 1))
+    return max(1, round(start * epochs / of))
+
+
+ABLATION = {"granularity": "layer", "risk": "mean", "steps": None}
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("baseline", "Baseline", "plain training", "nothing"),
+        Method("sam", "SAM", "the loss at the worst point of a plain ball"),
+        Method("asam", "ASAM", "SAM with T = |w| for each weight", scale="weight", granularity="element"),
+        Method(
+            "asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", scale="weight", granularity="filter"
+        ),
+        Method(
+            "layer-sam",
+            "Layer-SAM",
+            "SAM with T = |w| / |g| for each tensor",
+            scale="weight_over_gradient",
+            granularity="layer",
+        ),
+        Method(
+            "multi-step-defense",
+            "Multi-step Defense",
+            "the mean loss over a walk in a plain ball; Table 2's T = 1",
+            risk="mean",
+            steps=None,
+        ),
+        Method(
+            "ga-sam",
+            "GA-SAM",
+            "the mean loss over a walk with T = sqrt(n_i) / (|g_i| sqrt(n))",
+            scale="gradient_strength",
+            **ABLATION,  # type: ignore[arg-type]
+        ),
+        Method("freelb", "FreeLB", "the mean loss over a walk of noise on word embeddings", "embeddings", steps=None),
+        Method(
+            "single-step",
+            "Single-step",
+            "GA-SAM's scale with SAM's risk: the last point alone",
+            scale="gradient_strength",
+            granularity="layer",
+        ),
+        *(
+            Method(
+                f"{granularity}-wise",
+                f"{granularity.capitalize()}-wise",
+                f"GA-SAM with one T for each {granularity}",
+                scale="gradient_strength",
+                **ABLATION | {"granularity": granularity},  # type: ignore[arg-type]
+            )
+            for granularity in ("element", "model")
+        ),
+        *(
+            Method(f"scale-{scale.replace('_', '-')}", title, f"GA-SAM with T = {title}", scale=scale, **ABLATION)  # type: ignore[arg-type]
+            for scale, title in (
+                ("weight_over_gradient", "|w| / |g|"),
+                ("inverse_gradient", "1 / |g|"),
+                ("weight_rms", "|w| / sqrt(n)"),
+                ("weight", "|w|"),
+            )
+        ),
+    )
+}
+TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")

@@ -1,0 +1,71 @@
+"""A plan: everything that decides what a run does, resolved, before anything is computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gasam.experiments import tasks
+from gasam.experiments.errors import InputError
+from gasam.experiments.families import Encoded, Family, Recipe
+from gasam.experiments.locations import cache_directory
+from gasam.experiments.methods import Choice, choose
+from gasam.experiments.prepared import prepare
+from gasam.experiments.tasks import Origin, Task
+
+DEFAULT_SIZE = "small"
+
+
+@dataclass(frozen=True)
+class Plan:
+    task: str
+    size: str
+    seed: int
+    settings: Recipe
+    choice: Choice
+    origin: Origin
+
+    @property
+    def definition(self) -> Task:
+        return tasks.find(self.task)
+
+    def data(self) -> Encoded:
+        return prepare(
+            self.definition.family, self.definition.source(self.origin), self.settings, cache_directory() / "prepared"
+        )
+
+    def family(self, data: Encoded) -> Family[Any]:
+        return self.definition.family(self.settings, data)
+
+    def config(self) -> dict[str, Any]:
+        """What decides the outcome, with the data and the seed; as JSON holds it."""
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.settings).items()}
+        return {"task": self.task, "size": self.size, "settings": settings, "method": self.choice.identity()}
+
+    def identity(self, data: Encoded) -> str:
+        text = json.dumps([self.config(), data["hash"], self.seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def name(self, data: Encoded) -> str:
+        """The name of the run's record: to be read by people, and one of its own for every other identity."""
+        return f"{self.task}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data)[:8]}"
+
+
+def make(
+    task: str,
+    method: str = "baseline",
+    size: str = DEFAULT_SIZE,
+    seed: int = 1,
+    *,
+    origin: Origin | None = None,
+    settings: Mapping[str, Any] | None = None,
+    walk: Mapping[str, Any] | None = None,
+) -> Plan:
+    """A plan from names, with what the user overrides in the task's settings and in the method's walk."""
+    if not 0 <= seed < 2**31:
+        raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")
+    resolved = tasks.find(task).settings(size, **(settings or {}))
+    return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk), origin or Origin())

@@ -1,0 +1,40 @@
+"""Encoded data, kept on disk under a hash of all it depends on, so that it is made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gasam.experiments.families import Encoded, Family, Recipe
+from gasam.experiments.sources import Source
+from gasam.experiments.storage import replaced
+
+VERSION = 1
+"""Raised whenever the same source and settings give other numbers."""
+
+
+def prepare(family: type[Family[Any]], source: Source, settings: Recipe, directory: Path) -> Encoded:
+    """The encoded corpus, with its content's hash under "hash" and its notes under "notes"."""
+    file = directory / f"{source.name}-{_key(family, source, settings)}.pt"
+    try:
+        return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        pass
+    except Exception:  # a damaged file, whatever damaged it, is made again
+        file.unlink(missing_ok=True)
+    corpus = source.read()
+    encoded = family.encode(corpus, settings) | {"hash": corpus.digest(), "notes": list(corpus.notes)}
+    with replaced(file) as partial:
+        torch.save(encoded, partial)
+    return encoded
+
+
+def _key(family: type[Family[Any]], source: Source, settings: Recipe) -> str:
+    chosen = {name: value for name, value in asdict(settings).items() if name in settings.encoding}
+    text = json.dumps([VERSION, family.__name__, source.key, chosen], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
