@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # One thread a process: the tests run in two processes, and speed is judged by ratios.
 export OMP_NUM_THREADS ?= 1
+# Compiled modules are kept, whatever the shell says: importing torch and its friends takes half the time.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test lint bench demo docs clean
 

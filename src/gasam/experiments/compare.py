@@ -1,0 +1,142 @@
+"""Many runs at once: a process each, one watcher, finished ones skipped, failures kept apart."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gasam.experiments import records
+from gasam.experiments.errors import InputError
+from gasam.experiments.plan import Plan
+from gasam.experiments.records import Record
+from gasam.experiments.train import run
+
+Event = tuple[str, Any]
+Watch = Callable[["Job", Event], None]
+"""Told of ("start", None), ("update", an Update), ("done", its record) and ("failed", message) of each job."""
+
+
+@dataclass
+class Job:
+    plan: Plan
+    name: str
+    record: Record | None = None
+    error: str | None = None
+    log: Path | None = None
+
+
+@dataclass
+class Worker:
+    job: Job
+    process: BaseProcess
+    pipe: Connection
+    ended: bool = False
+
+
+def default_jobs() -> int:
+    """One run for each core; one alone where there is an accelerator."""
+    return 1 if torch.accelerator.is_available() else len(os.sched_getaffinity(0))
+
+
+def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
+    """Jobs with their data encoded, once, before any process starts; those that have a record hold it already."""
+    jobs: dict[str, Job] = {}
+    for plan in plans:
+        name = plan.name(plan.data())
+        file = folder / f"{name}.json"
+        jobs[name] = Job(plan, name, records.read(file) if file.exists() else None)
+    return list(jobs.values())
+
+
+def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False) -> None:
+    """Run what has no record yet. Ctrl-C lets every running one write its checkpoint first."""
+    if parallel < 1:
+        raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
+    waiting = [job for job in jobs if job.record is None]
+    threads = max(1, len(os.sched_getaffinity(0)) // parallel)
+    running: list[Worker] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(_start(waiting.pop(0), folder, threads, cpu))
+                watch(running[-1].job, ("start", None))
+            ready = wait([worker.pipe for worker in running])
+            for worker in [worker for worker in running if worker.pipe in ready]:
+                _listen(worker, folder, watch)
+            running = [worker for worker in running if not worker.ended]
+    except KeyboardInterrupt:
+        _stop(running)
+        raise
+
+
+def _start(job: Job, folder: Path, threads: int, cpu: bool) -> Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(job.plan, folder, threads, cpu, theirs), name=job.name)
+    process.start()
+    theirs.close()
+    return Worker(job, process, ours)
+
+
+def _work(plan: Plan, folder: Path, threads: int, cpu: bool, pipe: Connection) -> None:
+    """A process of its own: a crash, of whatever kind, is this run's alone."""
+    os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
+    torch.set_num_threads(threads)
+    try:
+        record = run(plan, folder, watch=lambda update: pipe.send(("update", update)), cpu=cpu)
+        pipe.send(("done", record))
+    except KeyboardInterrupt:
+        pipe.send(("failed", "interrupted; run the same command to go on"))
+    except InputError as error:
+        pipe.send(("failed", str(error)))
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+def _listen(worker: Worker, folder: Path, watch: Watch) -> None:
+    job = worker.job
+    try:
+        kind, value = worker.pipe.recv()
+    except EOFError:
+        worker.process.join()
+        worker.ended = True
+        if job.record is None and job.error is None:
+            _fail(job, f"the process ended with code {worker.process.exitcode}", folder, watch)
+        return
+    if kind == "failed":
+        _fail(job, value, folder, watch)
+        return
+    if kind == "done":
+        job.record = value
+    watch(job, (kind, value))
+
+
+def _fail(job: Job, message: str, folder: Path, watch: Watch) -> None:
+    """The first line is for the eye, all of it is kept in a file."""
+    job.error = message.partition("\n")[0]
+    job.log = folder / job.name / "error.txt"
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    job.log.write_text(message + "\n", encoding="utf-8")
+    watch(job, ("failed", job.error))
+
+
+def _stop(running: list[Worker]) -> None:
+    for worker in running:
+        if worker.process.pid is not None and worker.process.is_alive():
+            os.kill(worker.process.pid, signal.SIGTERM)
+    for worker in running:
+        with suppress(EOFError):
+            while True:
+                worker.pipe.recv()
+        worker.process.join()

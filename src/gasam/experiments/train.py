@@ -1,0 +1,262 @@
+"""The training loop: one for every task and method, on one processor or many, interrupted and resumed at will."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from gasam.experiments import records
+from gasam.experiments.checkpoints import Checkpoints, Weights
+from gasam.experiments.errors import InputError
+from gasam.experiments.families import Family
+from gasam.experiments.interruption import Interruption
+from gasam.experiments.optimisation import learning_rate, optimizer_for
+from gasam.experiments.plan import Plan
+from gasam.experiments.records import Record
+from gasam.experiments.storage import write_json
+
+
+class Update(NamedTuple):
+    """How far a run is; `valid` is that of the last epoch that ended."""
+
+    done: int
+    steps: int
+    epoch: int
+    epochs: int
+    valid: float | None
+
+
+Watch = Callable[[Update], None]
+
+
+@dataclass
+class Progress:
+    """What a run remembers besides its weights; `epoch` counts those that ended, `step` those since."""
+
+    epoch: int = 0
+    step: int = 0
+    updates: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    best: float | None = None
+    best_epoch: int | None = None
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run(plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bool = False) -> Record:
+    """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
+
+    Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
+    """
+    data = plan.data()
+    name = plan.name(data)
+    file = folder / f"{name}.json"
+    if file.exists():
+        return records.read(file)
+    checkpoints = Checkpoints(folder / name)
+    checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(checkpoints.folder / ".lock", timeout=0):
+            training = Training(plan, plan.family(data), checkpoints, watch, cpu)
+            training.resume()
+            training.train()
+            record = training.finish()
+            write_json(file, record)
+    except Timeout:
+        raise InputError(f"{name} is being run by another process: wait for it, or choose another --out") from None
+    return record
+
+
+class Training:
+    """One run in progress. All randomness comes from seed, epoch and step, so a checkpoint holds no generator."""
+
+    def __init__(self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, watch: Watch, cpu: bool) -> None:
+        self.plan, self.family, self.checkpoints, self.watch = plan, family, checkpoints, watch
+        self.settings, self.choice = plan.settings, plan.choice
+        self.accelerator = Accelerator(cpu=cpu)
+        torch.manual_seed(self.draw("model"))
+        self.model = self.accelerator.prepare(family.model())
+        self.optimizer = self.accelerator.prepare(optimizer_for(self.plain_model, self.settings))
+        self.sharp = self.choice.backward(family, self.model, self.accelerator.backward)
+        self.progress = Progress()
+        self.carried: Any = None
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        self.code = records.code()
+
+    @property
+    def plain_model(self) -> torch.nn.Module:
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+
+    def draw(self, *what: object) -> int:
+        """A seed of its own for everything that is drawn."""
+        text = " ".join(str(part) for part in (self.plan.seed, *what))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    def resume(self) -> None:
+        saved = self.checkpoints.load(self.checkpoints.last)
+        if saved is None:
+            return
+        self.plain_model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.progress = Progress(**saved["progress"])
+        self.loss.fill_(self.progress.loss)
+        self.carried = to_device(saved["carried"], self.accelerator.device)
+
+    def save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        self.progress.loss = float(self.loss)
+        state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
+        self.checkpoints.save(self.checkpoints.last, state | {"progress": asdict(self.progress)})
+
+    def weights(self) -> Weights:
+        return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
+
+    def train(self) -> None:
+        self.model.train()
+        with Interruption() as interruption:
+            while self.progress.epoch < self.settings.epochs and not self.diverged:
+                self.train_epoch(interruption)
+                self.end_epoch()
+                self.save()
+
+    def train_epoch(self, interruption: Interruption) -> None:
+        progress = self.progress
+        order = torch.Generator().manual_seed(self.draw("order", progress.epoch))
+        batches = self.family.batches(order)
+        self.sharp.enabled = progress.epoch + 1 >= self.choice.start_epoch
+        shown = begun = time.perf_counter()
+        for chosen in batches[progress.step :]:
+            self.train_step(chosen)
+            progress.step += 1
+            now = time.perf_counter()
+            if interruption.wanted:
+                progress.seconds += now - begun
+                self.save()
+                interruption.stop()
+            if now - shown > 0.5:
+                self.show(len(batches))
+                shown = now
+        progress.seconds += time.perf_counter() - begun
+
+    def train_step(self, chosen: Any) -> None:
+        progress = self.progress
+        torch.manual_seed(self.draw("step", progress.epoch, progress.step))
+        batch = to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
+        rate = learning_rate(self.settings, progress.epoch + 1, progress.updates + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
+        if self.settings.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.loss += loss
+        progress.updates += 1
+        progress.passes += self.choice.passes(progress.epoch + 1)
+
+    def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This process's part of the batch: more processes make it faster, not larger."""
+        count, index = self.accelerator.num_processes, self.accelerator.process_index
+        return tuple(part.tensor_split(count, dim=self.family.example_dim)[index] for part in batch)
+
+    def show(self, steps: int) -> None:
+        valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
+        done = self.progress.epoch * steps + self.progress.step
+        self.watch(Update(done, steps * self.settings.epochs, self.progress.epoch + 1, self.settings.epochs, valid))
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.progress.curve) and self.progress.curve[-1]["loss"] is None
+
+    def end_epoch(self) -> None:
+        """Validate, keep the weights if they are to be chosen or averaged, and write the epoch down."""
+        progress, begun = self.progress, time.perf_counter()
+        steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
+        loss = float(self.loss) / steps
+        self.loss.zero_()
+        valid = self.judge(lambda: self.family.validate(self.plain_model)) if math.isfinite(loss) else math.nan
+        if self.settings.average:
+            self.checkpoints.keep_epoch(progress.epoch, self.weights(), self.settings.average)
+        better = math.isfinite(valid) and self.family.followed.better(valid, progress.best)
+        if better:
+            progress.best, progress.best_epoch = valid, progress.epoch
+            if not self.settings.average:
+                self.checkpoints.save(self.checkpoints.best, self.weights())
+        progress.seconds += time.perf_counter() - begun
+        row = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
+        progress.curve.append(row | {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)})
+        self.show(steps)
+
+    def judge(self, score: Callable[[], float]) -> float:
+        self.model.eval()
+        try:
+            return score()
+        finally:
+            self.model.train()
+
+    def chosen(self) -> Weights | None:
+        """The weights to be judged: averaged, or best on validation; none if training never gave a finite number."""
+        if self.settings.average and not self.diverged:
+            return self.checkpoints.average(self.progress.epoch, min(self.settings.average, self.progress.epoch))
+        return self.checkpoints.load(self.checkpoints.best)
+
+    def finish(self) -> Record:
+        weights, scores = self.chosen(), {}
+        begun = time.perf_counter()
+        if weights is not None:
+            self.plain_model.load_state_dict(weights)
+            scores["valid"] = self.judge(lambda: self.family.score(self.plain_model, "valid"))
+            scores["test"] = self.judge(lambda: self.family.score(self.plain_model, "test"))
+        record = self.record() | scores | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
+        self.checkpoints.finish(weights or {})
+        return record
+
+    def record(self) -> Record:
+        plan, data, progress = self.plan, self.family.data, self.progress
+        return {
+            "schema": records.SCHEMA,
+            "task": plan.task,
+            "size": plan.size,
+            "method": self.choice.method,
+            "seed": plan.seed,
+            "metric": self.family.metric.name,
+            "valid": None,
+            "test": None,
+            "gradient_evaluations": progress.passes,
+            "updates": progress.updates,
+            "seconds": round(progress.seconds, 2),
+            "best_epoch": progress.best_epoch,
+            "diverged": self.diverged,
+            "epsilon_source": self.choice.epsilon_source,
+            **self.code,
+            "config": plan.config(),
+            "identity": plan.identity(data),
+            "data": {"hash": data["hash"], "notes": data["notes"]},
+            "parameters": sum(p.numel() for p in self.plain_model.parameters()),
+            "machine": records.machine(self.accelerator.device),
+            "versions": records.versions(),
+            "curve": progress.curve,
+            **self.family.remarks(),
+        }
+
+
+def finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(to_device(part, device) for part in value)
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

@@ -1,0 +1,158 @@
+"""The training loop: every task and method, equal to a loop written out, repeatable, and resumable at any moment."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from gasam import SharpBackward, ga_sam
+from gasam.experiments.checkpoints import Checkpoints
+from gasam.experiments.methods import METHODS
+from gasam.experiments.plan import make
+from gasam.experiments.tasks import TASKS
+from gasam.experiments.train import Training, run
+
+PAPER_AND_TWINS = [name for name, task in TASKS.items() if task.kind != "yours"]
+TIMES = ("seconds", "evaluation_seconds", "commit", "dirty")
+
+
+def timeless(record):
+    """A record without what may differ between two runs of the same."""
+    kept = {key: value for key, value in record.items() if key not in TIMES}
+    curve = [{key: value for key, value in row.items() if key != "seconds"} for row in record["curve"]]
+    return kept | {"curve": curve}
+
+
+@pytest.mark.parametrize("task", PAPER_AND_TWINS)
+def test_every_task_trains_two_epochs_and_the_same_seed_gives_the_same_record(task, tmp_path):
+    plan = make(task, "ga-sam", "tiny")
+    first = run(plan, tmp_path / "first", cpu=True)
+    again = run(plan, tmp_path / "again", cpu=True)
+    other = run(replace(plan, seed=2), tmp_path / "other", cpu=True)
+
+    assert timeless(first) == timeless(again)
+    assert [row["loss"] for row in other["curve"]] != [row["loss"] for row in first["curve"]]
+    assert [row["epoch"] for row in first["curve"]] == [1, 2]
+    assert first["valid"] is not None
+    assert first["test"] is not None
+    late = plan.choice.start_epoch - 1
+    assert first["gradient_evaluations"] == first["updates"] // 2 * (late + (2 - late) * (plan.choice.steps + 1))
+    [name] = (tmp_path / "first").glob("*.json")
+    assert json.loads(name.read_text()) == first
+    assert sorted(file.name for file in (tmp_path / "first" / name.stem).iterdir()) == [".lock", "model.pt"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_counts_its_gradients(method, tmp_path):
+    plan = make("pydoc", method, "tiny", settings={"epochs": 1, "rows": 60})
+    record = run(plan, tmp_path, cpu=True)
+    passes = 1 if method == "baseline" else 2
+    assert record["gradient_evaluations"] == passes * record["updates"]
+    assert record["diverged"] is False
+
+
+def test_loop_equals_one_written_out(tmp_path):
+    """The whole of a run by hand: order, clipping after the fold, carried state, halved rate, best epoch."""
+    plan = make("ptb", "ga-sam", "tiny", settings={"dropout": 0.0}, walk={"epsilon": 1e-3})
+    record = run(plan, tmp_path, cpu=True)
+
+    data, settings = plan.data(), plan.settings
+    torch.manual_seed(Training(plan, plan.family(data), Checkpoints(tmp_path / "x"), print, True).draw("model"))
+    model = plan.family(data).model()
+    optimizer = torch.optim.SGD(model.parameters(), 50.0)
+    sharp = SharpBackward(model.parameters(), ga_sam(1e-3))
+    stream = data["train"].long()
+    rows = len(stream) // settings.batch
+    columns = stream[: rows * settings.batch].view(settings.batch, rows).t()
+    losses = []
+    for epoch in range(2):
+        state, total, count = None, 0.0, 0
+        optimizer.param_groups[0]["lr"] = 50.0 * 0.5**epoch
+        for start in range(0, rows - 1, settings.length):
+            stop = min(start + settings.length, rows - 1)
+            x, y = columns[start:stop], columns[start + 1 : stop + 1]
+
+            def loss(x=x, y=y, state=state):
+                scores, new = model(x, state)
+                return cross_entropy(scores.flatten(0, 1), y.flatten()), tuple(part.detach() for part in new)
+
+            optimizer.zero_grad()
+            value, state = sharp(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            optimizer.step()
+            total, count = total + float(value), count + 1
+        losses.append(total / count)
+    assert [row["loss"] for row in record["curve"]] == pytest.approx(losses, rel=1e-12)
+    best = torch.load(tmp_path / plan.name(data) / "model.pt", weights_only=True)
+    assert record["best_epoch"] == 2
+    assert all(torch.equal(best[name], tensor) for name, tensor in model.state_dict().items())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gasam.experiments import storage, train
+from gasam.experiments.plan import make
+
+out, task, method, moment, number = sys.argv[1:]
+plan = make(task, method, "tiny", settings={"epochs": 3})
+count = 0
+
+def killing(function):
+    def killer(*arguments, **options):
+        global count
+        count += 1
+        if count == int(number):
+            os.kill(os.getpid(), getattr(signal, moment.split("-")[0]))
+        return function(*arguments, **options)
+    return killer
+
+if moment.endswith("step"):
+    train.Training.train_step = killing(train.Training.train_step)
+elif moment.endswith("write"):
+    os.fsync = killing(os.fsync)
+elif moment.endswith("move"):
+    Path.replace = killing(Path.replace)
+train.run(plan, Path(out), cpu=True)
+"""
+
+
+def run_until_killed(out, task, method, moment, number):
+    command = [sys.executable, "-c", KILLED, str(out), task, method, moment, str(number)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "moment", "number"),
+    [
+        ("pydoc", "SIGKILL-step", 30),
+        ("pydoc", "SIGKILL-write", 2),
+        ("pydoc", "SIGTERM-step", 20),
+        ("numerals", "SIGKILL-step", 5),
+        ("numerals", "SIGKILL-move", 3),
+        ("numerals", "SIGINT-step", 4),
+    ],
+)
+def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, tmp_path, shared):
+    """Best checkpoints, averaged ones, and a state that is carried from batch to batch."""
+    whole, killed = shared / f"whole-{task}", tmp_path / "killed"
+    plan = make(task, "ga-sam", "tiny", settings={"epochs": 3})
+    expected = run(plan, whole, cpu=True)
+
+    first = run_until_killed(killed, task, "ga-sam", moment, number)
+    stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
+    assert first.returncode in stopped, first.stderr
+    assert not list(killed.glob("*.json"))
+    record = run(plan, killed, cpu=True)
+
+    assert timeless(record) == timeless(expected)
+    name = plan.name(plan.data())
+    weights = [torch.load(folder / name / "model.pt", weights_only=True) for folder in (whole, killed)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert not [file for file in (killed / name).iterdir() if file.suffix == ".pt" and file.name != "model.pt"]
