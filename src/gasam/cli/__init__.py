@@ -1,0 +1,38 @@
+"""The command `gasam`: trains, compares, reports. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from types import FrameType
+
+NEEDED = ("accelerate", "matplotlib", "rich", "sacrebleu", "sklearn", "tokenizers", "transformers", "typer")
+INTERRUPTED = 130
+
+
+def main() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"the gasam command needs {', '.join(missing)}: pip install 'gasam[experiments]'")
+    from gasam.cli.commands import app
+    from gasam.experiments.errors import InputError
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except InputError as error:
+        sys.exit(_say(str(error), 2))
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            _say("interrupted; run the same command to go on", INTERRUPTED)
+        raise
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"gasam: {sentence}", file=sys.stderr)
+    return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,221 @@
+"""The commands of `gasam`. What is slow to import is imported where it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gasam.cli import options as opt
+
+if TYPE_CHECKING:
+    from gasam.experiments.report import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Sharpness-aware training: train, compare and report. `gasam compare` alone is a demonstration; nothing is "
+    "downloaded.",
+    epilog="Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Finished runs are not run again; "
+    "interrupted ones go on.",
+)
+data_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="What data each task needs and has.")
+app.add_typer(data_app, name="data")
+
+RUNS = Path("runs")
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="See `gasam tasks`.")]
+
+
+@app.command()
+def train(
+    task: TaskName,
+    method: Annotated[str, typer.Option(help="See `gasam methods`.")] = "baseline",
+    size: opt.Size = "small",
+    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 1,
+    epsilon: opt.Epsilon = None,
+    norm: opt.Norm = None,
+    steps: opt.Steps = None,
+    scale: opt.Scale = None,
+    granularity: opt.Granularity = None,
+    risk: opt.Risk = None,
+    start_epoch: opt.StartEpoch = None,
+    same_noise: opt.SameNoise = False,
+    train: opt.Train = None,
+    valid: opt.Valid = None,
+    test: opt.Test = None,
+    text_column: opt.TextColumn = "text",
+    label_column: opt.LabelColumn = "label",
+    data_dir: opt.DataDir = None,
+    epochs: opt.Epochs = None,
+    settings: opt.Set = [],  # noqa: B006  typer reads it
+    out: opt.Out = RUNS,
+    cpu: opt.Cpu = False,
+    json: opt.Json = False,
+) -> None:
+    """Train one model by one method.
+
+    `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
+    """
+    from gasam.cli.sessions import run_here
+    from gasam.experiments.plan import make
+    from gasam.experiments.tasks import Origin
+
+    walk = {
+        "epsilon": epsilon,
+        "norm": opt.norm(norm),
+        "steps": steps,
+        "scale": scale,
+        "granularity": granularity,
+        "risk": risk,
+        "start_epoch": start_epoch,
+        "same_noise": same_noise or None,
+    }
+    origin = Origin(data_dir, train, valid, test, text_column, label_column)
+    chosen = opt.assignments("--set", settings) | {"epochs": epochs}
+    run_here(make(task, method, size, seed, origin=origin, settings=chosen, walk=walk), out, cpu, json)
+
+
+@app.command()
+def compare(
+    task: TaskName = "docstrings",
+    methods: Annotated[str | None, typer.Option(help="Names with commas; the six of Table 1 by default.")] = None,
+    size: opt.Size = "small",
+    seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds 1, 2, ...")] = 1,
+    walks: Annotated[
+        list[str],
+        typer.Option("--walk", metavar="METHOD.NAME=VALUE", help="E.g. ga-sam.epsilon=1e-3.", rich_help_panel=opt.WALK),
+    ] = [],  # noqa: B006  typer reads it
+    same_noise: opt.SameNoise = False,
+    train: opt.Train = None,
+    valid: opt.Valid = None,
+    test: opt.Test = None,
+    text_column: opt.TextColumn = "text",
+    label_column: opt.LabelColumn = "label",
+    data_dir: opt.DataDir = None,
+    epochs: opt.Epochs = None,
+    settings: opt.Set = [],  # noqa: B006  typer reads it
+    jobs: opt.Jobs = None,
+    out: opt.Out = RUNS,
+    cpu: opt.Cpu = False,
+    json: opt.Json = False,
+) -> None:
+    """Compare methods on one task: all of them, all seeds, in parallel; a table and a figure at the end.
+
+    `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
+    """
+    from gasam.cli.sessions import run_many, show
+    from gasam.experiments.methods import TABLE1
+    from gasam.experiments.plan import make
+    from gasam.experiments.report import comparison
+    from gasam.experiments.tasks import Origin
+
+    origin = Origin(data_dir, train, valid, test, text_column, label_column)
+    names = opt.listed(methods) if methods else list(TABLE1)
+    chosen = opt.assignments("--set", settings) | {"epochs": epochs}
+    changed = opt.walks(walks, names, same_noise)
+    plans = [
+        make(task, method, size, seed, origin=origin, settings=chosen, walk=changed.get(method))
+        for seed in range(1, opt.positive("--seeds", seeds) + 1)
+        for method in names
+    ]
+    done = run_many(plans, out, jobs, cpu)
+    found = [job.record for job in done if job.record is not None]
+    show(comparison(found, task, size), found, done, out / "tables" / f"{task}-{size}", json)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="table1, table2, table3 or table5.")],
+    size: opt.Size = "small",
+    tasks: Annotated[str | None, typer.Option(help="Only these of the table's tasks, with commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each row; the paper's 4 by default.")] = None,
+    data_dir: opt.DataDir = None,
+    jobs: opt.Jobs = None,
+    out: opt.Out = RUNS,
+    cpu: opt.Cpu = False,
+    json: opt.Json = False,
+) -> None:
+    """Run a table of the paper, or what is missing of it, and show it beside the paper's numbers."""
+    from gasam.cli.sessions import run_many, show
+    from gasam.experiments import studies
+    from gasam.experiments.report import study_table
+    from gasam.experiments.tasks import Origin
+
+    study = studies.load(table)
+    chosen = opt.listed(tasks) if tasks else None
+    numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
+    plans = [replace(plan, origin=Origin(data_dir)) for plan in study.plans(size, chosen, numbers)]
+    done = run_many(plans, out, jobs, cpu)
+    found = [job.record for job in done if job.record is not None]
+    show(study_table(study, found, size), found, done, out / "tables" / f"{table}-{size}", json)
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(help="Folder of records.")] = RUNS,
+    write: Annotated[
+        Path | None, typer.Option(help="Write docs/results.md and README's table in this checkout of the project.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Tables of all records in a folder; nothing is run."""
+    from gasam.cli.display import print_json, print_table
+    from gasam.experiments import records
+    from gasam.experiments import results as pages
+    from gasam.experiments.errors import InputError
+    from gasam.experiments.report import as_json, comparison
+
+    if write is not None:
+        for file in pages.write(write):
+            typer.echo(f"wrote {file}")
+        return
+    found = list(records.read_all(folder))
+    if not found:
+        raise InputError(f"no records in {folder}: train something first, or name another folder")
+    kinds = dict.fromkeys((record["task"], record["size"]) for record in found)
+    tables: list[Table] = [comparison(found, task, size) for task, size in kinds]
+    if json:
+        print_json([as_json(table) for table in tables])
+        return
+    for table in tables:
+        print_table(table)
+
+
+@app.command()
+def tasks(json: opt.Json = False) -> None:
+    """The tasks, their data and sizes."""
+    from gasam.cli.listings import list_tasks
+
+    list_tasks(json)
+
+
+@app.command()
+def methods(
+    task: Annotated[str, typer.Option(help="The task whose radii are shown.")] = "imdb", json: opt.Json = False
+) -> None:
+    """The methods, with what they use for a task and where that comes from."""
+    from gasam.cli.listings import list_methods
+
+    list_methods(task, json)
+
+
+@data_app.callback()
+def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = False) -> None:
+    """What each task needs, where it was looked for, and what was found. `gasam data get TASK` downloads it."""
+    if context.invoked_subcommand is None:
+        from gasam.cli.listings import list_data
+
+        list_data(data_dir, json)
+
+
+@data_app.command()
+def get(task: TaskName, data_dir: opt.DataDir = None) -> None:
+    """Download a task's data from the Hugging Face hub into the local layout. Needs gasam[download]."""
+    from gasam.experiments import download
+    from gasam.experiments.locations import data_directory
+
+    for file in download.get(task, data_directory(data_dir)):
+        typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")

@@ -1,0 +1,94 @@
+"""What the commands show: tables, and one live line for each run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+from gasam.experiments.compare import Event, Job
+from gasam.experiments.records import Record
+from gasam.experiments.report import Table
+from gasam.experiments.train import Update
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_table(table: Table) -> None:
+    shown = RichTable(title=table.title, title_justify="left")
+    for number, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if number == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for note in table.notes:
+        console.print(f"- {note}", highlight=False)
+
+
+class Live:
+    """A bar for each running job on a terminal; elsewhere a line whenever an epoch or a run ends."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended = total, 0
+        self.lines: dict[str, TaskID] = {}
+        self.epochs: dict[str, int] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=errors,
+            transient=True,
+        )
+
+    def __enter__(self) -> Live:
+        if errors.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def watch(self, job: Job, event: Event) -> None:
+        kind, value = event
+        if kind == "start":
+            self.lines[job.name] = self.progress.add_task(label(job), total=None, state="starting")
+        elif kind == "update":
+            self._update(job, value)
+        else:
+            self.progress.remove_task(self.lines.pop(job.name))
+            self.ended += 1
+            result = describe(value) if kind == "done" else f"[red]failed[/]: {value} (all of it: {job.log})"
+            errors.print(f"{self.ended}/{self.total} {label(job)}: {result}", highlight=False)
+
+    def _update(self, job: Job, update: Update) -> None:
+        epoch = min(update.epoch, update.epochs)
+        valid = "" if update.valid is None else f", valid {update.valid:.2f}"
+        state = f"epoch {epoch}/{update.epochs}{valid}"
+        self.progress.update(self.lines[job.name], completed=update.done, total=update.steps, state=state)
+        if not errors.is_terminal and self.epochs.get(job.name, 1) != update.epoch:
+            self.epochs[job.name] = update.epoch
+            errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}", highlight=False)
+
+
+def label(job: Job) -> str:
+    return f"{job.plan.task} {job.plan.choice.method} seed {job.plan.seed}"
+
+
+def describe(record: Record) -> str:
+    if record["test"] is None:
+        return f"diverged after {len(record['curve'])} epochs"
+    return (
+        f"{record['metric']} valid {record['valid']:.2f}, test {record['test']:.2f}; "
+        f"{record['gradient_evaluations']} gradient evaluations, {record['seconds']:.0f} s"
+    )

@@ -1,0 +1,104 @@
+"""The options that several commands share, and what they mean to a plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gasam.experiments.errors import InputError
+
+WALK, DATA, RUN = "The walk", "The data", "The run"
+
+Size = Annotated[str, typer.Option(help="paper (the appendix to the letter), small (minutes) or tiny (seconds).")]
+Out = Annotated[Path, typer.Option(help="Folder of records, checkpoints and tables.", rich_help_panel=RUN)]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Leave an accelerator alone.", rich_help_panel=RUN)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.", rich_help_panel=RUN)]
+Epochs = Annotated[int | None, typer.Option(help="How many times through the training data.", rich_help_panel=RUN)]
+Jobs = Annotated[
+    int | None, typer.Option(help="Runs at a time, a process each; as many as cores by default.", rich_help_panel=RUN)
+]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Any other setting of the task, e.g. dropout=0.3.", rich_help_panel=RUN
+    ),
+]
+SameNoise = Annotated[
+    bool, typer.Option("--same-noise", help="The same dropout masks in every pass of a step.", rich_help_panel=WALK)
+]
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with the data sets; or set GASAM_DATA.", rich_help_panel=DATA)
+]
+Train = Annotated[
+    str | None, typer.Option(help="Your training file; for translate two, a.de,a.en.", rich_help_panel=DATA)
+]
+Valid = Annotated[
+    str | None, typer.Option(help="Your validation file; else a share is held out.", rich_help_panel=DATA)
+]
+Test = Annotated[str | None, typer.Option(help="Your test file; else a share is held out.", rich_help_panel=DATA)]
+TextColumn = Annotated[str, typer.Option(help="Column with the text (classify).", rich_help_panel=DATA)]
+LabelColumn = Annotated[str, typer.Option(help="Column with the label (classify).", rich_help_panel=DATA)]
+
+Epsilon = Annotated[float | None, typer.Option(help="Radius of the ball.", rich_help_panel=WALK)]
+Norm = Annotated[str | None, typer.Option(help="2, inf, or any number > 1.", rich_help_panel=WALK)]
+Steps = Annotated[int | None, typer.Option(help="K, the steps of a walk.", rich_help_panel=WALK)]
+Scale = Annotated[str | None, typer.Option(help="T, e.g. gradient_strength.", rich_help_panel=WALK)]
+Granularity = Annotated[str | None, typer.Option(help="element, filter, layer, module or model.", rich_help_panel=WALK)]
+Risk = Annotated[str | None, typer.Option(help="mean over the walk, or final: its end.", rich_help_panel=WALK)]
+StartEpoch = Annotated[int | None, typer.Option(help="First epoch with a walk, from 1.", rich_help_panel=WALK)]
+
+
+def norm(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return math.inf if text.lower() in ("inf", "infinity", "max") else float(text)
+    except ValueError:
+        raise InputError(f"--norm must be a number > 1 or inf, got {text!r}") from None
+
+
+def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    """NAME=VALUE: numbers, lists and null as in JSON, anything else as text."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InputError(f"{option} must look like name=value, got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[name.replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return values
+
+
+def listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def positive(option: str, number: int) -> int:
+    if number < 1:
+        raise InputError(f"{option} must be a whole number >= 1, got {number}")
+    return number
+
+
+def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[str, dict[str, Any]]:
+    """METHOD.NAME=VALUE by method; shared masks are for all that walk."""
+    changed: dict[str, dict[str, Any]] = {method: {"same_noise": same_noise or None} for method in methods}
+    for text in texts:
+        method, dot, assignment = text.partition(".")
+        if not dot or method not in methods:
+            raise InputError(
+                f"--walk must look like METHOD.NAME=VALUE, METHOD one of {', '.join(methods)}, got {text!r}"
+            )
+        values = assignments("--walk", [assignment])
+        if "norm" in values:
+            values["norm"] = norm(str(values["norm"]))
+        changed[method] |= values
+    return changed

@@ -1,0 +1,75 @@
+"""Running plans in front of the user: one here, or many in processes; then the table, saved with its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gasam.cli.display import Live, console, describe, errors, label, print_json, print_table
+from gasam.experiments.compare import Job, default_jobs, prepare, run_all
+from gasam.experiments.figure import comparison_figure
+from gasam.experiments.plan import Plan
+from gasam.experiments.records import Record
+from gasam.experiments.report import Table, as_json, markdown
+from gasam.experiments.storage import replaced, write_json
+from gasam.experiments.train import run
+
+
+def run_here(plan: Plan, out: Path, cpu: bool, json: bool) -> None:
+    """In this process, so that torchrun and debuggers see it."""
+    [job] = prepared([plan], out)
+    if job.record is None:
+        with Live(1) as live:
+            live.watch(job, ("start", None))
+            job.record = run(plan, out, watch=lambda update: live.watch(job, ("update", update)), cpu=cpu)
+    if json:
+        print_json(job.record)
+        return
+    console.print(f"{label(job)}: {describe(job.record)}", highlight=False)
+    console.print(f"{out / job.name}.json, weights in {out / job.name / 'model.pt'}", highlight=False, soft_wrap=True)
+
+
+def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool) -> list[Job]:
+    found = prepared(plans, out)
+    todo = [job for job in found if job.record is None]
+    if len(todo) < len(found):
+        errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", highlight=False)
+    parallel = default_jobs() if jobs is None else jobs
+    with Live(len(todo)) as live:
+        run_all(found, out, parallel, live.watch, cpu=cpu)
+    return found
+
+
+def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
+    with errors.status("preparing the data"):
+        jobs = prepare(plans, out)
+    for note in dict.fromkeys(note for plan in plans[:1] for note in plan.data()["notes"]):
+        errors.print(f"- {note}", highlight=False)
+    return jobs
+
+
+def show(table: Table, records: list[Record], jobs: Sequence[Job], place: Path, json: bool) -> None:
+    """Print and save the table; the exit code says whether every run ended well."""
+    failed = [job for job in jobs if job.record is None]
+    if records:
+        write_json(place.with_suffix(".json"), as_json(table))
+        with replaced(place.with_suffix(".md")) as partial:
+            partial.write_text(markdown(table), encoding="utf-8")
+        comparison_figure(records, place.with_suffix(".png"))
+    if json:
+        print_json(as_json(table) | {"failed": [failure(job) for job in failed]})
+    else:
+        print_table(table)
+        if records:
+            console.print(f"saved: {place}.md, .json and .png", highlight=False, soft_wrap=True)
+        for job in failed:
+            console.print(f"failed: {label(job)}: {job.error}", highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def failure(job: Job) -> dict[str, Any]:
+    return {"run": job.name, "error": job.error, "log": str(job.log)}
