@@ -112,7 +112,7 @@ SMALL_TRANSFORMER = replace(
 )
 SMALL_TRANSFORMER = replace(SMALL_TRANSFORMER, rows=20_000, length=50, average=4, dropout=0.1, judged=1000)
 
-TWIN_CNN = replace(SMALL_CNN, epochs=15, dropout=0.1, length=64, vocabulary=10_000, embedding=64, maps=64)
+TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=64, vocabulary=10_000)
 TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=12, halve_after=8, vocabulary=4_000, hidden=96)
 TWIN_TRANSFORMER = replace(
     SMALL_TRANSFORMER, rows=None, vocabularies=(200, 200), width=64, heads=4, layers=2, feedforward=128, warmup=100

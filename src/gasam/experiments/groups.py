@@ -1,0 +1,150 @@
+"""Runs that differ in their seed alone, and what sets one such group apart from the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gasam.experiments import tasks
+from gasam.experiments.errors import InputError
+from gasam.experiments.families import Recipe
+from gasam.experiments.methods import METHODS, choose
+from gasam.experiments.records import Record
+
+CIRCUMSTANCES = ("start_epoch", "same_noise")
+"""What a walk is the same without: the first follows the number of epochs, the second is the user's wish for all."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration on the same data, one a seed."""
+
+    runs: tuple[Record, ...]
+
+    @property
+    def task(self) -> str:
+        return str(self.runs[0]["task"])
+
+    @property
+    def size(self) -> str:
+        return str(self.runs[0]["size"])
+
+    @property
+    def method(self) -> str:
+        return str(self.runs[0]["method"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.runs[0]["config"]["settings"])
+
+    @property
+    def walk(self) -> dict[str, Any]:
+        return dict(self.runs[0]["config"]["method"])
+
+    @property
+    def data(self) -> str:
+        return data_hash(self.runs[0])
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The metric on the test split by seed, of the runs that gave a number."""
+        return {run["seed"]: run["test"] for run in self.runs if run["test"] is not None}
+
+    @cached_property
+    def other_settings(self) -> dict[str, Any]:
+        return _changed(self.settings, as_recorded(tasks.find(self.task).settings(self.size)))
+
+    def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What differs from the method's walk on this task, with what a study overrides in it."""
+        try:
+            usual = choose(self.method, self.task, self.settings["epochs"], overrides).identity()
+        except InputError:  # a method that has no radius of its own on this task
+            usual = self.walk | {"epsilon": None, "norm": None}
+        return _changed(self.walk, usual)
+
+
+def grouped(records: Iterable[Record]) -> list[Group]:
+    """In the order of the methods, the usual configuration of each first. A run that is there twice counts once."""
+    found: dict[str, dict[int, Record]] = {}
+    for record in records:
+        if record["method"] not in METHODS:
+            raise InputError(f"a record's method must be one of {', '.join(METHODS)}, got {record['method']!r}")
+        key = json.dumps([record["config"], data_hash(record)], sort_keys=True)
+        found.setdefault(key, {}).setdefault(record["seed"], record)
+    groups = [Group(tuple(found[key][seed] for seed in sorted(found[key]))) for key in sorted(found)]
+    order = list(METHODS)
+    return sorted(groups, key=lambda g: (order.index(g.method), len(g.other_settings) + len(g.other_walk())))
+
+
+def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """Plain training with the same settings on the same data; what another baseline is compared with is the first."""
+    plain = [other for other in groups if other.method == "baseline" and other.data == group.data]
+    if group.method == "baseline":
+        return plain[0] if plain and plain[0] is not group else None
+    alike = [other for other in plain if other.settings == group.settings]
+    noise = [other for other in alike if other.walk.get("same_noise") == group.walk.get("same_noise")]
+    return next(iter(noise + alike), None)
+
+
+def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
+    """What all of them set in the same way, though their size has another value."""
+    first, *others = groups
+    return {
+        name: value
+        for name, value in first.other_settings.items()
+        if all(name in other.other_settings and other.other_settings[name] == value for other in others)
+    }
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """Names that tell the groups apart."""
+    return [label(group, METHODS[group.method].title, group.other_walk(), groups) for group in groups]
+
+
+def label(group: Group, name: str, walk: Mapping[str, Any], groups: Sequence[Group]) -> str:
+    """The name, and in brackets what differs from what the name promises and is not shared by all groups."""
+    shared = shared_settings(groups)
+    settings = {key: value for key, value in group.other_settings.items() if key not in shared}
+    data = {"data": group.data[:8]} if len({other.data for other in groups}) > 1 else {}
+    differing = in_words({**walk, **settings, **data})
+    return f"{name} ({differing})" if differing else name
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(_in_words(name, value) for name, value in values.items())
+
+
+def as_recorded(settings: Recipe) -> dict[str, Any]:
+    """Settings as a record holds them."""
+    return {name: _plain(getattr(settings, name)) for name in settings.names()}
+
+
+def data_hash(record: Record) -> str:
+    return str(record.get("data", {}).get("hash", ""))
+
+
+def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in usual and _plain(value) != usual[name]}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _in_words(name: str, value: Any) -> str:
+    match name:
+        case "steps":
+            return f"K = {value}"
+        case "norm":
+            return f"L-{value}" if value == "inf" else f"L{value:g}"
+        case "same_noise":
+            return "same noise" if value else "fresh noise"
+    words = name.replace("_", " ")
+    if value is None:
+        return f"all {words}" if name in ("rows", "judged") else f"no {words}"
+    if isinstance(value, list):
+        return f"{words} {'/'.join(map(str, value))}"
+    return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"

@@ -1,0 +1,172 @@
+"""Tables in the paper's manner, made from records alone: ours, the paper's beside it, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gasam.experiments import cells, studies, tasks
+from gasam.experiments.cells import COLUMNS, Cell, Cells, Paper
+from gasam.experiments.families import Metric
+from gasam.experiments.groups import (
+    CIRCUMSTANCES,
+    Group,
+    as_recorded,
+    baseline_of,
+    grouped,
+    in_words,
+    label,
+    labels,
+    shared_settings,
+)
+from gasam.experiments.records import Record
+from gasam.experiments.studies import Row, Study
+from gasam.experiments.tables import Table, as_json, markdown
+
+__all__ = [
+    "Table",
+    "as_json",
+    "comparison",
+    "described",
+    "markdown",
+    "paper_of",
+    "remarks",
+    "study_groups",
+    "study_table",
+]
+
+
+def comparison(records: Iterable[Record], task: str, size: str) -> Table:
+    """Every configuration that was run on a task in a size, a row each, in the order of the methods."""
+    groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
+    rows: list[Cells] = []
+    for group, name in zip(groups, labels(groups), strict=True):
+        paper = paper_of(group) if _usual_settings(group, groups) else None
+        rows.append({"method": Cell(name, group.method)} | cells.row(group, baseline_of(group, groups), paper))
+    columns = ("method", described(tasks.find(task).family.metric), *COLUMNS)
+    return _table(f"{task}, size {size}", columns, rows, [*_radii(groups), *remarks(task, size, groups)])
+
+
+def study_table(study: Study, records: Iterable[Record], size: str) -> Table:
+    """A table of the paper, task by task; a task without any run is left out, and said, if others have some."""
+    found = {task: study_groups(study, records, task, size) for task in study.tasks}
+    shown = [task for task in study.tasks if found[task]] or list(study.tasks)
+    rows: list[Cells] = []
+    notes: list[str] = []
+    for task in shown:
+        heading = f"{task}: {described(tasks.find(task).family.metric)}"
+        for number, row in enumerate(_study_rows(study, task, found[task])):
+            rows.append({"task": Cell("" if number else heading, task)} | row)
+        notes += [f"{task}: {note}" for note in remarks(task, size, found[task])]
+    if left_out := [task for task in study.tasks if task not in shown]:
+        notes.append(f"Not run in this size: {', '.join(left_out)}.")
+    return _table(f"{study.title}, size {size}", ("task", "row", "test", *COLUMNS), rows, notes)
+
+
+def study_groups(study: Study, records: Iterable[Record], task: str, size: str) -> list[Group]:
+    """What a study's table shows of a task."""
+    groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
+    return [group for group in groups if _rows_of(group, study)]
+
+
+def described(metric: Metric) -> str:
+    unit = f", {metric.unit}" if metric.unit else ""
+    return f"{metric.name}{unit} ({'higher' if metric.higher_is_better else 'lower'} is better)"
+
+
+def paper_of(group: Group) -> Paper | None:
+    """The paper's number for this walk, else for this method with the radius that the paper found for it."""
+    every = [studies.load(name) for name in studies.names()]
+    for besides in ((), ("epsilon", "norm")):
+        for study in every:
+            for row in study.rows:
+                if group.task not in row.expected or (besides and row.walk[group.task]):
+                    continue
+                if _fits(row, group, *besides):
+                    return Paper(row.expected[group.task], study.difference(row, group.task))
+    return None
+
+
+def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
+    """What differs from the paper in data and in numbers; the latter from what was run, not from what is planned."""
+    definition = tasks.find(task)
+    if definition.kind.startswith("twin"):
+        yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
+    every = [note for group in groups for run in group.runs for note in run.get("data", {}).get("notes", ())]
+    for note in dict.fromkeys(every):
+        yield f"Data: {note.rstrip('.')}."
+    if not groups:
+        return
+    if shared := shared_settings(groups):
+        yield f"All rows: {in_words(shared)}; size {size} has {in_words(_same(shared, definition.settings(size)))}."
+    if definition.kind == "paper":
+        paper = as_recorded(definition.settings("paper"))
+        common = {k: v for k, v in groups[0].settings.items() if all(group.settings.get(k) == v for group in groups)}
+        if other := {name: value for name, value in common.items() if name in paper and paper[name] != value}:
+            yield f"Size {size}: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Cells], notes: Iterable[str]) -> Table:
+    texts = tuple(tuple(cell.text for cell in row.values()) for row in rows)
+    values = tuple({"label": row["method"].text} | {key: cell.value for key, cell in row.items()} for row in rows)
+    return Table(title, tuple(columns), texts, tuple(notes), values).without_empty_columns()
+
+
+def _same(names: Iterable[str], settings: Any) -> dict[str, Any]:
+    recorded = as_recorded(settings)
+    return {name: recorded[name] for name in names}
+
+
+def _radii(groups: Sequence[Group]) -> Iterator[str]:
+    """How far each method walks, and who says so."""
+    walks = [
+        f"{name} {in_words({'norm': group.walk['norm']})} {group.walk['epsilon']:g} "
+        f"({group.runs[0].get('epsilon_source', 'source unknown')})"
+        for group, name in zip(groups, labels(groups), strict=True)
+        if group.method != "baseline"
+    ]
+    if walks:
+        yield f"Epsilon: {'; '.join(walks)}."
+
+
+def _study_rows(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Cells]:
+    places = [(group, _rows_of(group, study)) for group in groups]
+    for row in study.rows:
+        expected = row.expected.get(task)
+        paper = None if expected is None else Paper(expected, study.difference(row, task))
+        base = f"{row.label} ({in_words(row.own[task])})" if row.own[task] else row.label
+        found = [group for group, rows in places if row in rows]
+        for group in found:
+            name = label(group, base, group.other_walk(row.walk[task]), groups)
+            shown = paper if _usual_settings(group, groups) else None
+            yield {"method": Cell(name, row.method)} | cells.row(group, baseline_of(group, groups), shown)
+        if not found:
+            yield {"method": Cell(base, row.method)} | cells.row(None, None, paper)
+
+
+def _rows_of(group: Group, study: Study) -> list[Row]:
+    """The rows with the group's own walk; if no study has such a row, those that only name its method: its radius may
+    be another than the paper's."""
+    if group.task not in study.tasks:
+        return []
+    rows = [row for row in study.rows if _fits(row, group)]
+    if rows or any(_fits(row, group) for row in _every_row(group.task)):
+        return rows
+    return [row for row in study.rows if not row.walk[group.task] and _fits(row, group, "epsilon", "norm")]
+
+
+def _every_row(task: str) -> Iterator[Row]:
+    for study in map(studies.load, studies.names()):
+        yield from study.rows if task in study.tasks else ()
+
+
+def _fits(row: Row, group: Group, *besides: str) -> bool:
+    """Whether the group's walk is the row's, besides some of its options."""
+    if row.method != group.method:
+        return False
+    return not group.other_walk(row.walk[group.task]).keys() - {*CIRCUMSTANCES, *besides}
+
+
+def _usual_settings(group: Group, groups: Sequence[Group]) -> bool:
+    """Whether nothing but its walk sets it apart: the paper has one number, for one budget."""
+    return group.other_settings.keys() <= shared_settings(groups).keys()

@@ -1,0 +1,201 @@
+"""The paper's tables as studies: which rows are run on which tasks, and what the paper found there."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gasam.experiments import plan
+from gasam.experiments.errors import InputError
+from gasam.experiments.methods import Choice
+from gasam.experiments.plan import Plan
+
+Walk = Mapping[str, Any]
+
+WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
+"""What a row may set in its method's walk."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A result of the paper, as printed: mean ± standard deviation over its four runs.
+
+    `slip` is the difference to the baseline that the paper prints, where its own means give another.
+    """
+
+    text: str
+    slip: str | None = None
+
+    @property
+    def mean(self) -> Decimal:
+        return Decimal(self.text.split(" ± ")[0])
+
+    @property
+    def std(self) -> Decimal:
+        return Decimal(self.text.split(" ± ")[1])
+
+    def difference(self, baseline: Expected) -> Decimal:
+        """Of the printed means, with no more digits than either of them has."""
+        coarser = max(self.mean, baseline.mean, key=lambda mean: mean.as_tuple().exponent)
+        return (self.mean - baseline.mean).quantize(coarser)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, and by task what it sets in the method's walk and what the paper found; `own` is the part of the walk
+    that is another for every task."""
+
+    label: str
+    method: str
+    walk: Mapping[str, Walk]
+    own: Mapping[str, Walk]
+    expected: Mapping[str, Expected]
+
+    def plan(self, study: str, task: str, size: str, seed: int) -> Plan:
+        made = plan.make(task, self.method, size, seed, walk=self.walk[task])
+        if "epsilon" not in self.walk[task]:
+            return made
+        return replace(made, choice=replace(made.choice, epsilon_source=f"paper, {study}"))
+
+
+class Budget(NamedTuple):
+    """Runs, and how many of the baseline's would need as many gradient evaluations."""
+
+    runs: int
+    baseline_runs: float
+
+    def __str__(self) -> str:
+        return f"{self.runs} runs that cost as much as {self.baseline_runs:.0f} of the baseline"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of the paper; its first row is the baseline."""
+
+    name: str
+    title: str
+    cost: str
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    def plans(self, size: str, tasks: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[Plan]:
+        """Every run that the table needs, each once, though two rows may be the same walk."""
+        chosen = self.tasks if tasks is None else tasks
+        unknown = sorted(set(chosen) - set(self.tasks))
+        if unknown:
+            raise InputError(f"{self.name} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
+        unique: dict[str, Plan] = {}
+        for task, row, seed in product(chosen, self.rows, self.seeds if seeds is None else seeds):
+            run = row.plan(self.name, task, size, seed)
+            unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
+        return list(unique.values())
+
+    def budget(self, size: str) -> Budget:
+        plans = self.plans(size)
+        return Budget(len(plans), sum(map(relative_cost, plans)))
+
+    def difference(self, row: Row, task: str) -> Decimal | None:
+        """To the baseline, from the paper's means; none for the baseline itself and where the paper has no number."""
+        baseline = self.rows[0].expected.get(task)
+        if row is self.rows[0] or baseline is None or task not in row.expected:
+            return None
+        return row.expected[task].difference(baseline)
+
+    def slips(self) -> Iterator[tuple[Row, str]]:
+        """Rows and tasks whose printed difference is not the one of the printed means."""
+        return ((row, task) for row in self.rows for task in row.expected if row.expected[task].slip)
+
+
+def names() -> list[str]:
+    return sorted(file.stem for file in _folder().glob("*.toml"))
+
+
+@cache
+def load(name: str) -> Study:
+    if name not in names():
+        raise InputError(f"study must be one of {', '.join(names())}, got {name!r}")
+    with (_folder() / f"{name}.toml").open("rb") as stream:
+        try:
+            return parse(name, tomllib.load(stream))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{name} is not TOML: {error}") from None
+
+
+def parse(name: str, raw: Mapping[str, Any]) -> Study:
+    """A study from what its file holds; every plan is made once, so that nothing wrong is found only later."""
+    _check(name, raw, {"title": str, "cost": str, "tasks": list, "seeds": int, "rows": list})
+    study = Study(
+        name,
+        raw["title"],
+        raw["cost"],
+        tuple(raw["tasks"]),
+        tuple(range(1, raw["seeds"] + 1)),
+        tuple(_row(f"{name}, row {number}", raw["tasks"], row) for number, row in enumerate(raw["rows"], 1)),
+    )
+    if not study.seeds:
+        raise InputError(f"{name}: seeds must be a whole number >= 1, got {raw['seeds']}")
+    if not study.rows or study.rows[0].method != "baseline":
+        raise InputError(f"{name}: the first row must be the baseline, for the others are compared with it")
+    try:
+        study.plans("paper")
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return study
+
+
+def relative_cost(run: Plan) -> float:
+    """Gradient evaluations over those of plain training for as many epochs."""
+    epochs = run.settings.epochs
+    return math.fsum(run.choice.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
+
+
+def _folder() -> Path:
+    """Beside this file where gasam was installed from a wheel, else at the top of the repository."""
+    installed = Path(__file__).parent / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "configs"
+
+
+def _row(where: str, tasks: Sequence[str], raw: Mapping[str, Any]) -> Row:
+    _check(where, raw, {"label": str, "method": str, "paper": dict}, {"walk": dict, "slip": dict})
+    given, slips = raw.get("walk", {}), raw.get("slip", {})
+    shared = {key: value for key, value in given.items() if key not in tasks}
+    own = {task: _floats(where, given.get(task, {})) for task in tasks}
+    walk = {task: _floats(where, shared) | own[task] for task in tasks}
+    stray = (raw["paper"].keys() | slips.keys()) - set(tasks)
+    if stray:
+        raise InputError(f"{where} names the task {min(stray)!r}, which is not among the study's tasks")
+    for text in raw["paper"].values():
+        if not re.fullmatch(r"\d+(\.\d+)? ± \d+(\.\d+)?", str(text)):
+            raise InputError(f"{where}: a result of the paper looks like '84.42 ± 0.12', got {text!r}")
+    expected = {task: Expected(text, slips.get(task)) for task, text in raw["paper"].items()}
+    return Row(raw["label"], raw["method"], walk, own, expected)
+
+
+def _floats(where: str, walk: Mapping[str, Any]) -> dict[str, Any]:
+    """Radius and norm as floats: 2 and 2.0 must not make two runs of one."""
+    if unknown := walk.keys() - WALK:
+        raise InputError(f"{where}: a walk has no {min(unknown)!r}, it has {', '.join(sorted(WALK))}")
+    return {key: float(value) if key in ("epsilon", "norm") else value for key, value in walk.items()}
+
+
+def _check(where: str, raw: Any, needed: Mapping[str, type], possible: Mapping[str, type] | None = None) -> None:
+    kinds = {**needed, **(possible or {})}
+    if not isinstance(raw, Mapping):
+        raise InputError(f"{where} must be a table, got {raw!r}")
+    for key in needed.keys() - raw.keys():
+        raise InputError(f"{where} lacks {key!r}")
+    for key, value in raw.items():
+        if key not in kinds:
+            raise InputError(f"{where} has {key!r}, which is none of {', '.join(kinds)}")
+        if not isinstance(value, kinds[key]):
+            raise InputError(f"{where}: {key} must be of type {kinds[key].__name__}, got {value!r}")

@@ -1,0 +1,122 @@
+"""The page of results and README's table: made from records, never stale, and no twin among the evidence."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from synthetic import COMMIT, record, records_of
+
+from gasam.experiments import results
+from gasam.experiments.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+README = "# gasam\n\nBefore.\n\n<!-- results -->\nold\n<!-- /results -->\n\nAfter.\n"
+SCORES = {"baseline": [84.4, 84.5, 84.2, 84.6], "ga-sam": [86.0, 86.2, 85.8, 86.1]}
+
+
+def checkout(folder, runs):
+    (folder / "results").mkdir(exist_ok=True)
+    (folder / "README.md").write_text(README)
+    for number, run in enumerate(runs):
+        (folder / "results" / f"{number}.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_the_pages_of_this_repository_are_not_stale():
+    assert results.stale(ROOT) == [], "run `gasam results --write .`"
+
+
+def test_pages_are_stale_until_written_and_whenever_a_record_changes(tmp_path):
+    checkout(tmp_path, records_of("imdb", SCORES))
+    assert results.stale(tmp_path) == ["docs/results.md", "README.md"]
+    assert results.write(tmp_path) == [tmp_path / "docs/results.md", tmp_path / "README.md"]
+    assert results.stale(tmp_path) == []
+    assert results.write(tmp_path) == []
+
+    first = json.loads((tmp_path / "results/0.json").read_text())
+    (tmp_path / "results/0.json").write_text(json.dumps(first | {"test": 99.0}))
+    assert results.stale(tmp_path) == ["docs/results.md", "README.md"]
+    (tmp_path / "results/0.json").write_text(json.dumps(first))
+    assert results.stale(tmp_path) == []
+    page = tmp_path / "docs/results.md"
+    page.write_text(page.read_text().replace("84.42", "84.43"))
+    assert results.stale(tmp_path) == ["docs/results.md"]
+    (tmp_path / "results/7.json").unlink()
+    assert results.stale(tmp_path) == ["docs/results.md", "README.md"]
+
+
+def test_readme_keeps_all_that_is_outside_of_the_markers(tmp_path):
+    results.write(checkout(tmp_path, records_of("imdb", SCORES)))
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("# gasam\n\nBefore.\n\n<!-- results -->\n")
+    assert text.endswith("<!-- /results -->\n\nAfter.\n")
+    assert "old" not in text
+    assert "| Baseline | 84.42 ± 0.17 (paper 84.42) |" in text
+    assert "| GA-SAM | 86.03 ± 0.17 (+1.60, paper +1.69) |" in text
+
+
+def test_readme_without_markers_is_refused(tmp_path):
+    checkout(tmp_path, []).joinpath("README.md").write_text("# gasam\n")
+    with pytest.raises(InputError, match="has no place for results"):
+        results.write(tmp_path)
+
+
+def test_without_records_the_page_says_so_and_has_no_number_of_ours(tmp_path):
+    results.write(checkout(tmp_path, []))
+    page = (tmp_path / "docs/results.md").read_text()
+    assert results.NOTHING in page
+    assert results.NOTHING in (tmp_path / "README.md").read_text()
+    assert "|" not in page
+    assert "imdb: baseline 84.42 ± 0.12, GA-SAM 86.11 ± 0.22 (+1.69) is best" in page
+    assert "prints +0.83 for Layer-SAM on imdb, where its means give +0.85" in page
+
+
+def test_twins_and_the_users_own_data_are_no_evidence():
+    runs = [*records_of("docstrings", SCORES), record("classify"), record("digits")]
+    assert results.page(runs) == results.page([])
+    assert results.block(runs) == results.block([])
+    assert results.page([*runs, record("imdb")]) == results.page([record("imdb")])
+
+
+def test_page_says_beside_each_table_where_it_comes_from():
+    notes = {"hash": "x", "notes": ["two classes instead of three"]}
+    runs = [*records_of("imdb", SCORES, data=notes), record("ptb", dirty=True, commit="f" * 40)]
+    page = results.page(runs)
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    imdb = sections["imdb, size small"]
+    assert "Data: two classes instead of three." in imdb
+    assert "Size small: " in imdb
+    assert f"From 8 runs of commit {COMMIT[:7]}. " in imdb
+    assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
+    assert "From 1 run of commit fffffff with changes. " in sections["ptb, size small"]
+    table = next(text for title, text in sections.items() if title.startswith("Table 1"))
+    assert "`gasam reproduce table1 --size small`" in table
+    assert "Not run in this size: en-vi, de-en." in table
+    assert not any(title.startswith(("Table 2", "Table 3", "Table 5")) for title in sections)
+
+
+def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():
+    runs = [*records_of("imdb", SCORES), record("imdb", "ga-sam", 85.0, walk={"steps": 3})]
+    titles = re.findall(r"^## (Table \d)", results.page(runs), flags=re.MULTILINE)
+    assert titles == ["Table 1", "Table 3"]
+
+
+def test_commands_carry_every_option_that_the_runs_need():
+    runs = [
+        record("imdb"),
+        record("imdb", "ga-sam", seed=2, walk={"steps": 3, "same_noise": True}),
+        record("imdb", "sam", settings={"epochs": 40, "windows": (3, 4)}),
+    ]
+    page = results.page(runs)
+    start = "`gasam compare imdb --size small --methods"
+    assert f"{start} baseline --seeds 1`" in page
+    assert f"{start} ga-sam --seeds 2 --same-noise --walk ga-sam.steps=3`" in page
+    assert f"{start} sam --seeds 1 --epochs 40 --set windows=[3,4]`" in page
+
+
+def test_readme_takes_the_size_nearest_to_the_paper():
+    runs = [record("imdb", test=80.0, size=size) for size in ("tiny", "small")]
+    assert "imdb, size small" in results.block(runs)
+    assert "imdb, size tiny" not in results.block(runs)
+    assert "imdb, size tiny" in results.page(runs)
