@@ -5,10 +5,10 @@ import socket
 import pytest
 from PIL import Image
 
-from gasam.experiments import download
+from gasam.experiments.data import download
+from gasam.experiments.data.manifest import CHECKSUMS, MANIFESTS, ROWS, HubSplit, WebFile
+from gasam.experiments.data.reading import lines
 from gasam.experiments.errors import InputError
-from gasam.experiments.manifest import CHECKSUMS, MANIFESTS, ROWS, HubSplit, WebFile
-from gasam.experiments.reading import lines
 from gasam.experiments.sources import imdb, iwslt, mnist, ptb
 from local_layout import (
     PROMISED,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gasam.experiments.corpus import SPLITS
+from gasam.experiments.data.corpus import SPLITS
 from gasam.experiments.errors import InputError
 from gasam.experiments.sources import files
 from local_layout import sentence, write, write_lines

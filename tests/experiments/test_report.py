@@ -10,11 +10,12 @@ from hypothesis import strategies as some
 from scipy import stats
 from synthetic import STEPS, record, records_of
 
-from gasam.experiments import report, studies
+from gasam.experiments import studies
 from gasam.experiments.errors import InputError
-from gasam.experiments.figure import GA_SAM, comparison_figure, draw
-from gasam.experiments.groups import grouped, labels
-from gasam.experiments.statistics import paired_difference, summary
+from gasam.experiments.report import comparison as report
+from gasam.experiments.report.figure import GA_SAM, comparison_figure, draw
+from gasam.experiments.report.groups import grouped, labels
+from gasam.experiments.report.statistics import paired_difference, summary
 
 SCORES = {
     "baseline": [84.4, 84.5, 84.2, 84.6],

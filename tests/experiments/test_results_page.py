@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from synthetic import COMMIT, record, records_of
 
-from gasam.experiments import results
 from gasam.experiments.errors import InputError
+from gasam.experiments.report import pages as results
 
 ROOT = Path(__file__).parents[2]
 README = "# gasam\n\nBefore.\n\n<!-- results -->\nold\n<!-- /results -->\n\nAfter.\n"

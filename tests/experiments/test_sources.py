@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gasam.experiments.data.locations import cache_directory, data_directory
 from gasam.experiments.errors import InputError
-from gasam.experiments.locations import cache_directory, data_directory
 from gasam.experiments.sources import imdb, iwslt, mnist, ptb
 from local_layout import (
     PROMISED,

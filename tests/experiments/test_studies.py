@@ -11,8 +11,9 @@ import pytest
 from gasam.experiments import plan, studies
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS, TABLE1
+from gasam.experiments.sizes import SIZE_NAMES
 from gasam.experiments.studies import Expected, load, names, parse
-from gasam.experiments.tasks import SIZES, TASKS
+from gasam.experiments.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("table1", "table2", "table3", "table5")
@@ -37,7 +38,7 @@ def test_rows_are_known_methods_with_a_number_of_the_paper_for_every_task(name):
         assert set(study.tasks) <= set(TASKS)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZE_NAMES)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_plan_is_made_once(name, size):
     plans = load(name).plans(size)

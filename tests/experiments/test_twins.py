@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from gasam.experiments.corpus import SPLITS
+from gasam.experiments.data.corpus import SPLITS
 from gasam.experiments.errors import InputError
 from gasam.experiments.sources import digits, docstrings, numerals, pydoc
 from local_layout import disjoint, sizes

@@ -11,7 +11,7 @@ import typer
 from gasam.cli import options as opt
 
 if TYPE_CHECKING:
-    from gasam.experiments.report import Table
+    from gasam.experiments.report.comparison import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,7 +74,7 @@ def train(
         "same_noise": same_noise or None,
     }
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
-    chosen = opt.assignments("--set", settings) | {"epochs": epochs}
+    chosen = opt.settings(settings, epochs)
     run_here(make(task, method, size, seed, origin=origin, settings=chosen, walk=walk), out, cpu, json)
 
 
@@ -109,12 +109,12 @@ def compare(
     from gasam.cli.sessions import run_many, show
     from gasam.experiments.methods import TABLE1
     from gasam.experiments.plan import make
-    from gasam.experiments.report import comparison
+    from gasam.experiments.report.comparison import comparison
     from gasam.experiments.tasks import Origin
 
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     names = opt.listed(methods) if methods else list(TABLE1)
-    chosen = opt.assignments("--set", settings) | {"epochs": epochs}
+    chosen = opt.settings(settings, epochs)
     changed = opt.walks(walks, names, same_noise)
     plans = [
         make(task, method, size, seed, origin=origin, settings=chosen, walk=changed.get(method))
@@ -141,7 +141,7 @@ def reproduce(
     """Run a table of the paper, or what is missing of it, and show it beside the paper's numbers."""
     from gasam.cli.sessions import run_many, show
     from gasam.experiments import studies
-    from gasam.experiments.report import study_table
+    from gasam.experiments.report.comparison import study_table
     from gasam.experiments.tasks import Origin
 
     study = studies.load(table)
@@ -164,9 +164,9 @@ def results(
     """Tables of all records in a folder; nothing is run."""
     from gasam.cli.display import print_json, print_table
     from gasam.experiments import records
-    from gasam.experiments import results as pages
     from gasam.experiments.errors import InputError
-    from gasam.experiments.report import as_json, comparison
+    from gasam.experiments.report import pages
+    from gasam.experiments.report.comparison import as_json, comparison
 
     if write is not None:
         for file in pages.write(write):
@@ -214,8 +214,8 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
 @data_app.command()
 def get(task: TaskName, data_dir: opt.DataDir = None) -> None:
     """Download a task's data from the Hugging Face hub into the local layout. Needs gasam[download]."""
-    from gasam.experiments import download
-    from gasam.experiments.locations import data_directory
+    from gasam.experiments.data import download
+    from gasam.experiments.data.locations import data_directory
 
     for file in download.get(task, data_directory(data_dir)):
         typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")

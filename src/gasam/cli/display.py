@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from gasam.experiments.compare import Event, Job
 from gasam.experiments.records import Record
-from gasam.experiments.report import Table
+from gasam.experiments.report.comparison import Table
 from gasam.experiments.train import Update
 
 console = Console()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gasam.cli.display import print_json, print_table
-from gasam.experiments import download
+from gasam.experiments.data import download
+from gasam.experiments.data.locations import data_directory
+from gasam.experiments.data.manifest import MANIFESTS
 from gasam.experiments.errors import InputError
-from gasam.experiments.locations import data_directory
-from gasam.experiments.manifest import MANIFESTS
 from gasam.experiments.methods import METHODS, choose
-from gasam.experiments.report import Table
+from gasam.experiments.report.comparison import Table
 from gasam.experiments.tasks import TASKS, find
 
 

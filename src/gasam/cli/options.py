@@ -78,6 +78,10 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+def settings(texts: Iterable[str], epochs: int | None) -> dict[str, Any]:
+    return assignments("--set", texts) | ({} if epochs is None else {"epochs": epochs})
+
+
 def listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 

@@ -10,10 +10,10 @@ import typer
 
 from gasam.cli.display import Live, console, describe, errors, label, print_json, print_table
 from gasam.experiments.compare import Job, default_jobs, prepare, run_all
-from gasam.experiments.figure import comparison_figure
 from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
-from gasam.experiments.report import Table, as_json, markdown
+from gasam.experiments.report.comparison import Table, as_json, markdown
+from gasam.experiments.report.figure import comparison_figure
 from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,8 @@ class Checkpoints:
     def epoch(self, number: int) -> Path:
         return self.folder / f"epoch-{number:04}.pt"
 
-    def keep_epoch(self, number: int, weights: Weights, keep: int) -> None:
-        self.save(self.epoch(number), weights)
-        self.epoch(number - keep - 1).unlink(missing_ok=True)  # one more than needed, should this epoch be run again
+    def forget_epoch(self, number: int) -> None:
+        self.epoch(number).unlink(missing_ok=True)
 
     def average(self, last: int, count: int) -> Weights:
         """The mean of the weights of the last epochs, summed in double precision."""
@@ -54,11 +52,7 @@ class Checkpoints:
             name: (t / count if dtypes[name].is_floating_point else t).to(dtypes[name]) for name, t in total.items()
         }
 
-    def finish(self, weights: Weights) -> None:
+    def clean(self) -> None:
         """Only the model that was judged is kept."""
-        self.save(self.model, weights)
         for file in (self.last, self.best, *self.folder.glob("epoch-*.pt")):
             file.unlink(missing_ok=True)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)

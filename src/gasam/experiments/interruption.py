@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Interruption:
-    """A context in which a first signal is only noted (`wanted`); `stop()` then raises it. A second one is at once."""
+    """A context in which a first signal is only noted: `stop_if_wanted` raises it. A second one is raised at once."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -26,8 +26,9 @@ class Interruption:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def stop(self) -> None:
-        raise KeyboardInterrupt
+    def stop_if_wanted(self) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.wanted:

@@ -77,7 +77,7 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     """The paper's settings of a method for a task, or the nearest there are, with what the user overrides."""
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     found = _find(method)
-    radius, origin = _radius(found, task) if found.moved != "nothing" else (Radius(math.inf, 0.0), "none")
+    radius, origin = _radius(found, task, complete=given.keys() >= {"epsilon", "norm"})
     choice = Choice(
         method=method,
         moved=found.moved,
@@ -110,8 +110,10 @@ def _find(method: str) -> Method:
     return METHODS[method]
 
 
-def _radius(method: Method, task: str) -> tuple[Radius, str]:
+def _radius(method: Method, task: str, complete: bool) -> tuple[Radius, str]:
     """The first that there is: the paper's, one chosen on validation, one of a task of the same kind."""
+    if method.moved == "nothing":
+        return Radius(math.inf, 0.0), "none"
     for place in (task, *KIN.get(task, ())):
         borrowed = "" if place == task else f" of {place}"
         if place in PAPER.get(method.name, {}):
@@ -119,6 +121,8 @@ def _radius(method: Method, task: str) -> tuple[Radius, str]:
             return radius, f"paper{borrowed}{radius.remark}"
         if place in CHOSEN.get(method.name, {}):
             return CHOSEN[method.name][place], f"chosen on validation{borrowed}"
+    if complete:
+        return Radius(math.inf, 0.0), "command line"
     raise InputError(f"no epsilon is known for {method.name} on {task}: give --epsilon and --norm")
 
 

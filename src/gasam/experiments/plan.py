@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gasam.experiments import tasks
+from gasam.experiments.data.locations import cache_directory
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Encoded, Family, Recipe
-from gasam.experiments.locations import cache_directory
 from gasam.experiments.methods import Choice, choose
 from gasam.experiments.prepared import prepare
 from gasam.experiments.tasks import Origin, Task
@@ -67,5 +67,7 @@ def make(
     """A plan from names, with what the user overrides in the task's settings and in the method's walk."""
     if not 0 <= seed < 2**31:
         raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")
+    origin = origin or Origin()
+    tasks.find(task).check(origin)
     resolved = tasks.find(task).settings(size, **(settings or {}))
-    return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk), origin or Origin())
+    return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk), origin)

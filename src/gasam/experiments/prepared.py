@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gasam.experiments.data.corpus import Corpus
 from gasam.experiments.families import Encoded, Family, Recipe
 from gasam.experiments.sources import Source
 from gasam.experiments.storage import replaced
@@ -28,10 +30,20 @@ def prepare(family: type[Family[Any]], source: Source, settings: Recipe, directo
     except Exception:  # a damaged file, whatever damaged it, is made again
         file.unlink(missing_ok=True)
     corpus = source.read()
-    encoded = family.encode(corpus, settings) | {"hash": corpus.digest(), "notes": list(corpus.notes)}
+    notes = [*corpus.notes, *_left_out(corpus, settings)]
+    encoded = family.encode(corpus, settings) | {"hash": corpus.digest(), "notes": notes}
     with replaced(file) as partial:
         torch.save(encoded, partial)
     return encoded
+
+
+def _left_out(corpus: Corpus, settings: Recipe) -> Iterator[str]:
+    """What this size does not use of the data."""
+    if settings.rows is not None and settings.rows < len(corpus.train):
+        yield f"{settings.rows:,} of the {len(corpus.train):,} training examples are used in this size"
+    judged = getattr(settings, "judged", None)
+    if judged is not None and judged < max(len(corpus.valid), len(corpus.test)):
+        yield f"BLEU is of the first {judged:,} sentences of validation and test in this size"
 
 
 def _key(family: type[Family[Any]], source: Source, settings: Recipe) -> str:

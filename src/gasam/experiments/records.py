@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import gasam
 from gasam.experiments.errors import InputError
+from gasam.experiments.families import Family
+from gasam.experiments.plan import Plan
+from gasam.experiments.progress import Progress
 
 SCHEMA = 1
 KEYS = (
@@ -48,6 +52,35 @@ def read(file: Path) -> Record:
 def read_all(folder: Path) -> Iterator[Record]:
     for file in sorted(folder.glob("*.json")):
         yield read(file)
+
+
+def make(plan: Plan, family: Family[Any], model: nn.Module, progress: Progress, code: dict[str, Any]) -> Record:
+    """The record of a run that ended; `valid` and `test` are still to be measured."""
+    return {
+        "schema": SCHEMA,
+        "task": plan.task,
+        "size": plan.size,
+        "method": plan.choice.method,
+        "seed": plan.seed,
+        "metric": family.metric.name,
+        "valid": None,
+        "test": None,
+        "gradient_evaluations": progress.passes,
+        "updates": progress.updates,
+        "seconds": round(progress.seconds, 2),
+        "best_epoch": progress.best_epoch,
+        "diverged": progress.diverged,
+        "epsilon_source": plan.choice.epsilon_source,
+        **code,
+        "config": plan.config(),
+        "identity": plan.identity(family.data),
+        "data": {"hash": family.data["hash"], "notes": family.data["notes"]},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "machine": machine(next(model.parameters()).device),
+        "versions": versions(),
+        "curve": progress.curve,
+        **family.remarks(),
+    }
 
 
 def versions() -> dict[str, str]:

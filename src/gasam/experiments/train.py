@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from gasam.experiments.families import Family
 from gasam.experiments.interruption import Interruption
 from gasam.experiments.optimisation import learning_rate, optimizer_for
 from gasam.experiments.plan import Plan
+from gasam.experiments.progress import Progress
 from gasam.experiments.records import Record
 from gasam.experiments.storage import write_json
 
@@ -39,56 +41,50 @@ class Update(NamedTuple):
 Watch = Callable[[Update], None]
 
 
-@dataclass
-class Progress:
-    """What a run remembers besides its weights; `epoch` counts those that ended, `step` those since."""
-
-    epoch: int = 0
-    step: int = 0
-    updates: int = 0
-    passes: int = 0
-    seconds: float = 0.0
-    loss: float = 0.0
-    best: float | None = None
-    best_epoch: int | None = None
-    curve: list[dict[str, Any]] = field(default_factory=list)
-
-
 def run(plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bool = False) -> Record:
     """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
 
     Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
+    Started by torchrun or accelerate, the processes share every batch; all must see the same folder.
     """
     data = plan.data()
     name = plan.name(data)
-    file = folder / f"{name}.json"
-    if file.exists():
-        return records.read(file)
-    checkpoints = Checkpoints(folder / name)
-    checkpoints.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(checkpoints.folder / ".lock", timeout=0):
-            training = Training(plan, plan.family(data), checkpoints, watch, cpu)
+    file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
+    accelerator = Accelerator(cpu=cpu)
+    if not file.exists():
+        with _alone(checkpoints.folder, name) if accelerator.is_main_process else nullcontext():
+            training = Training(plan, plan.family(data), checkpoints, watch, accelerator)
             training.resume()
             training.train()
-            record = training.finish()
-            write_json(file, record)
+            if accelerator.is_main_process:
+                write_json(file, training.finish())
+                checkpoints.clean()
+            accelerator.wait_for_everyone()
+    return records.read(file)
+
+
+@contextmanager
+def _alone(folder: Path, name: str) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
     except Timeout:
         raise InputError(f"{name} is being run by another process: wait for it, or choose another --out") from None
-    return record
 
 
 class Training:
     """One run in progress. All randomness comes from seed, epoch and step, so a checkpoint holds no generator."""
 
-    def __init__(self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, watch: Watch, cpu: bool) -> None:
+    def __init__(
+        self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, watch: Watch, accelerator: Accelerator
+    ) -> None:
         self.plan, self.family, self.checkpoints, self.watch = plan, family, checkpoints, watch
-        self.settings, self.choice = plan.settings, plan.choice
-        self.accelerator = Accelerator(cpu=cpu)
+        self.settings, self.choice, self.accelerator = plan.settings, plan.choice, accelerator
         torch.manual_seed(self.draw("model"))
         self.model = self.accelerator.prepare(family.model())
         self.optimizer = self.accelerator.prepare(optimizer_for(self.plain_model, self.settings))
-        self.sharp = self.choice.backward(family, self.model, self.accelerator.backward)
+        self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
         self.progress = Progress()
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -114,11 +110,15 @@ class Training:
         self.carried = to_device(saved["carried"], self.accelerator.device)
 
     def save(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
-        self.checkpoints.save(self.checkpoints.last, state | {"progress": asdict(self.progress)})
+        self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress)})
+
+    def keep(self, file: Path, value: dict[str, Any]) -> None:
+        """By one process; the others go on when it is on disk."""
+        if self.accelerator.is_main_process:
+            self.checkpoints.save(file, value)
+        self.accelerator.wait_for_everyone()
 
     def weights(self) -> Weights:
         return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
@@ -126,10 +126,11 @@ class Training:
     def train(self) -> None:
         self.model.train()
         with Interruption() as interruption:
-            while self.progress.epoch < self.settings.epochs and not self.diverged:
+            while self.progress.epoch < self.settings.epochs and not self.progress.diverged:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
+                interruption.stop_if_wanted()
 
     def train_epoch(self, interruption: Interruption) -> None:
         progress = self.progress
@@ -141,10 +142,10 @@ class Training:
             self.train_step(chosen)
             progress.step += 1
             now = time.perf_counter()
-            if interruption.wanted:
+            if interruption.wanted and self.accelerator.num_processes == 1:  # a step of one is not a step of all
                 progress.seconds += now - begun
                 self.save()
-                interruption.stop()
+                interruption.stop_if_wanted()
             if now - shown > 0.5:
                 self.show(len(batches))
                 shown = now
@@ -152,7 +153,8 @@ class Training:
 
     def train_step(self, chosen: Any) -> None:
         progress = self.progress
-        torch.manual_seed(self.draw("step", progress.epoch, progress.step))
+        others = [self.accelerator.process_index] if self.accelerator.process_index else []
+        torch.manual_seed(self.draw("step", progress.epoch, progress.step, *others))
         batch = to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
         rate = learning_rate(self.settings, progress.epoch + 1, progress.updates + 1)
         for group in self.optimizer.param_groups:
@@ -167,18 +169,19 @@ class Training:
         progress.passes += self.choice.passes(progress.epoch + 1)
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This process's part of the batch: more processes make it faster, not larger."""
-        count, index = self.accelerator.num_processes, self.accelerator.process_index
-        return tuple(part.tensor_split(count, dim=self.family.example_dim)[index] for part in batch)
+        """This process's part of the batch: more processes make it faster, not larger.
+
+        All of it where there are more processes than examples: the mean over processes is the same.
+        """
+        count, dim = self.accelerator.num_processes, self.family.example_dim
+        if count == 1 or batch[0].shape[dim] < count:
+            return batch
+        return tuple(part.tensor_split(count, dim=dim)[self.accelerator.process_index] for part in batch)
 
     def show(self, steps: int) -> None:
         valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
         done = self.progress.epoch * steps + self.progress.step
         self.watch(Update(done, steps * self.settings.epochs, self.progress.epoch + 1, self.settings.epochs, valid))
-
-    @property
-    def diverged(self) -> bool:
-        return bool(self.progress.curve) and self.progress.curve[-1]["loss"] is None
 
     def end_epoch(self) -> None:
         """Validate, keep the weights if they are to be chosen or averaged, and write the epoch down."""
@@ -188,12 +191,12 @@ class Training:
         self.loss.zero_()
         valid = self.judge(lambda: self.family.validate(self.plain_model)) if math.isfinite(loss) else math.nan
         if self.settings.average:
-            self.checkpoints.keep_epoch(progress.epoch, self.weights(), self.settings.average)
-        better = math.isfinite(valid) and self.family.followed.better(valid, progress.best)
-        if better:
+            self.keep(self.checkpoints.epoch(progress.epoch), self.weights())
+            self.checkpoints.forget_epoch(progress.epoch - self.settings.average - 1)
+        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
             progress.best, progress.best_epoch = valid, progress.epoch
             if not self.settings.average:
-                self.checkpoints.save(self.checkpoints.best, self.weights())
+                self.keep(self.checkpoints.best, self.weights())
         progress.seconds += time.perf_counter() - begun
         row = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         progress.curve.append(row | {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)})
@@ -208,48 +211,20 @@ class Training:
 
     def chosen(self) -> Weights | None:
         """The weights to be judged: averaged, or best on validation; none if training never gave a finite number."""
-        if self.settings.average and not self.diverged:
+        if self.settings.average and not self.progress.diverged:
             return self.checkpoints.average(self.progress.epoch, min(self.settings.average, self.progress.epoch))
         return self.checkpoints.load(self.checkpoints.best)
 
     def finish(self) -> Record:
-        weights, scores = self.chosen(), {}
+        weights, scores = self.chosen(), dict[str, float]()
         begun = time.perf_counter()
         if weights is not None:
             self.plain_model.load_state_dict(weights)
             scores["valid"] = self.judge(lambda: self.family.score(self.plain_model, "valid"))
             scores["test"] = self.judge(lambda: self.family.score(self.plain_model, "test"))
-        record = self.record() | scores | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
-        self.checkpoints.finish(weights or {})
-        return record
-
-    def record(self) -> Record:
-        plan, data, progress = self.plan, self.family.data, self.progress
-        return {
-            "schema": records.SCHEMA,
-            "task": plan.task,
-            "size": plan.size,
-            "method": self.choice.method,
-            "seed": plan.seed,
-            "metric": self.family.metric.name,
-            "valid": None,
-            "test": None,
-            "gradient_evaluations": progress.passes,
-            "updates": progress.updates,
-            "seconds": round(progress.seconds, 2),
-            "best_epoch": progress.best_epoch,
-            "diverged": self.diverged,
-            "epsilon_source": self.choice.epsilon_source,
-            **self.code,
-            "config": plan.config(),
-            "identity": plan.identity(data),
-            "data": {"hash": data["hash"], "notes": data["notes"]},
-            "parameters": sum(p.numel() for p in self.plain_model.parameters()),
-            "machine": records.machine(self.accelerator.device),
-            "versions": records.versions(),
-            "curve": progress.curve,
-            **self.family.remarks(),
-        }
+        scores["evaluation_seconds"] = round(time.perf_counter() - begun, 2)
+        self.checkpoints.save(self.checkpoints.model, weights or {})
+        return records.make(self.plan, self.family, self.plain_model, self.progress, self.code) | scores
 
 
 def finite(number: float) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Generator, Tensor, nn
 
-from gasam.experiments.corpus import Corpus, Split
+from gasam.experiments.data.corpus import Corpus, Split
 
 Encoded = dict[str, Any]
 """A corpus as tensors, with the words that decode them: what preprocessing is cached as."""

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
 from gasam.experiments.families.classification import accuracy, shuffled, some
 

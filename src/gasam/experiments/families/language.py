@@ -11,9 +11,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
-from gasam.experiments.vocabulary import UNKNOWN, Vocabulary
+from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
 State = tuple[Tensor, Tensor]

@@ -13,10 +13,10 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
 from gasam.experiments.families.classification import some
-from gasam.experiments.subwords import END, PADDING, SPECIALS, START, Subwords
+from gasam.experiments.families.subwords import END, PADDING, SPECIALS, START, Subwords
 
 PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
 

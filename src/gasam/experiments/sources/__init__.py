@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
+from gasam.experiments.data.corpus import Corpus
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gasam.experiments.corpus import Corpus
-from gasam.experiments.packages import installed
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.packages import installed
+from gasam.experiments.data.splitting import cut, permuted
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import cut, permuted
 
 CLASSES = tuple("0123456789")
 TRAIN, VALID = 1_000, 297

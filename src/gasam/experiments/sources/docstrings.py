@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
-from gasam.experiments.packages import installed
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.packages import installed
+from gasam.experiments.data.splitting import cut, permuted
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import cut, permuted
 
 LIBRARIES = {
     "matplotlib": "matplotlib",

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gasam.experiments.corpus import SPLITS, Corpus, Split
+from gasam.experiments.data.corpus import SPLITS, Corpus, Split
+from gasam.experiments.data.reading import aligned, fault_at, lines, rows
+from gasam.experiments.data.splitting import cut, permuted
 from gasam.experiments.errors import InputError
-from gasam.experiments.reading import aligned, fault_at, lines, rows
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import cut, permuted
 
 Given = str | Path | None
 Files = dict[Split, tuple[Path, ...]]

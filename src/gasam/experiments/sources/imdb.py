@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
-from gasam.experiments.reading import fault_at, required, rows
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.reading import fault_at, required, rows
+from gasam.experiments.data.splitting import cut, permuted
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import cut, permuted
 
 CLASSES = ("negative", "positive")
 FILES = ("imdb/train.jsonl.gz", "imdb/test.jsonl.gz")

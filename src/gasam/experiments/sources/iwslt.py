@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
-from gasam.experiments.reading import aligned, lines, required
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.reading import aligned, lines, required
 from gasam.experiments.sources import Source
 
 

@@ -6,11 +6,11 @@ import math
 import struct
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.reading import content, required
+from gasam.experiments.data.splitting import cut, permuted
 from gasam.experiments.errors import InputError
-from gasam.experiments.reading import content, required
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import cut, permuted
 
 FILES = tuple(
     f"mnist/{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
-from gasam.experiments.corpus import Corpus
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.packages import installed
+from gasam.experiments.data.splitting import SEED, cut, permuted
 from gasam.experiments.errors import InputError
-from gasam.experiments.packages import installed
 from gasam.experiments.sources import Source
-from gasam.experiments.splitting import SEED, cut, permuted
 
 Direction = Literal["en-vi", "de-en"]
 

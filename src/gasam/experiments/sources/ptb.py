@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gasam.experiments.corpus import Corpus
-from gasam.experiments.reading import lines, required
+from gasam.experiments.data.corpus import Corpus
+from gasam.experiments.data.reading import lines, required
 from gasam.experiments.sources import Source
 
 FILES = ("ptb/ptb.train.txt.gz", "ptb/ptb.valid.txt.gz", "ptb/ptb.test.txt.gz")

@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterator
 
-from gasam.experiments.corpus import Corpus, Split
+from gasam.experiments.data.corpus import Corpus, Split
 from gasam.experiments.sources import Source
 
 TOKEN = re.compile(r"\w+|[^\w\s]")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gasam.experiments.data.manifest import CHECKSUMS, MANIFESTS, ROWS, HubSplit, Manifest, WebFile
+from gasam.experiments.data.packages import installed
+from gasam.experiments.data.reading import content, lines, rows
 from gasam.experiments.errors import InputError
-from gasam.experiments.manifest import CHECKSUMS, MANIFESTS, ROWS, HubSplit, Manifest, WebFile
-from gasam.experiments.packages import installed
-from gasam.experiments.reading import content, lines, rows
 from gasam.experiments.storage import replaced
 
 Row = Mapping[str, Any]

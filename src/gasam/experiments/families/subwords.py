@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 
-from gasam.experiments.vocabulary import UNKNOWN, Vocabulary
+from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 
 PADDING, START, END = "<pad>", "<s>", "</s>"
 SPECIALS = (PADDING, START, END, UNKNOWN)

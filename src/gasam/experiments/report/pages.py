@@ -6,16 +6,18 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gasam.experiments import cells, records, studies, tasks
+from gasam.experiments import records, studies, tasks
 from gasam.experiments.errors import InputError
-from gasam.experiments.groups import Group, baseline_of, grouped, labels
 from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
-from gasam.experiments.report import comparison, described, paper_of, remarks, study_groups, study_table
+from gasam.experiments.report import cells
+from gasam.experiments.report.comparison import comparison, described, paper_of, remarks, study_groups, study_table
+from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
+from gasam.experiments.report.tables import Table, markdown
+from gasam.experiments.sizes import SIZE_NAMES
 from gasam.experiments.storage import replaced
 from gasam.experiments.studies import Study
-from gasam.experiments.tables import Table, markdown
-from gasam.experiments.tasks import SIZES, TASKS
+from gasam.experiments.tasks import TASKS
 
 PAGE, README = Path("docs/results.md"), Path("README.md")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -61,7 +63,7 @@ def block(found: Sequence[Record]) -> str:
     shown = evidence(found)
     if not shown:
         return f"{NOTHING}\n"
-    kinds = {task: size for size in reversed(SIZES) for task in TASKS if _some(shown, task, size)}
+    kinds = {task: size for size in reversed(SIZE_NAMES) for task in TASKS if _some(shown, task, size)}
     columns = {(task, kinds[task]): grouped(_some(shown, task, kinds[task])) for task in TASKS if task in kinds}
     notes = [f"{task}: {note}" for (task, size), groups in columns.items() for note in remarks(task, size, groups)]
     notes.append("Seeds, intervals, cost and all other runs: [results](docs/results.md).")
@@ -117,7 +119,7 @@ def _best(study: Study, task: str) -> str:
 
 def _tasks(found: Sequence[Record]) -> Iterator[str]:
     for task, definition in TASKS.items():
-        for size in SIZES:
+        for size in SIZE_NAMES:
             if some := _some(found, task, size):
                 yield f"## {task}, size {size}"
                 yield f"{definition.about[0].upper()}{definition.about[1:]}."
@@ -129,7 +131,7 @@ def _studies(found: Sequence[Record]) -> Iterator[str]:
     """The paper's tables; one that would only repeat runs of those before it waits until it has some of its own."""
     seen: list[Record] = []
     for study in map(studies.load, studies.names()):
-        for size in SIZES:
+        for size in SIZE_NAMES:
             runs = [r for task in study.tasks for group in study_groups(study, found, task, size) for r in group.runs]
             if any(run not in seen and run["method"] != "baseline" for run in runs):
                 yield f"## {study.title}, size {size}"

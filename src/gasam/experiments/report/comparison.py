@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gasam.experiments import cells, studies, tasks
-from gasam.experiments.cells import COLUMNS, Cell, Cells, Paper
+from gasam.experiments import studies, tasks
 from gasam.experiments.families import Metric
-from gasam.experiments.groups import (
+from gasam.experiments.records import Record
+from gasam.experiments.report import cells
+from gasam.experiments.report.cells import COLUMNS, Cell, Cells, Paper
+from gasam.experiments.report.groups import (
     CIRCUMSTANCES,
     Group,
     as_recorded,
@@ -19,9 +21,8 @@ from gasam.experiments.groups import (
     labels,
     shared_settings,
 )
-from gasam.experiments.records import Record
+from gasam.experiments.report.tables import Table, as_json, markdown
 from gasam.experiments.studies import Row, Study
-from gasam.experiments.tables import Table, as_json, markdown
 
 __all__ = [
     "Table",

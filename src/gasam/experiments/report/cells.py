@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from gasam.experiments.groups import Group
-from gasam.experiments.statistics import paired_difference, summary
+from gasam.experiments.report.groups import Group
+from gasam.experiments.report.statistics import paired_difference, summary
 from gasam.experiments.studies import Expected
 
 COLUMNS = (

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from gasam.experiments.errors import InputError
-from gasam.experiments.groups import Group, grouped, labels
 from gasam.experiments.records import Record
-from gasam.experiments.report import described
-from gasam.experiments.statistics import summary
+from gasam.experiments.report.comparison import described
+from gasam.experiments.report.groups import Group, grouped, labels
+from gasam.experiments.report.statistics import summary
 from gasam.experiments.storage import replaced
 from gasam.experiments.tasks import find
 

@@ -1,0 +1,115 @@
+"""The numbers of every task in its sizes: the paper's appendix, minutes on two cores, seconds for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gasam.experiments.families import Recipe
+from gasam.experiments.families.classification import TextCNNSettings
+from gasam.experiments.families.images import MLPSettings
+from gasam.experiments.families.language import LSTMSettings
+from gasam.experiments.families.translation import TransformerSettings
+
+IMDB = TextCNNSettings(
+    epochs=10, batch=64, learning_rate=1e-3, dropout=0.5, vocabulary=30_000, length=200, embedding=500, maps=500
+)
+PTB = LSTMSettings(
+    epochs=20,
+    batch=20,
+    optimizer="sgd",
+    learning_rate=50.0,
+    clip=0.25,
+    schedule="halving",
+    halve_after=10,
+    dropout=0.5,
+    vocabulary=10_000,
+    length=70,
+    hidden=500,
+)
+EN_VI = TransformerSettings(
+    epochs=52,
+    batch=4096,
+    optimizer="adamw",
+    learning_rate=5e-4,
+    betas=(0.9, 0.98),
+    weight_decay=1e-4,
+    schedule="inverse_sqrt",
+    warmup=4000,
+    dropout=0.3,
+    average=10,
+    vocabularies=(17_192, 7_710),
+    units="words",
+)
+DE_EN = replace(EN_VI, epochs=70, vocabularies=(8_848, 6_632), units="bpe")
+MNIST = MLPSettings(epochs=20, batch=64, learning_rate=1e-3, dropout=0.0)
+
+SMALL_CNN = replace(IMDB, dropout=0.2, embedding=50, maps=50)
+SMALL_LSTM = replace(
+    PTB, rows=5_000, epochs=15, halve_after=8, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
+)
+SMALL_TRANSFORMER = replace(
+    EN_VI,
+    rows=20_000,
+    epochs=12,
+    batch=1024,
+    learning_rate=2e-3,
+    warmup=400,
+    dropout=0.1,
+    average=4,
+    width=128,
+    layers=2,
+    heads=4,
+    feedforward=256,
+    length=50,
+    judged=1_000,
+)
+SMALL_EN_VI = replace(SMALL_TRANSFORMER, rows=12_000, vocabularies=(8_000, 4_000))
+SMALL_DE_EN = replace(SMALL_TRANSFORMER, vocabularies=(5_000, 4_000), units="bpe")
+
+TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=64, vocabulary=10_000)
+TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=12, vocabulary=4_000, hidden=96)
+TWIN_TRANSFORMER = replace(
+    SMALL_TRANSFORMER, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
+)
+
+TINY_CNN = replace(IMDB, rows=200, epochs=2, batch=32, vocabulary=500, length=20, embedding=16, maps=8)
+TINY_LSTM = replace(PTB, rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
+TINY_TRANSFORMER = replace(
+    SMALL_TRANSFORMER,
+    rows=100,
+    epochs=2,
+    batch=512,
+    warmup=10,
+    average=2,
+    vocabularies=(300, 300),
+    width=16,
+    layers=1,
+    heads=2,
+    feedforward=32,
+    length=40,
+    judged=10,
+)
+TINY_MLP = replace(MNIST, rows=200, epochs=2)
+
+
+SIZE_NAMES = ("paper", "small", "tiny")
+
+
+def sizes(paper: Recipe, small: Recipe, tiny: Recipe) -> dict[str, Recipe]:
+    return dict(zip(SIZE_NAMES, (paper, small, tiny), strict=True))
+
+
+SIZES: dict[str, dict[str, Recipe]] = {
+    "imdb": sizes(IMDB, SMALL_CNN, TINY_CNN),
+    "ptb": sizes(PTB, SMALL_LSTM, TINY_LSTM),
+    "en-vi": sizes(EN_VI, SMALL_EN_VI, TINY_TRANSFORMER),
+    "de-en": sizes(DE_EN, SMALL_DE_EN, replace(TINY_TRANSFORMER, units="bpe")),
+    "mnist": sizes(MNIST, replace(MNIST, rows=10_000), TINY_MLP),
+    "docstrings": sizes(IMDB, TWIN_CNN, TINY_CNN),
+    "pydoc": sizes(PTB, TWIN_LSTM, TINY_LSTM),
+    "numerals": sizes(EN_VI, TWIN_TRANSFORMER, TINY_TRANSFORMER),
+    "digits": sizes(MNIST, MNIST, TINY_MLP),
+    "classify": sizes(IMDB, TWIN_CNN, TINY_CNN),
+    "lm": sizes(PTB, TWIN_LSTM, TINY_LSTM),
+    "translate": sizes(DE_EN, replace(SMALL_DE_EN, rows=None, judged=None), replace(TINY_TRANSFORMER, units="bpe")),
+}
