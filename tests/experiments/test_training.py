@@ -143,9 +143,9 @@ def run_until_killed(out, task, method, moment, number):
         ("numerals", "SIGKILL-record", 1),
     ],
 )
-def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, tmp_path, shared):
+def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, tmp_path, tmp_path_factory):
     """Best checkpoints, averaged ones, and a state that is carried from batch to batch."""
-    whole, killed = shared / f"whole-{task}", tmp_path / "killed"
+    whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}", tmp_path / "killed"
     plan = make(task, "ga-sam", "tiny", settings={"epochs": 3})
     expected = run(plan, whole, cpu=True)
 
