@@ -23,7 +23,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 demo: $(VENV)/.ready
-	$(BIN)/python examples/digits.py
+	$(BIN)/gasam compare
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
@@ -32,4 +32,4 @@ docs: $(VENV)/.ready
 	$(BIN)/zensical build --clean
 
 clean:
-	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import memory, peer, report, step
+from benchmarks import loop, memory, peer, report, step
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
     "peer": peer.run,
     "scaling": lambda rounds: peer.scaling(max(5, rounds // 5)),
     "memory": lambda rounds: memory.run(),
+    "loop": loop.run,
 }
 
 

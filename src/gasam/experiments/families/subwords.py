@@ -19,6 +19,8 @@ from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 PADDING, START, END = "<pad>", "<s>", "</s>"
 SPECIALS = (PADDING, START, END, UNKNOWN)
 WORD_END = "</w>"
+END_NUMBER, UNKNOWN_NUMBER = SPECIALS.index(END), SPECIALS.index(UNKNOWN)
+SILENT = frozenset(SPECIALS.index(special) for special in (PADDING, START, END))
 
 
 class Subwords:
@@ -41,10 +43,15 @@ class Subwords:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, lines: Sequence[str]) -> list[Tensor]:
-        return [torch.tensor(line.ids, dtype=torch.int32) for line in self.tokenizer.encode_batch(list(lines))]
+        """Numbers with one END, the last: a text that spells a special piece has an unknown word there."""
+        found = [line.ids[:-1] for line in self.tokenizer.encode_batch(list(lines))]
+        numbers = ([UNKNOWN_NUMBER if n in SILENT else n for n in line] for line in found)
+        return [torch.tensor([*line, END_NUMBER], dtype=torch.int32) for line in numbers]
 
     def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
-        return self.tokenizer.decode_batch([list(line) for line in numbers], skip_special_tokens=True)
+        """Words with blanks between them, <unk> where a piece is unknown; start, end and padding are silent."""
+        spoken = [[n for n in line if n not in SILENT] for line in numbers]
+        return self.tokenizer.decode_batch(spoken, skip_special_tokens=False)
 
 
 def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer:
