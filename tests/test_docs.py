@@ -3,10 +3,14 @@
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 from benchmarks import report
+
+from gasam.cli.commands import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +55,30 @@ def test_performance_page_is_made_from_the_results():
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     assert report.PAGE.read_text() == report.page(results)
     assert set(results) == set(report.SECTIONS)
+
+
+COMMANDS = [
+    (page.name, command)
+    for page in PAGES
+    for command in re.findall(r"(?:^|`)gasam ([a-z][^`#\n]*)", page.read_text(), flags=re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(COMMANDS)])
+def test_command_in_the_docs_is_one(page, command):
+    """Parsed as the shell would, not run."""
+    name, *words = shlex.split(command)
+    commands = typer.main.get_command(app).commands
+    assert name in commands, f"{page}: gasam {command}"
+    words = [name.lower() if name.isupper() else name for name in words]
+    found = commands[name]
+    if words and words[0] in getattr(found, "commands", {}):
+        found, words = found.commands[words[0]], words[1:]
+    found.make_context(name, words or ["--json"] * (name == "data"))
+
+
+def test_docs_name_every_command():
+    assert {command.split()[0] for _, command in COMMANDS} == set(typer.main.get_command(app).commands)
 
 
 def test_links_between_pages_lead_somewhere():

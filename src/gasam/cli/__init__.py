@@ -7,14 +7,28 @@ import signal
 import sys
 from types import FrameType
 
-NEEDED = ("accelerate", "matplotlib", "rich", "sacrebleu", "sklearn", "tokenizers", "transformers", "typer")
+NEEDED = (
+    "accelerate",
+    "filelock",
+    "matplotlib",
+    "num2words",
+    "numpy",
+    "platformdirs",
+    "rich",
+    "sacrebleu",
+    "sklearn",
+    "scipy",
+    "tokenizers",
+    "transformers",
+    "typer",
+)
 INTERRUPTED = 130
 
 
 def main() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(f"the gasam command needs {', '.join(missing)}: pip install 'gasam[experiments]'")
+        sys.exit(_say(f"the command needs {', '.join(missing)}: run `pip install 'gasam[experiments]'`", 2))
     from gasam.cli.commands import app
     from gasam.experiments.errors import InputError
 

@@ -113,7 +113,7 @@ def compare(
     from gasam.experiments.tasks import Origin
 
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
-    names = opt.listed(methods) if methods else list(TABLE1)
+    names = opt.listed("--methods", methods) if methods is not None else list(TABLE1)
     chosen = opt.settings(settings, epochs)
     changed = opt.walks(walks, names, same_noise)
     plans = [
@@ -145,7 +145,7 @@ def reproduce(
     from gasam.experiments.tasks import Origin
 
     study = studies.load(table)
-    chosen = opt.listed(tasks) if tasks else None
+    chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
     plans = [replace(plan, origin=Origin(data_dir)) for plan in study.plans(size, chosen, numbers)]
     done = run_many(plans, out, jobs, cpu)

@@ -15,8 +15,10 @@ from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import Table
 from gasam.experiments.train import Update
 
-console = Console()
-errors = Console(stderr=True)
+# Names of files and messages of libraries may look like markup.
+console = Console(markup=False, emoji=False, highlight=False)
+errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+STYLES = {"done": "none", "failed": "red"}
 
 
 def print_json(value: Any) -> None:
@@ -32,7 +34,7 @@ def print_table(table: Table) -> None:
         shown.add_row(*row)
     console.print(shown)
     for note in table.notes:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", soft_wrap=not console.is_terminal)
 
 
 class Live:
@@ -68,8 +70,8 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = describe(value) if kind == "done" else f"[red]failed[/]: {value} (all of it: {job.log})"
-            errors.print(f"{self.ended}/{self.total} {label(job)}: {result}", highlight=False)
+            result = describe(value) if kind == "done" else f"failed: {value} (all of it: {job.log})"
+            errors.print(f"{self.ended}/{self.total} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
 
     def _update(self, job: Job, update: Update) -> None:
         epoch = min(update.epoch, update.epochs)
@@ -78,7 +80,7 @@ class Live:
         self.progress.update(self.lines[job.name], completed=update.done, total=update.steps, state=state)
         if not errors.is_terminal and self.epochs.get(job.name, 1) != update.epoch:
             self.epochs[job.name] = update.epoch
-            errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}", highlight=False)
+            errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
 
 
 def label(job: Job) -> str:

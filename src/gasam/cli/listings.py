@@ -11,7 +11,8 @@ from gasam.experiments.data import download
 from gasam.experiments.data.locations import data_directory
 from gasam.experiments.data.manifest import MANIFESTS
 from gasam.experiments.errors import InputError
-from gasam.experiments.methods import METHODS, choose
+from gasam.experiments.methods import METHODS
+from gasam.experiments.plan import make
 from gasam.experiments.report.comparison import Table
 from gasam.experiments.tasks import TASKS, find
 
@@ -32,11 +33,11 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def list_methods(task: str, json: bool) -> None:
-    epochs = find(task).sizes["paper"].epochs
+    find(task)
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
         try:
-            choice = choose(name, task, epochs)
+            choice = make(task, name, "paper").choice
             found[name] = {"about": method.about, "epsilon_source": choice.epsilon_source} | choice.identity()
         except InputError as error:
             found[name] = {"about": method.about, "epsilon_source": str(error)}

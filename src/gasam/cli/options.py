@@ -82,8 +82,11 @@ def settings(texts: Iterable[str], epochs: int | None) -> dict[str, Any]:
     return assignments("--set", texts) | ({} if epochs is None else {"epochs": epochs})
 
 
-def listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def listed(option: str, text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"{option} must be one or more names with commas, got {text!r}")
+    return names
 
 
 def positive(option: str, number: int) -> int:

@@ -28,15 +28,15 @@ def run_here(plan: Plan, out: Path, cpu: bool, json: bool) -> None:
     if json:
         print_json(job.record)
         return
-    console.print(f"{label(job)}: {describe(job.record)}", highlight=False)
-    console.print(f"{out / job.name}.json, weights in {out / job.name / 'model.pt'}", highlight=False, soft_wrap=True)
+    console.print(f"{label(job)}: {describe(job.record)}", soft_wrap=True)
+    console.print(f"{out / job.name}.json, weights in {out / job.name / 'model.pt'}", soft_wrap=True)
 
 
 def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool) -> list[Job]:
     found = prepared(plans, out)
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
-        errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", highlight=False)
+        errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", soft_wrap=True)
     parallel = default_jobs() if jobs is None else jobs
     with Live(len(todo)) as live:
         run_all(found, out, parallel, live.watch, cpu=cpu)
@@ -47,7 +47,7 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     with errors.status("preparing the data"):
         jobs = prepare(plans, out)
     for note in dict.fromkeys(note for plan in plans[:1] for note in plan.data()["notes"]):
-        errors.print(f"- {note}", highlight=False)
+        errors.print(f"- {note}", soft_wrap=True)
     return jobs
 
 
@@ -64,9 +64,9 @@ def show(table: Table, records: list[Record], jobs: Sequence[Job], place: Path, 
     else:
         print_table(table)
         if records:
-            console.print(f"saved: {place}.md, .json and .png", highlight=False, soft_wrap=True)
+            console.print(f"saved: {place}.md, .json and .png", soft_wrap=True)
         for job in failed:
-            console.print(f"failed: {label(job)}: {job.error}", highlight=False, soft_wrap=True)
+            console.print(f"failed: {label(job)}: {job.error}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 

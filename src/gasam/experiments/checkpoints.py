@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gasam.experiments.errors import InputError
 from gasam.experiments.storage import replaced
 
 Weights = dict[str, Tensor]
@@ -31,7 +33,12 @@ class Checkpoints:
         """None when there is none; loading never runs code that a file brings along."""
         if not file.exists():
             return None
-        return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+        try:
+            return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+        except (pickle.UnpicklingError, RuntimeError, EOFError):
+            raise InputError(
+                f"{file} is not a checkpoint of this program: delete {self.folder} to run from the start"
+            ) from None
 
     def epoch(self, number: int) -> Path:
         return self.folder / f"epoch-{number:04}.pt"

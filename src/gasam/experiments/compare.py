@@ -46,7 +46,12 @@ class Worker:
 
 def default_jobs() -> int:
     """One run for each core; one alone where there is an accelerator."""
-    return 1 if torch.accelerator.is_available() else len(os.sched_getaffinity(0))
+    return 1 if torch.accelerator.is_available() else cores()
+
+
+def cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
@@ -60,11 +65,12 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
 
 
 def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False) -> None:
-    """Run what has no record yet. Ctrl-C lets every running one write its checkpoint first."""
+    """Run what has no record yet. Ctrl-C, or whatever else ends this early, lets every running one write its
+    checkpoint first."""
     if parallel < 1:
         raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
     waiting = [job for job in jobs if job.record is None]
-    threads = max(1, len(os.sched_getaffinity(0)) // parallel)
+    threads = max(1, cores() // parallel)
     running: list[Worker] = []
     try:
         while waiting or running:
@@ -75,9 +81,8 @@ def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: 
             for worker in [worker for worker in running if worker.pipe in ready]:
                 _listen(worker, folder, watch)
             running = [worker for worker in running if not worker.ended]
-    except KeyboardInterrupt:
+    finally:
         _stop(running)
-        raise
 
 
 def _start(job: Job, folder: Path, threads: int, cpu: bool) -> Worker:
@@ -119,16 +124,21 @@ def _listen(worker: Worker, folder: Path, watch: Watch) -> None:
         return
     if kind == "done":
         job.record = value
+        _log(job, folder).unlink(missing_ok=True)  # of an attempt before
     watch(job, (kind, value))
 
 
 def _fail(job: Job, message: str, folder: Path, watch: Watch) -> None:
     """The first line is for the eye, all of it is kept in a file."""
     job.error = message.partition("\n")[0]
-    job.log = folder / job.name / "error.txt"
+    job.log = _log(job, folder)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.write_text(message + "\n", encoding="utf-8")
     watch(job, ("failed", job.error))
+
+
+def _log(job: Job, folder: Path) -> Path:
+    return folder / job.name / "error.txt"
 
 
 def _stop(running: list[Worker]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -58,9 +58,11 @@ class Choice:
             return FreeLB(
                 words, self.epsilon, norm=self.norm, steps=self.steps, example_dim=dim, backward=backward, around=around
             )
+        return SharpBackward(model.named_parameters(), self.perturbation(), backward=backward, around=around)
+
+    def perturbation(self) -> Perturbation:
         names = {field.name for field in fields(Perturbation)}
-        options = {name: value for name, value in asdict(self).items() if name in names}
-        return SharpBackward(model.named_parameters(), Perturbation(**options), backward=backward, around=around)
+        return Perturbation(**{name: value for name, value in asdict(self).items() if name in names})
 
     def passes(self, epoch: int) -> int:
         """Gradient evaluations a step in that epoch, counted from 1."""
@@ -73,10 +75,14 @@ class Choice:
         return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
 
 
+WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
+"""What may be overridden."""
+
+
 def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None) -> Choice:
     """The paper's settings of a method for a task, or the nearest there are, with what the user overrides."""
-    given = {name: value for name, value in (overrides or {}).items() if value is not None}
     found = _find(method)
+    given = _given(found, overrides or {})
     radius, origin = _radius(found, task, complete=given.keys() >= {"epsilon", "norm"})
     choice = Choice(
         method=method,
@@ -90,18 +96,37 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
         start_epoch=_start(task, epochs) if found.moved != "nothing" else 1,
         epsilon_source=origin,
     )
-    if found.moved == "nothing" and given.keys() - {"same_noise"}:
-        raise InputError(f"the baseline does not walk: leave out --{min(given).replace('_', '-')}, or name a method")
+    if found.moved == "nothing":
+        return choice
     if "epsilon" in given or "norm" in given:
         given["epsilon_source"] = "command line"
     choice = replace(choice, **given)
-    if choice.moved == "weights":
-        names = {field.name for field in fields(Perturbation)}
-        try:
-            Perturbation(**{name: value for name, value in asdict(choice).items() if name in names})
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    try:
+        choice.perturbation()
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if choice.start_epoch not in range(1, epochs + 1):
+        raise InputError(f"start_epoch must be a whole number from 1 to {epochs}, got {choice.start_epoch!r}")
     return choice
+
+
+def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not None, once the method has it; numbers as floats, since 2 and 2.0 must not make two runs of one."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if unknown := given.keys() - WALK:
+        raise InputError(f"a walk has no {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
+    if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
+        raise InputError(f"the baseline does not walk: leave out {_option(left)}, or name a method")
+    if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk"}):
+        raise InputError(f"{method.name} moves embeddings, not weights: leave out {_option(left)}")
+    if not isinstance(given.get("same_noise", False), bool):
+        raise InputError(f"same_noise must be true or false, got {given['same_noise']!r}")
+    numbers = {name: float(given[name]) for name in ("epsilon", "norm") if type(given.get(name)) is int}
+    return given | numbers
+
+
+def _option(names: Collection[str]) -> str:
+    return f"--{min(names).replace('_', '-')}"
 
 
 def _find(method: str) -> Method:
@@ -123,7 +148,7 @@ def _radius(method: Method, task: str, complete: bool) -> tuple[Radius, str]:
             return CHOSEN[method.name][place], f"chosen on validation{borrowed}"
     if complete:
         return Radius(math.inf, 0.0), "command line"
-    raise InputError(f"no epsilon is known for {method.name} on {task}: give --epsilon and --norm")
+    raise InputError(f"no epsilon is known for {method.name} on {task}: give an epsilon and a norm")
 
 
 def _start(task: str, epochs: int) -> int:
@@ -164,7 +189,14 @@ METHODS: dict[str, Method] = {
             scale="gradient_strength",
             **ABLATION,  # type: ignore[arg-type]
         ),
-        Method("freelb", "FreeLB", "the mean loss over a walk of noise on word embeddings", "embeddings", steps=None),
+        Method(
+            "freelb",
+            "FreeLB",
+            "the mean loss over a walk of noise on word embeddings",
+            "embeddings",
+            risk="mean",
+            steps=None,
+        ),
         Method(
             "single-step",
             "Single-step",

@@ -12,7 +12,7 @@ from gasam.experiments import tasks
 from gasam.experiments.data.locations import cache_directory
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Encoded, Family, Recipe
-from gasam.experiments.methods import Choice, choose
+from gasam.experiments.methods import METHODS, Choice, choose
 from gasam.experiments.prepared import prepare
 from gasam.experiments.tasks import Origin, Task
 
@@ -67,7 +67,9 @@ def make(
     """A plan from names, with what the user overrides in the task's settings and in the method's walk."""
     if not 0 <= seed < 2**31:
         raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")
-    origin = origin or Origin()
-    tasks.find(task).check(origin)
-    resolved = tasks.find(task).settings(size, **(settings or {}))
+    origin, definition = origin or Origin(), tasks.find(task)
+    definition.check(origin)
+    resolved = definition.settings(size, **(settings or {}))
+    if method in METHODS and METHODS[method].moved == "embeddings" and not definition.family.has_embeddings:
+        raise InputError(f"{method} moves word embeddings, and the model of {task} has none: name another method")
     return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk), origin)

@@ -66,7 +66,7 @@ SMALL_TRANSFORMER = replace(
 SMALL_EN_VI = replace(SMALL_TRANSFORMER, rows=12_000, vocabularies=(8_000, 4_000))
 SMALL_DE_EN = replace(SMALL_TRANSFORMER, vocabularies=(5_000, 4_000), units="bpe")
 
-TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=64, vocabulary=10_000)
+TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=48, vocabulary=10_000)
 TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=12, vocabulary=4_000, hidden=96)
 TWIN_TRANSFORMER = replace(
     SMALL_TRANSFORMER, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
@@ -108,7 +108,7 @@ SIZES: dict[str, dict[str, Recipe]] = {
     "docstrings": sizes(IMDB, TWIN_CNN, TINY_CNN),
     "pydoc": sizes(PTB, TWIN_LSTM, TINY_LSTM),
     "numerals": sizes(EN_VI, TWIN_TRANSFORMER, TINY_TRANSFORMER),
-    "digits": sizes(MNIST, MNIST, TINY_MLP),
+    "digits": sizes(MNIST, replace(MNIST, epochs=60), TINY_MLP),
     "classify": sizes(IMDB, TWIN_CNN, TINY_CNN),
     "lm": sizes(PTB, TWIN_LSTM, TINY_LSTM),
     "translate": sizes(DE_EN, replace(SMALL_DE_EN, rows=None, judged=None), replace(TINY_TRANSFORMER, units="bpe")),

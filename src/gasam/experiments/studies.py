@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from itertools import product
@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 
 from gasam.experiments import plan
 from gasam.experiments.errors import InputError
-from gasam.experiments.methods import Choice
+from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
 
 Walk = Mapping[str, Any]
-
-WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
-"""What a row may set in its method's walk."""
 
 
 @dataclass(frozen=True)

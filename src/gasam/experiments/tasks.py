@@ -49,17 +49,16 @@ class Task:
         return SIZES[self.name]
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
-        """The numbers of a size, some of them replaced; None leaves one as it is."""
+        """The numbers of a size, some of them replaced."""
         if size not in self.sizes:
             raise InputError(f"size must be one of {', '.join(self.sizes)}, got {size!r}")
-        given = {name: value for name, value in overrides.items() if value is not None}
         names = self.family.settings_type.names()
-        for name in given:
+        for name in overrides:
             if name not in names:
                 raise InputError(f"{self.name} has no setting {name!r}: it has {', '.join(names)}")
         try:
-            return replace(self.sizes[size], **given)
-        except (TypeError, ValueError) as error:
+            return replace(self.sizes[size], **overrides)
+        except ValueError as error:
             raise InputError(str(error)) from None
 
     def check(self, origin: Origin) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from torch import Generator, Tensor, nn
 
 from gasam.experiments.data.corpus import Corpus, Split
+from gasam.experiments.families.values import check
 
 Encoded = dict[str, Any]
 """A corpus as tensors, with the words that decode them: what preprocessing is cached as."""
@@ -54,11 +55,11 @@ class Recipe:
     """The settings that encoded data depends on."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        check(
+            self,
+            zero=("weight_decay", "warmup", "halve_after", "average"),
+            below_one=("dropout", "betas", "smoothing"),
+        )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -72,6 +73,7 @@ class Family(ABC, Generic[Settings]):
     settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
     """What `validate` gives; the metric itself unless a family says otherwise."""
+    has_embeddings: ClassVar[bool] = True
     example_dim: ClassVar[int] = 0
     """The dimension of an embedding's output that counts examples."""
 

@@ -25,6 +25,7 @@ class MLPSettings(Recipe):
 class ImageClassification(Family[MLPSettings]):
     metric = Metric("accuracy", higher_is_better=True, unit="%")
     settings_type = MLPSettings
+    has_embeddings = False
 
     @staticmethod
     def encode(corpus: Corpus, settings: MLPSettings) -> Encoded:

@@ -101,7 +101,11 @@ class LSTM(nn.Module):
 
 
 def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:
-    """The text cut into columns that are read side by side, by `length` words and the one that follows."""
+    """The text cut into columns that are read side by side, by `length` words and the one that follows.
+
+    A text too short for two words a column has fewer columns.
+    """
+    columns = max(1, min(columns, len(stream) // 2))
     rows = len(stream) // columns
     side_by_side = stream[: rows * columns].view(columns, rows).t().contiguous()
     return [side_by_side[start : start + length + 1] for start in range(0, rows - 1, length)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -68,11 +69,18 @@ def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer
 
 
 def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
-    tokenizer = Tokenizer(BPE(unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    """The trainer numbers the last letters of words in the order of a hash table, which is another every time, and
+    breaks ties by these numbers. Named beforehand, they have the same numbers always, and so have all pieces."""
+    endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
+    trainer = BpeTrainer(
+        vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False
+    )
+    learner = Tokenizer(BPE(unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    learner.pre_tokenizer = WhitespaceSplit()
+    learner.train_from_iterator(lines, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    merges = [(first, second) for first, second in learnt["merges"]]
+    tokenizer = Tokenizer(BPE(learnt["vocab"], merges, unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.decoder = BPEDecoder(suffix=WORD_END)
-    trainer = BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIALS), end_of_word_suffix=WORD_END, show_progress=False
-    )
-    tokenizer.train_from_iterator(lines, trainer)
     return tokenizer

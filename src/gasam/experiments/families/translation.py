@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
+from gasam.experiments.errors import InputError
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
 from gasam.experiments.families.classification import some
 from gasam.experiments.families.subwords import END, PADDING, SPECIALS, START, Subwords
@@ -39,6 +40,11 @@ class TransformerSettings(Recipe):
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width must be even and a multiple of the heads ({self.heads}), got {self.width}")
+
 
 class Translation(Family[TransformerSettings]):
     metric = Metric("BLEU", higher_is_better=True)
@@ -58,6 +64,8 @@ class Translation(Family[TransformerSettings]):
             for split in SPLITS:
                 data[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
         kept = [max(len(s), len(t)) <= settings.length for s, t in zip(data["train_0"], data["train_1"], strict=True)]
+        if not any(kept):
+            raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
         for side in (0, 1):
             data[f"train_{side}"] = [line for line, keep in zip(data[f"train_{side}"], kept, strict=True) if keep]
         data["copied"] = [source for source, _ in pairs["test"]]

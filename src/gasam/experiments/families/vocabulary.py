@@ -27,7 +27,7 @@ class Vocabulary:
         for special in specials:
             counts.pop(special, None)
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        return cls((word for word, _ in ranked[: size - len(specials)]), specials)
+        return cls((word for word, _ in ranked[: max(0, size - len(specials))]), specials)
 
     def __len__(self) -> int:
         return len(self.words)
