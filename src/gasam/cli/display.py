@@ -29,7 +29,9 @@ def print_json(value: Any) -> None:
 def print_table(table: Table) -> None:
     shown = RichTable(title=table.title, title_justify="left")
     for number, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if number == 0 else "right")
+        texts = [row[number] for row in table.rows]
+        numbers = sum(text[:1].isdigit() or text[:1] in "+-" for text in texts)
+        shown.add_column(column, justify="right" if 2 * numbers > len(texts) else "left")
     for row in table.rows:
         shown.add_row(*row)
     console.print(shown)
@@ -38,12 +40,11 @@ def print_table(table: Table) -> None:
 
 
 class Live:
-    """A bar for each running job on a terminal; elsewhere a line whenever an epoch or a run ends."""
+    """A bar for each running job on a terminal. Elsewhere a line when a run ends, and for a single run every epoch."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.ended = total, 0
+        self.total, self.ended, self.epoch = total, 0, 1
         self.lines: dict[str, TaskID] = {}
-        self.epochs: dict[str, int] = {}
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -74,12 +75,11 @@ class Live:
             errors.print(f"{self.ended}/{self.total} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
 
     def _update(self, job: Job, update: Update) -> None:
-        epoch = min(update.epoch, update.epochs)
         valid = "" if update.valid is None else f", valid {update.valid:.2f}"
-        state = f"epoch {epoch}/{update.epochs}{valid}"
+        state = f"epoch {min(update.epoch, update.epochs)}/{update.epochs}{valid}"
         self.progress.update(self.lines[job.name], completed=update.done, total=update.steps, state=state)
-        if not errors.is_terminal and self.epochs.get(job.name, 1) != update.epoch:
-            self.epochs[job.name] = update.epoch
+        if not errors.is_terminal and self.total == 1 and valid and self.epoch != update.epoch:
+            self.epoch = update.epoch
             errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
 
 
