@@ -135,7 +135,7 @@ def test_a_run_for_each_core():
 
 
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
-    epochs = 100
+    epochs = 50
     plan = make("digits", "ga-sam", "tiny", settings={"epochs": epochs})
     options = {"methods": "ga-sam", "epochs": epochs, "jobs": cores(), "out": tmp_path / "runs"}
     arguments = [*COMPARE, *(f"--{name}={value}" for name, value in options.items())]

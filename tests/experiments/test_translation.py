@@ -13,6 +13,7 @@ from gasam.experiments.families.translation import (
     TransformerSettings,
     Translation,
     bleu,
+    joined,
     packed,
     smoothed_cross_entropy,
 )
@@ -87,7 +88,7 @@ def test_pieces_are_as_many_as_asked_and_the_same_every_time():
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), tokens=st.integers(1, 90))
 def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(lengths, tokens):
     lines = [torch.full((length,), 4 + row) for row, length in enumerate(lengths)]
-    data = {"train_0": lines, "train_1": [line[: (len(line) + 1) // 2] for line in lines]}
+    data = {"train_0": joined(lines), "train_1": joined([line[: (len(line) + 1) // 2] for line in lines])}
     family = Translation(TransformerSettings(**TRAINED | {"batch": tokens}, units="bpe"), data)
     epochs = [family.batches(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     for batches in epochs:
@@ -135,7 +136,7 @@ def translator():
 
 def test_beam_search_translates_in_the_order_of_the_text(translator):
     family, model = translator
-    lengths = [len(line) for line in family.data["test_0"]]
+    lengths = [len(line) for line in family.lines["test_0"]]
     assert lengths != sorted(lengths)
     assert family.translate(model, "test") == [target for _, target in corpus(320).test]
     assert family.score(model, "test") == pytest.approx(100)
@@ -145,7 +146,7 @@ def test_validation_is_the_perplexity_of_the_right_words(translator):
     """Written out sentence by sentence: no padding, and no smoothing."""
     family, model = translator
     surprises = []
-    for source, target in zip(family.data["valid_0"], family.data["valid_1"], strict=True):
+    for source, target in zip(family.lines["valid_0"], family.lines["valid_1"], strict=True):
         before = torch.cat([torch.tensor([BEGIN]), target[:-1].long()])
         with torch.no_grad():
             scores = model(input_ids=source.long()[None], decoder_input_ids=before[None]).logits[0].double()
@@ -178,8 +179,8 @@ def test_a_record_says_the_bleu_of_copying(translator):
 def test_long_pairs_are_left_out_and_none_left_is_told():
     pairs = corpus(60)
     settings = TransformerSettings(**TRAINED, units="words", length=6)
-    data = Translation.encode(pairs, settings)
-    assert len(data["train_0"]) == sum(len(source.split()) < 6 for source, _ in pairs.train)
-    assert len(data["test_0"]) == 10
+    lines = Translation(settings, Translation.encode(pairs, settings)).lines
+    assert len(lines["train_0"]) == len(lines["train_1"]) == sum(len(source.split()) < 6 for source, _ in pairs.train)
+    assert len(lines["test_0"]) == 10
     with pytest.raises(InputError, match="no training pair has at most 3 pieces in both languages: raise length"):
         Translation.encode(pairs, TransformerSettings(**TRAINED, units="words", length=3))

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from gasam.cli.display import Live, console, describe, errors, label, print_json, print_table
+from gasam.cli.options import positive
 from gasam.experiments.compare import Job, default_jobs, prepare, run_all
 from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
@@ -33,11 +34,11 @@ def run_here(plan: Plan, out: Path, cpu: bool, json: bool) -> None:
 
 
 def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool) -> list[Job]:
+    parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
     found = prepared(plans, out)
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
         errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", soft_wrap=True)
-    parallel = default_jobs() if jobs is None else jobs
     with Live(len(todo)) as live:
         run_all(found, out, parallel, live.watch, cpu=cpu)
     return found

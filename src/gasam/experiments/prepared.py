@@ -16,7 +16,7 @@ from gasam.experiments.families import Encoded, Family, Recipe
 from gasam.experiments.sources import Source
 from gasam.experiments.storage import replaced
 
-VERSION = 3
+VERSION = 4
 """Raised whenever the same source and settings give other numbers."""
 
 

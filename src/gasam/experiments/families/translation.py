@@ -57,20 +57,28 @@ class Translation(Family[TransformerSettings]):
         pairs["train"] = some(corpus.train, settings.rows)
         shipped = corpus.vocabularies or ((), ())
         data: Encoded = {}
+        lines: dict[str, list[Tensor]] = {}
         for side, size in enumerate(settings.vocabularies):
             text = [pair[side] for pair in pairs["train"]]
             subwords = Subwords.learn(text, settings.units, size, shipped[side])
             data[f"subwords_{side}"] = subwords.saved
             for split in SPLITS:
-                data[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
-        kept = [max(len(s), len(t)) <= settings.length for s, t in zip(data["train_0"], data["train_1"], strict=True)]
+                lines[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
+        kept = [max(len(s), len(t)) <= settings.length for s, t in zip(lines["train_0"], lines["train_1"], strict=True)]
         if not any(kept):
             raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
         for side in (0, 1):
-            data[f"train_{side}"] = [line for line, keep in zip(data[f"train_{side}"], kept, strict=True) if keep]
+            lines[f"train_{side}"] = [line for line, keep in zip(lines[f"train_{side}"], kept, strict=True) if keep]
+        data |= {name: joined(some_lines) for name, some_lines in lines.items()}
         data["copied"] = [source for source, _ in pairs["test"]]
         data["references"] = {split: [target for _, target in pairs[split]] for split in ("valid", "test")}
         return data
+
+    @cached_property
+    def lines(self) -> dict[str, tuple[Tensor, ...]]:
+        """The lines of each split and side, such as "train_0"."""
+        names = [f"{split}_{side}" for split in SPLITS for side in (0, 1)]
+        return {name: separated(*self.data[name]) for name in names if name in self.data}
 
     @cached_property
     def subwords(self) -> tuple[Subwords, Subwords]:
@@ -111,7 +119,7 @@ class Translation(Family[TransformerSettings]):
     @cached_property
     def lengths(self) -> Tensor:
         return torch.tensor(
-            [max(len(s), len(t)) for s, t in zip(self.data["train_0"], self.data["train_1"], strict=True)]
+            [max(len(s), len(t)) for s, t in zip(self.lines["train_0"], self.lines["train_1"], strict=True)]
         )
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
@@ -126,7 +134,7 @@ class Translation(Family[TransformerSettings]):
         return self._padded("train_0", rows), self._padded("train_1", rows)
 
     def _padded(self, name: str, rows: Sequence[int]) -> Tensor:
-        return pad_sequence([self.data[name][row] for row in rows], batch_first=True, padding_value=PAD).long()
+        return pad_sequence([self.lines[name][row] for row in rows], batch_first=True, padding_value=PAD).long()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
@@ -177,8 +185,18 @@ class Translation(Family[TransformerSettings]):
 
     def _sorted(self, split: Split, rows: int = 64) -> list[list[int]]:
         """Rows of like length together: little padding."""
-        order = sorted(range(len(self.data[f"{split}_0"])), key=lambda row: len(self.data[f"{split}_0"][row]))
+        lines = self.lines[f"{split}_0"]
+        order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
         return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All words, and how many each line has: a file of one tensor a line takes as long to read as to make."""
+    return torch.cat(lines), torch.tensor([len(line) for line in lines])
+
+
+def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(words, lengths.tolist())
 
 
 def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:

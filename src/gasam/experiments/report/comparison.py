@@ -28,6 +28,7 @@ __all__ = [
     "Table",
     "as_json",
     "comparison",
+    "data_notes",
     "described",
     "markdown",
     "paper_of",
@@ -93,9 +94,11 @@ def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     definition = tasks.find(task)
     if definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
-    every = [note for group in groups for run in group.runs for note in run.get("data", {}).get("notes", ())]
-    for note in dict.fromkeys(every):
-        yield f"Data: {note.rstrip('.')}."
+    for note in data_notes(groups):
+        yield f"Data: {note}."
+    copied = [run["bleu_of_copying"] for group in groups for run in group.runs if "bleu_of_copying" in run]
+    if copied:
+        yield f"The source itself, copied, has BLEU {copied[0]:.2f}."
     if not groups:
         return
     if shared := shared_settings(groups):
@@ -105,6 +108,12 @@ def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
         common = {k: v for k, v in groups[0].settings.items() if all(group.settings.get(k) == v for group in groups)}
         if other := {name: value for name, value in common.items() if name in paper and paper[name] != value}:
             yield f"Size {size}: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
+
+
+def data_notes(groups: Sequence[Group]) -> list[str]:
+    """How the data differs from the paper's, each thing once."""
+    every = [note for group in groups for run in group.runs for note in run.get("data", {}).get("notes", ())]
+    return [note.rstrip(".") for note in dict.fromkeys(every)]
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Cells], notes: Iterable[str]) -> Table:

@@ -11,7 +11,7 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
-from gasam.experiments.report.comparison import comparison, described, paper_of, remarks, study_groups, study_table
+from gasam.experiments.report.comparison import comparison, data_notes, described, paper_of, study_groups, study_table
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
 from gasam.experiments.report.tables import Table, markdown
 from gasam.experiments.sizes import SIZE_NAMES
@@ -65,8 +65,12 @@ def block(found: Sequence[Record]) -> str:
         return f"{NOTHING}\n"
     kinds = {task: size for size in reversed(SIZE_NAMES) for task in TASKS if _some(shown, task, size)}
     columns = {(task, kinds[task]): grouped(_some(shown, task, kinds[task])) for task in TASKS if task in kinds}
-    notes = [f"{task}: {note}" for (task, size), groups in columns.items() for note in remarks(task, size, groups)]
-    notes.append("Seeds, intervals, cost and all other runs: [results](docs/results.md).")
+    differing = {task: "; ".join(data_notes(groups)) for (task, _), groups in columns.items()}
+    notes = [
+        *(f"{task}: {text}." for task, text in differing.items() if text),
+        "`small` models are a fraction of the paper's: all numbers that differ, intervals, cost and every run are on the "
+        "[results page](docs/results.md).",
+    ]
     return markdown(_overview(columns, notes))
 
 
