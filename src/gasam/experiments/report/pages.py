@@ -68,8 +68,8 @@ def block(found: Sequence[Record]) -> str:
     differing = {task: "; ".join(data_notes(groups)) for (task, _), groups in columns.items()}
     notes = [
         *(f"{task}: {text}." for task, text in differing.items() if text),
-        "`small` models are a fraction of the paper's: all numbers that differ, intervals, cost and every run are on the "
-        "[results page](docs/results.md).",
+        "`small` models are a fraction of the paper's: all numbers that differ, intervals, cost and every run are on "
+        "the [results page](docs/results.md).",
     ]
     return markdown(_overview(columns, notes))
 
