@@ -161,3 +161,23 @@ def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, tmp_path,
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert not [file for file in (killed / name).iterdir() if file.suffix == ".pt" and file.name != "model.pt"]
+
+
+def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
+    plan = make("digits", "ga-sam", "tiny")
+    alone = run(plan, tmp_path / "alone", cpu=True)
+    words = ["train", "digits", "--method", "ga-sam", "--size", "tiny", "--cpu", "--out", str(tmp_path / "shared")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    done = subprocess.run([*torchrun, "-m", "gasam", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("accuracy valid") == 1
+    [file] = (tmp_path / "shared").glob("*.json")
+    shared = json.loads(file.read_text())
+    assert shared["machine"]["processes"] == 2
+    losses = [[row["loss"] for row in record["curve"]] for record in (alone, shared)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    weights = [
+        torch.load(tmp_path / where / file.stem / "model.pt", weights_only=True) for where in ("alone", "shared")
+    ]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)

@@ -29,8 +29,8 @@ def print_json(value: Any) -> None:
 def print_table(table: Table) -> None:
     shown = RichTable(title=table.title, title_justify="left")
     for number, column in enumerate(table.columns):
-        texts = [row[number] for row in table.rows]
-        numbers = sum(text[:1].isdigit() or text[:1] in "+-" for text in texts)
+        texts = [row[number] for row in table.rows if row[number]]
+        numbers = sum(text.lstrip("+-")[:1].isdigit() for text in texts)
         shown.add_column(column, justify="right" if 2 * numbers > len(texts) else "left")
     for row in table.rows:
         shown.add_row(*row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from gasam.experiments.train import run
 
 
 def run_here(plan: Plan, out: Path, cpu: bool, json: bool) -> None:
-    """In this process, so that torchrun and debuggers see it."""
+    """In this process, so that torchrun and debuggers see it; of many processes only the first speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        run(plan, out, cpu=cpu)
+        return
     [job] = prepared([plan], out)
     if job.record is None:
         with Live(1) as live:
@@ -47,7 +51,7 @@ def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool) -> l
 def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     with errors.status("preparing the data"):
         jobs = prepare(plans, out)
-    for note in dict.fromkeys(note for plan in plans[:1] for note in plan.data()["notes"]):
+    for note in dict.fromkeys(note for job in jobs for note in job.notes):
         errors.print(f"- {note}", soft_wrap=True)
     return jobs
 

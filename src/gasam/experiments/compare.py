@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,6 +18,7 @@ import torch
 
 from gasam.experiments import records
 from gasam.experiments.errors import InputError
+from gasam.experiments.families import Encoded
 from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
 from gasam.experiments.train import run
@@ -31,6 +32,7 @@ Watch = Callable[["Job", Event], None]
 class Job:
     plan: Plan
     name: str
+    notes: tuple[str, ...] = ()
     record: Record | None = None
     error: str | None = None
     log: Path | None = None
@@ -57,11 +59,19 @@ def cores() -> int:
 def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
     """Jobs with their data encoded, once, before any process starts; those that have a record hold it already."""
     jobs: dict[str, Job] = {}
+    known: dict[Hashable, Encoded] = {}
     for plan in plans:
-        name = plan.name(plan.data())
+        if plan.data_key not in known:
+            known[plan.data_key] = _without_examples(plan.data())
+        data = known[plan.data_key]
+        name = plan.name(data)
         file = folder / f"{name}.json"
-        jobs[name] = Job(plan, name, records.read(file) if file.exists() else None)
+        jobs[name] = Job(plan, name, tuple(data["notes"]), records.read(file) if file.exists() else None)
     return list(jobs.values())
+
+
+def _without_examples(data: Encoded) -> Encoded:
+    return {"hash": data["hash"], "notes": data["notes"]}
 
 
 def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False) -> None:
@@ -97,7 +107,8 @@ def _start(job: Job, folder: Path, threads: int, cpu: bool) -> Worker:
 def _work(plan: Plan, folder: Path, threads: int, cpu: bool, pipe: Connection) -> None:
     """A process of its own: a crash, of whatever kind, is this run's alone."""
     os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
-    torch.set_num_threads(threads)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
     try:
         record = run(plan, folder, watch=lambda update: pipe.send(("update", update)), cpu=cpu)
         pipe.send(("done", record))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class Plan:
         return prepare(
             self.definition.family, self.definition.source(self.origin), self.settings, cache_directory() / "prepared"
         )
+
+    @property
+    def data_key(self) -> Hashable:
+        """Equal for plans that use the same encoded data."""
+        return self.task, self.origin, tuple(getattr(self.settings, name) for name in self.settings.encoding)
 
     def family(self, data: Encoded) -> Family[Any]:
         return self.definition.family(self.settings, data)

@@ -16,12 +16,12 @@ from gasam.experiments.families import Encoded, Family, Recipe
 from gasam.experiments.sources import Source
 from gasam.experiments.storage import replaced
 
-VERSION = 4
+VERSION = 5
 """Raised whenever the same source and settings give other numbers."""
 
 
 def prepare(family: type[Family[Any]], source: Source, settings: Recipe, directory: Path) -> Encoded:
-    """The encoded corpus, with its content's hash under "hash" and its notes under "notes"."""
+    """The encoded corpus, with the hash of its content, notes to show beside numbers, and the encoding's version."""
     file = directory / f"{source.name}-{_key(family, source, settings)}.pt"
     try:
         return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
@@ -30,8 +30,9 @@ def prepare(family: type[Family[Any]], source: Source, settings: Recipe, directo
     except Exception:  # a damaged file, whatever damaged it, is made again
         file.unlink(missing_ok=True)
     corpus = source.read()
-    notes = [*corpus.notes, *_left_out(corpus, settings)]
-    encoded = family.encode(corpus, settings) | {"hash": corpus.digest(), "notes": notes}
+    encoded = family.encode(corpus, settings)
+    notes = [*corpus.notes, *_left_out(corpus, settings), *encoded.pop("notes", ())]
+    encoded |= {"hash": corpus.digest(), "notes": notes, "encoding": VERSION}
     with replaced(file) as partial:
         torch.save(encoded, partial)
     return encoded

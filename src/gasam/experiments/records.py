@@ -74,7 +74,7 @@ def make(plan: Plan, family: Family[Any], model: nn.Module, progress: Progress, 
         **code,
         "config": plan.config(),
         "identity": plan.identity(family.data),
-        "data": {"hash": family.data["hash"], "notes": family.data["notes"]},
+        "data": {part: family.data[part] for part in ("hash", "encoding", "notes")},
         "parameters": sum(p.numel() for p in model.parameters()),
         "machine": machine(next(model.parameters()).device),
         "versions": versions(),
@@ -101,7 +101,9 @@ def code() -> dict[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    return {"device": str(device), "threads": torch.get_num_threads(), "platform": platform.machine()}
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    threads = torch.get_num_threads()
+    return {"device": str(device), "processes": processes, "threads": threads, "platform": platform.machine()}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -60,6 +60,8 @@ def run(plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bo
                 write_json(file, training.finish())
                 checkpoints.clean()
             accelerator.wait_for_everyone()
+    elif accelerator.is_main_process:
+        checkpoints.clean()  # should the run have been killed just after its record was written
     return records.read(file)
 
 
@@ -187,7 +189,7 @@ class Training:
         """Validate, keep the weights if they are to be chosen or averaged, and write the epoch down."""
         progress, begun = self.progress, time.perf_counter()
         steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
-        loss = float(self.loss) / steps
+        loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
         self.loss.zero_()
         valid = self.judge(lambda: self.family.validate(self.plain_model)) if math.isfinite(loss) else math.nan
         if self.settings.average:

@@ -87,7 +87,8 @@ class Family(ABC, Generic[Settings]):
 
     @staticmethod
     @abstractmethod
-    def encode(corpus: Corpus, settings: Any) -> Encoded: ...
+    def encode(corpus: Corpus, settings: Any) -> Encoded:
+        """Tensors, words, and under "notes" what should be said of it."""
 
     @abstractmethod
     def model(self) -> nn.Module: ...

@@ -67,6 +67,8 @@ class Translation(Family[TransformerSettings]):
         kept = [max(len(s), len(t)) <= settings.length for s, t in zip(lines["train_0"], lines["train_1"], strict=True)]
         if not any(kept):
             raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
+        if dropped := kept.count(False):
+            data["notes"] = [f"{dropped:,} training pairs longer than {settings.length} pieces are left out"]
         for side in (0, 1):
             lines[f"train_{side}"] = [line for line, keep in zip(lines[f"train_{side}"], kept, strict=True) if keep]
         data |= {name: joined(some_lines) for name, some_lines in lines.items()}
