@@ -134,12 +134,19 @@ def test_a_run_for_each_core():
     assert 1 <= cores() <= os.cpu_count()
 
 
+def heed_ctrl_c():
+    """Whoever runs the tests in the background has it ignored, and a process inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
     epochs = 50
     plan = make("digits", "ga-sam", "tiny", settings={"epochs": epochs})
     options = {"methods": "ga-sam", "epochs": epochs, "jobs": cores(), "out": tmp_path / "runs"}
     arguments = [*COMPARE, *(f"--{name}={value}" for name, value in options.items())]
-    process = subprocess.Popen([sys.executable, "-m", "gasam", *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gasam", *arguments], stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    )
     for line in process.stderr:
         if "epoch 2/" in line:
             process.send_signal(signal.SIGINT)

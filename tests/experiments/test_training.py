@@ -167,7 +167,7 @@ def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
     plan = make("digits", "ga-sam", "tiny")
     alone = run(plan, tmp_path / "alone", cpu=True)
     words = ["train", "digits", "--method", "ga-sam", "--size", "tiny", "--cpu", "--out", str(tmp_path / "shared")]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, "-m", "gasam", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy valid") == 1
