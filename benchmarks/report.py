@@ -98,8 +98,8 @@ def loop(measured: dict[str, dict[str, float]]) -> str:
     ]
     return f"""## The training loop of the experiments
 
-A GA-SAM step (K = 1) of the one loop for all tasks against a bare PyTorch loop with the same model, batch and method, aimed at 1.03
-or less; sizes of the embedded tasks, whose steps are the shortest.
+A GA-SAM step (K = 1) of the one loop for all tasks against a bare PyTorch loop with the same model, batch and method,
+aimed at 1.03 or less; sizes of the embedded tasks, whose steps are the shortest.
 
 {table(["model", "bare step", "the loop over it", "A/A control"], rows)}
 """
