@@ -67,7 +67,7 @@ SMALL_EN_VI = replace(SMALL_TRANSFORMER, rows=12_000, vocabularies=(8_000, 4_000
 SMALL_DE_EN = replace(SMALL_TRANSFORMER, vocabularies=(5_000, 4_000), units="bpe")
 
 TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=48, vocabulary=10_000)
-TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=96)
+TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64)
 TWIN_TRANSFORMER = replace(
     SMALL_TRANSFORMER, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
 )
