@@ -109,7 +109,7 @@ SIZES: dict[str, dict[str, Recipe]] = {
     "pydoc": sizes(PTB, TWIN_LSTM, TINY_LSTM),
     "numerals": sizes(EN_VI, TWIN_TRANSFORMER, TINY_TRANSFORMER),
     "digits": sizes(MNIST, replace(MNIST, epochs=60), TINY_MLP),
-    "classify": sizes(IMDB, TWIN_CNN, TINY_CNN),
-    "lm": sizes(PTB, TWIN_LSTM, TINY_LSTM),
+    "classify": sizes(IMDB, SMALL_CNN, TINY_CNN),
+    "lm": sizes(PTB, replace(SMALL_LSTM, rows=None), TINY_LSTM),
     "translate": sizes(DE_EN, replace(SMALL_DE_EN, rows=None, judged=None), replace(TINY_TRANSFORMER, units="bpe")),
 }
