@@ -1,0 +1,1 @@
+"""The paper's theory as trials: divergences, parameter shifts, bounds."""

@@ -1,0 +1,101 @@
+"""What is analysed: losses of examples, and a model that is as before afterwards."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam.analysis.likelihoods import CrossEntropy, SquaredError
+from gasam.analysis.objective import Objective, back_propagate, each, examined, example_losses, gradient, mean_loss
+from problems import batch, network
+from tolerances import EXACT, error, flat
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+
+
+def uneven():
+    x, y = batch(rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def test_mean_is_over_examples_not_over_batches():
+    model, (x, y) = network(), batch(rows=12)
+    assert error(mean_loss(model, OBJECTIVE, uneven()), cross_entropy(model(x), y)) < EXACT
+    assert len(example_losses(model, OBJECTIVE, uneven())) == 12
+
+
+def test_gradient_is_that_of_the_mean_loss():
+    model, (x, y) = network(), batch(rows=12)
+    expected = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    _, found = gradient(model, OBJECTIVE, uneven())
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    assert error(flat(found.values()), flat(expected)) < EXACT
+
+
+def test_gradient_of_an_unused_weight_is_zero():
+    model = nn.ModuleDict({"used": nn.Linear(6, 3), "idle": nn.Linear(2, 2)}).double()
+    _, found = gradient(model, Objective(lambda m, b: m["used"](b[0]), CrossEntropy()), uneven())
+    assert not found["idle.weight"].any()
+    assert found["used.weight"].any()
+
+
+def test_modes_and_gradients_are_as_before_also_after_an_error():
+    model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
+    model[1].eval()
+    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
+    modes = [module.training for module in model.modules()]
+
+    def interrupted():
+        with examined(model):
+            assert not any(module.training for module in model.modules())
+            back_propagate(model, OBJECTIVE, uneven())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [module.training for module in model.modules()] == modes
+    assert model[0][0].weight.grad is kept
+    assert torch.equal(kept, torch.ones_like(kept))
+    assert model[0][2].weight.grad is None
+
+
+def test_likelihoods_are_torch_losses_by_row():
+    outputs, classes = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
+    classes[1, 2:] = -100
+    classes[3] = -100
+    found = CrossEntropy(label_smoothing=0.1)(outputs, (None, classes))
+    expected = [cross_entropy(o, c, label_smoothing=0.1) for o, c in zip(outputs[:3], classes[:3], strict=True)]
+    assert torch.allclose(found[:3], torch.stack(expected))
+    assert found[3] == 0
+    targets = torch.randn(4, 5, 3)
+    squares = SquaredError()(outputs, (None, targets))
+    assert torch.allclose(squares.mean(), nn.functional.mse_loss(outputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: mean_loss(m, OBJECTIVE, []), "batches is empty"),
+        (
+            lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: o.sum()), uneven()),
+            r"one loss per example.*shape \(\)",
+        ),
+        (
+            lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: o), uneven()),
+            r"one loss per example.*\(5, 3\)",
+        ),
+        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: 1.0), uneven()), "got float"),
+        (lambda m: mean_loss(m, Objective(lambda m, b: m(b[0])[:, None], CrossEntropy()), uneven()), "for targets"),
+        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, SquaredError()), uneven()), "one shape"),
+        (lambda m: gradient(nn.ReLU(), OBJECTIVE, uneven()), "no parameter that requires a gradient"),
+        (lambda m: gradient(m, OBJECTIVE, iter(uneven())), r"list\(batches\)"),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action(network())
+    assert "\n" not in str(caught.value)
+
+
+def test_each_gives_what_it_is_given():
+    assert list(each([1, 2])) == [1, 2]
