@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from gasam.experiments.errors import InputError
@@ -24,6 +27,17 @@ class Checkpoints:
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
         self.model = folder / "model.pt"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, no other process writes them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.folder / ".lock", timeout=0):
+                yield
+        except Timeout:
+            name = self.folder.name
+            raise InputError(f"{name} is being run by another process: wait for it, or choose another --out") from None
 
     def save(self, file: Path, value: dict[str, Any]) -> None:
         with replaced(file) as partial:

@@ -1,9 +1,10 @@
-"""What a run remembers besides its weights, and is checkpointed with them."""
+"""What a run remembers besides its weights and is checkpointed with them, and what it tells while it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass
@@ -24,3 +25,16 @@ class Progress:
     def diverged(self) -> bool:
         """The last epoch's mean loss was not finite."""
         return bool(self.curve) and self.curve[-1]["loss"] is None
+
+
+class Update(NamedTuple):
+    """How far a run is; `valid` is that of the last epoch that ended."""
+
+    done: int
+    steps: int
+    epoch: int
+    epochs: int
+    valid: float | None
+
+
+Watch = Callable[[Update], None]

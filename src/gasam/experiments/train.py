@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from filelock import FileLock, Timeout
 from torch import Tensor
 
+from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.experiments import records
 from gasam.experiments.checkpoints import Checkpoints, Weights
 from gasam.experiments.errors import InputError
@@ -23,38 +23,29 @@ from gasam.experiments.families import Family
 from gasam.experiments.interruption import Interruption
 from gasam.experiments.optimisation import learning_rate, optimizer_for
 from gasam.experiments.plan import Plan
-from gasam.experiments.progress import Progress
+from gasam.experiments.progress import Progress, Update, Watch
 from gasam.experiments.records import Record
 from gasam.experiments.storage import write_json
 
 
-class Update(NamedTuple):
-    """How far a run is; `valid` is that of the last epoch that ended."""
-
-    done: int
-    steps: int
-    epoch: int
-    epochs: int
-    valid: float | None
-
-
-Watch = Callable[[Update], None]
-
-
-def run(plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bool = False) -> Record:
+def run(
+    plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bool = False, gradient_norms: bool = False
+) -> Record:
     """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
 
     Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
     Started by torchrun or accelerate, the processes share every batch; all must see the same folder.
+    `gradient_norms` adds to each row of the curve an epoch's mean |g| of every tensor, of layers and of all: of the
+    gradient that the optimizer is given, folded where the method walks, before it is clipped.
     """
     data = plan.data()
     name = plan.name(data)
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
     accelerator = Accelerator(cpu=cpu)
     if not file.exists():
-        with _alone(checkpoints.folder, name) if accelerator.is_main_process else nullcontext():
+        with checkpoints.alone() if accelerator.is_main_process else nullcontext():
             training = Training(plan, plan.family(data), checkpoints, watch, accelerator)
-            training.resume()
+            training.resume(gradient_norms)
             training.train()
             if accelerator.is_main_process:
                 write_json(file, training.finish())
@@ -62,17 +53,14 @@ def run(plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bo
             accelerator.wait_for_everyone()
     elif accelerator.is_main_process:
         checkpoints.clean()  # should the run have been killed just after its record was written
-    return records.read(file)
+    record = records.read(file)
+    if gradient_norms and not all("gradient_norms" in row for row in record["curve"]):
+        raise without_norms(file)
+    return record
 
 
-@contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise InputError(f"{name} is being run by another process: wait for it, or choose another --out") from None
+def without_norms(file: Path) -> InputError:
+    return InputError(f"{file} was made without gradient norms: choose another --out, or do not ask for them")
 
 
 class Training:
@@ -87,6 +75,7 @@ class Training:
         self.model = self.accelerator.prepare(family.model())
         self.optimizer = self.accelerator.prepare(optimizer_for(self.plain_model, self.settings))
         self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
+        self.norms: GradientNorms | None = None
         self.progress = Progress()
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -101,8 +90,11 @@ class Training:
         text = " ".join(str(part) for part in (self.plan.seed, *what))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
-    def resume(self) -> None:
+    def resume(self, gradient_norms: bool = False) -> None:
+        """Go on from the checkpoint if there is one; if it has gradient norms, they are recorded on in any case."""
         saved = self.checkpoints.load(self.checkpoints.last)
+        if gradient_norms or (saved and saved.get("norms")):
+            self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
         if saved is None:
             return
         self.plain_model.load_state_dict(saved["model"])
@@ -110,11 +102,16 @@ class Training:
         self.progress = Progress(**saved["progress"])
         self.loss.fill_(self.progress.loss)
         self.carried = to_device(saved["carried"], self.accelerator.device)
+        if self.norms is not None:
+            if saved.get("norms") is None:
+                raise without_norms(self.checkpoints.last)
+            self.norms.load_state_dict(saved["norms"])
 
     def save(self) -> None:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
-        self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress)})
+        norms = self.norms.state_dict() if self.norms is not None else None
+        self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
 
     def keep(self, file: Path, value: dict[str, Any]) -> None:
         """By one process; the others go on when it is on disk."""
@@ -163,6 +160,8 @@ class Training:
             group["lr"] = rate
         self.optimizer.zero_grad()
         loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
+        if self.norms is not None:
+            self.norms.record(epoch=progress.epoch + 1, step=progress.step)
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
@@ -200,8 +199,12 @@ class Training:
             if not self.settings.average:
                 self.keep(self.checkpoints.best, self.weights())
         progress.seconds += time.perf_counter() - begun
-        row = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
-        progress.curve.append(row | {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)})
+        row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
+        row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
+        if self.norms is not None:
+            mean = self.norms.mean(progress.epoch)
+            row |= {"gradient_norm": mean.whole, "layer_gradient_norms": mean.layers, "gradient_norms": mean.tensors}
+        progress.curve.append(row)
         self.show(steps)
 
     def judge(self, score: Callable[[], float]) -> float:

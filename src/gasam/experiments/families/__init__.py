@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from torch import Generator, Tensor, nn
 
+from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import Corpus, Split
 from gasam.experiments.families.values import check
 
@@ -66,6 +68,11 @@ class Recipe:
         return tuple(field.name for field in fields(cls))
 
 
+def drawn(count: int, of: int) -> Tensor:
+    """That many of the first `of` numbers, the same every time; all of them where there are no more."""
+    return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
+
+
 class Family(ABC, Generic[Settings]):
     """A model, its loss and its metric, on one encoded corpus in one size."""
 
@@ -105,12 +112,20 @@ class Family(ABC, Generic[Settings]):
         """The mean loss, and what is carried to the next batch: every pass of a step starts from the same."""
 
     @abstractmethod
-    def score(self, model: nn.Module, split: Split) -> float:
-        """The metric that is reported."""
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        """The metric that is reported; of the first `rows` examples only, where that is enough."""
 
     def validate(self, model: nn.Module) -> float:
         """The number that follows training, once an epoch."""
         return self.score(model, "valid")
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """The training loss, one an example, as analyses want it."""
+
+    @abstractmethod
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        """About that many examples of a split, always the same, in batches for the objective."""
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
         """Those of words: FreeLB's noise goes on their outputs."""

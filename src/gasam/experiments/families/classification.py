@@ -12,12 +12,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
-from gasam.experiments.families import Encoded, Family, Metric, Recipe
+from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
 from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 
 PADDING = "<pad>"
 BREAK = re.compile(r"<br\s*/?>")
+LABELLED = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 
@@ -65,8 +68,15 @@ class TextClassification(Family[TextCNNSettings]):
         tokens, labels = batch
         return cross_entropy(model(tokens), labels), None
 
-    def score(self, model: nn.Module, split: Split) -> float:
-        return accuracy(model, *self.data[split])
+    def objective(self) -> Objective:
+        return LABELLED
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        return some_batches(self.data[split], rows, self.settings.batch)
+
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        inputs, labels = self.data[split]
+        return accuracy(model, inputs[:rows], labels[:rows])
 
 
 class TextCNN(nn.Module):
@@ -96,6 +106,12 @@ def some(examples: list[Any], rows: int | None) -> list[Any]:
     if rows is None or rows >= len(examples):
         return examples
     return random.Random(0).sample(examples, rows)
+
+
+def some_batches(labelled: tuple[Tensor, Tensor], rows: int, batch: int) -> list[tuple[Tensor, ...]]:
+    """That many rows, always the same, with their labels, a batch at a time."""
+    inputs, labels = labelled
+    return [(inputs[some], labels[some]) for some in torch.split(drawn(rows, len(labels)), batch)]
 
 
 def shuffled(rows: int, batch: int, order: Generator) -> Sequence[Tensor]:

@@ -12,9 +12,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
-from gasam.experiments.families.classification import accuracy, shuffled, some
+from gasam.experiments.families.classification import LABELLED, accuracy, shuffled, some, some_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,15 @@ class ImageClassification(Family[MLPSettings]):
         images, labels = batch
         return cross_entropy(model(images), labels), None
 
-    def score(self, model: nn.Module, split: Split) -> float:
-        return accuracy(model, *self.data[split])
+    def objective(self) -> Objective:
+        return LABELLED
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        return some_batches(self.data[split], rows, self.settings.batch)
+
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        inputs, labels = self.data[split]
+        return accuracy(model, inputs[:rows], labels[:rows])
 
 
 class Brightness(nn.Module):

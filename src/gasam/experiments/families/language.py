@@ -11,8 +11,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
-from gasam.experiments.families import Encoded, Family, Metric, Recipe
+from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
 from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
@@ -62,18 +64,28 @@ class LanguageModel(Family[LSTMSettings]):
         scores, (hidden, cell) = model(words, carried)
         return cross_entropy(scores.flatten(0, 1), following.flatten()), (hidden.detach(), cell.detach())
 
+    def objective(self) -> Objective:
+        """An example is a column of a window, its state from zero: what went before is not carried on."""
+        return Objective(lambda model, batch: model(batch[0], None)[0].transpose(0, 1), CrossEntropy(_following))
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        every = windows(self.data[split], self.settings.batch, self.settings.length)
+        whole = [chosen for chosen in every if len(chosen) == len(every[0])]
+        chosen = drawn(-(-rows // self.settings.batch), len(whole)).tolist()
+        return [self.batch(whole[number]) for number in chosen]
+
     def validate(self, model: nn.Module) -> float:
         return self._perplexity(model, "valid", columns=10)
 
-    def score(self, model: nn.Module, split: Split) -> float:
-        return self._perplexity(model, split, columns=1)
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        return self._perplexity(model, split, columns=1, windows_read=rows)
 
     @torch.no_grad()
-    def _perplexity(self, model: nn.Module, split: Split, columns: int) -> float:
+    def _perplexity(self, model: nn.Module, split: Split, columns: int, windows_read: int | None = None) -> float:
         """Over every word but the first of each column, so one column is exact and many are fast."""
         device = next(model.parameters()).device
         total, count, carried = 0.0, 0, None
-        for chosen in windows(self.data[split], columns, self.settings.length):
+        for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
             words, following = (part.to(device) for part in self.batch(chosen))
             scores, carried = model(words, carried)
             total += float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
@@ -98,6 +110,10 @@ class LSTM(nn.Module):
     def forward(self, words: Tensor, carried: State | None) -> tuple[Tensor, State]:
         outputs, state = self.lstm(self.dropout(self.embedding(words)), carried)
         return self.output(self.dropout(outputs)), state
+
+
+def _following(batch: tuple[Tensor, ...]) -> Tensor:
+    return batch[1].t()
 
 
 def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:

@@ -13,9 +13,11 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.errors import InputError
-from gasam.experiments.families import Encoded, Family, Metric, Recipe
+from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
 from gasam.experiments.families.classification import some
 from gasam.experiments.families.subwords import END, PADDING, SPECIALS, START, Subwords
 
@@ -141,12 +143,25 @@ class Translation(Family[TransformerSettings]):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
 
+    def objective(self) -> Objective:
+        """An example is a sentence, its loss the mean over its words; training takes the mean over all words."""
+        smoothing = spread(self.settings.smoothing, len(self.subwords[1]))
+        return Objective(
+            lambda model, batch: logits(model, *batch), CrossEntropy(ignored=PAD, label_smoothing=smoothing)
+        )
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        sides = [self.lines[f"{split}_{side}"] for side in (0, 1)]
+        lengths = torch.tensor([max(len(s), len(t)) for s, t in zip(*sides, strict=True)])
+        chosen = drawn(rows, len(lengths))
+        by_length = chosen[lengths[chosen].sort(stable=True).indices]
+        batches = packed(by_length, lengths[by_length].tolist(), self.settings.batch)
+        return [tuple(self._padded(f"{split}_{side}", some.tolist()) for side in (0, 1)) for some in batches]
+
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's scores and the words that were right, padding left out."""
-        before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
-        output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
         words = target != PAD
-        return output.logits[words], target[words]
+        return logits(model, source, target)[words], target[words]
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> float:
@@ -160,8 +175,8 @@ class Translation(Family[TransformerSettings]):
             count += len(right)
         return math.exp(min(total / count, 100.0))
 
-    def score(self, model: nn.Module, split: Split) -> float:
-        return bleu(self.translate(model, split), self.data["references"][split])[0]
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        return bleu(self.translate(model, split, rows), self.data["references"][split][:rows])[0]
 
     def remarks(self) -> dict[str, Any]:
         """What BLEU is, and what it would be for the source itself, untranslated."""
@@ -170,11 +185,11 @@ class Translation(Family[TransformerSettings]):
         return {"bleu_signature": signature, "bleu_of_copying": value}
 
     @torch.no_grad()
-    def translate(self, model: nn.Module, split: Split) -> list[str]:
+    def translate(self, model: nn.Module, split: Split, rows: int | None = None) -> list[str]:
         device = next(model.parameters()).device
         lines: dict[int, str] = {}
-        for rows in self._sorted(split):
-            source = self._padded(f"{split}_0", rows).to(device)
+        for some_rows in self._sorted(split, count=rows):
+            source = self._padded(f"{split}_0", some_rows).to(device)
             found = model.generate(  # type: ignore[operator]
                 input_ids=source,
                 attention_mask=(source != PAD).long(),
@@ -182,14 +197,21 @@ class Translation(Family[TransformerSettings]):
                 max_new_tokens=source.shape[1] * 3 // 2 + 10,
                 do_sample=False,
             )
-            lines.update(zip(rows, self.subwords[1].decode(found.tolist()), strict=True))
+            lines.update(zip(some_rows, self.subwords[1].decode(found.tolist()), strict=True))
         return [lines[row] for row in sorted(lines)]
 
-    def _sorted(self, split: Split, rows: int = 64) -> list[list[int]]:
+    def _sorted(self, split: Split, rows: int = 64, count: int | None = None) -> list[list[int]]:
         """Rows of like length together: little padding."""
-        lines = self.lines[f"{split}_0"]
+        lines = self.lines[f"{split}_0"][:count]
         order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
         return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The decoder's scores for every place of the target, from the words before it."""
+    before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
+    return output.logits  # type: ignore[no-any-return]
 
 
 def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -212,12 +234,13 @@ def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
 
 
 def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:
-    """fairseq's: the right word has 1 - smoothing, the V - 1 others share the rest evenly.
+    """fairseq's: the right word has 1 - smoothing, the V - 1 others share the rest evenly."""
+    return cross_entropy(scores, right, label_smoothing=spread(smoothing, scores.shape[1]))
 
-    torch spreads its `label_smoothing` over all V words, the right one too: V / (V - 1) times as much is the same.
-    """
-    words = scores.shape[1]
-    return cross_entropy(scores, right, label_smoothing=smoothing * words / (words - 1))
+
+def spread(smoothing: float, words: int) -> float:
+    """torch's `label_smoothing` is over all V words, the right one too: V / (V - 1) times as much is fairseq's."""
+    return smoothing * words / (words - 1)
 
 
 def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, OKABE_ITO
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import described
@@ -18,11 +19,6 @@ from gasam.experiments.report.groups import Group, grouped, labels
 from gasam.experiments.report.statistics import summary
 from gasam.experiments.storage import replaced
 from gasam.experiments.tasks import find
-
-OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B")
-"""Colours that colour-blind readers tell apart; those of the baseline and of GA-SAM are kept out."""
-BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
-DASHES = ("-", "--", "-.", ":")
 
 
 class Style(NamedTuple):

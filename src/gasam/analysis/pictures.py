@@ -1,0 +1,88 @@
+"""Pictures of what was measured: lines, planes and points, drawn alike. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
+except ImportError:
+    raise ImportError("pictures need matplotlib: run `pip install 'gasam[analysis]'`") from None
+
+OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B")
+"""Colours that colour-blind readers tell apart; those of the baseline and of GA-SAM are kept out."""
+BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
+DASHES = ("-", "--", "-.", ":")
+
+
+class Line(NamedTuple):
+    """`marked` is a point on the x axis to be shown; a y of None is a gap: nobody measured it."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: str | None = None
+    dashes: str = "-"
+    marked: float | None = None
+
+
+def sheet(panels: int, *, width: float = 5.4, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    """An empty figure with that many panels side by side, at most three in a row."""
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for spare in axes[panels:]:
+        spare.set_visible(False)
+    return figure, axes[:panels]
+
+
+def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str, log: str = "") -> None:
+    """`log` names the axes with a logarithmic scale: "", "x", "y" or "xy"."""
+    colours = cycle(OKABE_ITO)
+    for line in lines:
+        colour = line.colour or next(colours)
+        heights = [float("nan") if value is None else value for value in line.y]
+        marker = "o" if len(line.x) < 40 else None
+        axes.plot(line.x, heights, line.dashes, color=colour, marker=marker, ms=3.5, lw=1.8, label=line.label)
+        if line.marked is not None:
+            axes.axvline(line.marked, color=colour, lw=0.9, ls=":")
+    for name, scale, axis in (("x", axes.set_xscale, axes.xaxis), ("y", axes.set_yscale, axes.yaxis)):
+        if name in log:
+            scale("log")
+            axis.set_major_formatter(LogFormatter())
+    finish(axes, title, x, y)
+    axes.legend(fontsize="small", frameon=False)
+
+
+def draw_plane(axes: Axes, x: Sequence[float], y: Sequence[float], heights: Any, *, title: str) -> None:
+    """Contours of a 2-D slice, `heights[i][j]` at (x[j], y[i]); the model itself is the cross at the origin."""
+    drawn = axes.contourf(x, y, heights, levels=24, cmap="viridis")
+    axes.contour(x, y, heights, levels=12, colors="white", linewidths=0.4, alpha=0.6)
+    axes.plot(0, 0, "+", color="white", ms=10)
+    axes.figure.colorbar(drawn, ax=axes, label="loss")
+    finish(axes, title, "first direction", "second direction")
+
+
+def finish(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Figure, place: Path) -> list[Path]:
+    """As PNG and SVG; the same figure gives the same bytes every time."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    files = [place.with_name(f"{place.name}.{kind}") for kind in ("png", "svg")]
+    with rc_context({"svg.hashsalt": "gasam"}):
+        figure.savefig(files[0], dpi=150)
+        figure.savefig(files[1], metadata={"Date": None})
+    return files

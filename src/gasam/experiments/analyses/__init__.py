@@ -1,0 +1,135 @@
+"""Analyses of finished runs: measured once for each run, kept as records, shown side by side; one file a kind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gasam.experiments import records
+from gasam.experiments.errors import InputError
+from gasam.experiments.records import Record
+from gasam.experiments.report.groups import grouped, labels
+from gasam.experiments.report.tables import Table
+from gasam.experiments.storage import write_json
+from gasam.experiments.subjects import Subject, load
+from gasam.experiments.tasks import Origin
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA = 1
+Found = dict[str, Any]
+Watch = Callable[[str], None]
+"""Told in a few words how far a measurement is."""
+
+OF_THE_RUN = ("task", "size", "method", "seed", "metric", "valid", "test", "gradient_evaluations", "config", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis(ABC):
+    """What is measured, and on which examples; the fields are all that decides the numbers."""
+
+    split: str = "train"
+    rows: int = 512
+    seed: int = 0
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+        """The numbers, as JSON holds them. `keep` saves what there is so far; an interrupted one gets it as `known`."""
+
+    @abstractmethod
+    def table(self, found: Sequence[Record]) -> Table: ...
+
+    @abstractmethod
+    def draw(self, found: Sequence[Record]) -> Figure: ...
+
+    @abstractmethod
+    def sentence(self, found: Sequence[Record]) -> str:
+        """What it shows, with its number."""
+
+    def options(self) -> dict[str, Any]:
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def run(
+    analysis: Analysis, run: Path, folder: Path, origin: Origin, *, cpu: bool = False, watch: Watch = lambda text: None
+) -> Record:
+    """The record of an analysis of a run: read if it is there, else measured, going on from what was kept."""
+    subject = load(run, origin, cpu=cpu)
+    file = folder / f"{name(analysis, subject)}.json"
+    if file.exists():
+        return read(file)
+    unfinished = folder / f".{file.name}"
+    known = json.loads(unfinished.read_text(encoding="utf-8")) if unfinished.exists() else {}
+    begun, before = time.perf_counter(), known.pop("seconds", 0.0)
+
+    def seconds() -> float:
+        return float(round(before + time.perf_counter() - begun, 2))
+
+    code = records.code()
+    try:
+        found = analysis.measure(
+            subject, known, lambda part: write_json(unfinished, part | {"seconds": seconds()}), watch
+        )
+    except ValueError as error:  # of the analysis: one sentence
+        raise InputError(str(error)) from None
+    write_json(file, record(analysis, subject, found, seconds(), code))
+    unfinished.unlink(missing_ok=True)
+    return read(file)
+
+
+def name(analysis: Analysis, subject: Subject) -> str:
+    text = json.dumps([analysis.options(), subject.record["identity"]], sort_keys=True)
+    return f"{analysis.kind}-{subject.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, code: Mapping[str, Any]) -> Record:
+    return {
+        "schema": SCHEMA,
+        "kind": analysis.kind,
+        "options": analysis.options(),
+        "run": {"name": subject.name} | {key: subject.record[key] for key in OF_THE_RUN},
+        "found": found,
+        "seconds": seconds,
+        **code,
+        "machine": records.machine(next(subject.model.parameters()).device),
+        "versions": records.versions(),
+    }
+
+
+def read(file: Path) -> Record:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        missing = [key for key in ("kind", "options", "run", "found") if key not in found]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file} is not the record of an analysis: {error}; delete it and run again") from None
+    if missing:
+        raise InputError(f"{file} is not the record of an analysis: it lacks {', '.join(missing)}; delete it")
+    return found  # type: ignore[no-any-return]
+
+
+def run_labels(found: Sequence[Record]) -> list[str]:
+    """A name for each analysed run that tells it apart from the others, its task in front where there are several."""
+    runs = [each["run"] for each in found]
+    several = len({run["task"] for run in runs}) > 1
+    told: dict[str, str] = {}
+    for kind in dict.fromkeys(map(_kind, runs)):
+        groups = grouped(run for run in runs if _kind(run) == kind)
+        for group, label in zip(groups, labels(groups), strict=True):
+            for run in group.runs:
+                task = f"{run['task']}: " if several else ""
+                seed = f", seed {run['seed']}" if len(group.runs) > 1 else ""
+                told[run["name"]] = f"{task}{label}{seed}"
+    return [told[run["name"]] for run in runs]
+
+
+def _kind(run: Record) -> tuple[str, str]:
+    return run["task"], run["size"]
