@@ -1,0 +1,144 @@
+"""Weights corrupted without a look at the loss: by an offset, at random, by rounding, by pruning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gasam.analysis.values import check_number, check_radius, check_whole
+from gasam.ascent import displaced, uniform_start
+from gasam.perturbation import Perturbation
+from gasam.tensors import wide
+
+Offset = Mapping[str, Tensor]
+Per = Literal["tensor", "channel"]
+
+
+@contextmanager
+def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
+    """The model at w + offset inside the block, and the very same bits again afterwards, whatever happens there.
+
+    A weight that the offset does not name stays where it is.
+    """
+    weights = matched(model, offset, "offset")
+    with displaced(list(weights.values()), [offset[name].to(weight.device) for name, weight in weights.items()]):
+        yield
+
+
+def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, seed: int = 0) -> dict[str, Tensor]:
+    """An offset of all trained weights with |a|_norm = radius, as long as an attack may be, in a random direction.
+
+    Uniform on the sphere for norm 2, a random corner of the box for norm inf, where attacks go too; for another p
+    by the cone measure of the p-sphere. The direction depends neither on the radius nor on the device. For weights in
+    low precision the offset is float32, so that its norm is right, and `applied` rounds once.
+    """
+    check_radius(radius)
+    Perturbation(epsilon=radius, norm=norm)  # says what is wrong with a norm
+    check_whole("seed", seed, 0)
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    draw = uniform_start(norm, torch.Generator().manual_seed(seed))
+    drawn = {name: draw(torch.empty(weight.shape, dtype=wide(weight.dtype))) for name, weight in weights.items()}
+    if norm == math.inf:
+        drawn = {name: torch.where(values < 0, -1.0, 1.0).to(values) for name, values in drawn.items()}
+    size = length(drawn.values(), norm)
+    return {name: (values * (radius / size)).to(weights[name].device) for name, values in drawn.items()}
+
+
+@contextmanager
+def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: bool = False) -> Iterator[None]:
+    """The model with weights of `bits` bits inside the block, and the very same bits again afterwards.
+
+    Symmetric, to the nearest: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1), so 2^bits - 1 levels and an error
+    of s / 2 at most; s is of a tensor or, for "channel", of each row of the first dimension. Vectors such as biases
+    and gains stay as they are, as is usual, unless `vectors`. The levels are rounded to the weights' own type.
+    """
+    check_whole("bits", bits, 2, 16)
+    if per not in get_args(Per):
+        raise ValueError(f"per must be one of {', '.join(map(repr, get_args(Per)))}, got {per!r}")
+    weights = _corruptible(model, vectors)
+    with held(weights, [_rounded(weight.detach(), bits, per) for weight in weights]):
+        yield
+
+
+@contextmanager
+def pruned(model: nn.Module, fraction: float) -> Iterator[None]:
+    """The model without its smallest weights inside the block, and the very same bits again afterwards.
+
+    Of all n weights of tensors with two and more dimensions, compared with each other, round(fraction n) with the
+    smallest |w| are zero; of equal ones the first in the model's order.
+    """
+    check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
+    weights = _corruptible(model, vectors=False)
+    with held(weights, _without_smallest([weight.detach() for weight in weights], fraction)):
+        yield
+
+
+@contextmanager
+def held(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """The tensors hold these values inside the block, and the very same bits as before afterwards."""
+    with displaced(tensors, [tensor.new_zeros(()) for tensor in tensors]):  # it saves and restores
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+        torch.clear_autocast_cache()
+        yield
+
+
+def length(tensors: Iterable[Tensor], norm: float) -> float:
+    """The p-norm over all entries of all tensors, in double precision."""
+    sizes = [torch.linalg.vector_norm(t.detach(), norm, dtype=torch.float64).cpu() for t in tensors if t.numel()]
+    return float(torch.linalg.vector_norm(torch.stack(sizes), norm)) if sizes else 0.0
+
+
+def matched(model: nn.Module, named: Offset, argument: str) -> dict[str, nn.Parameter]:
+    """The parameters that `named` names, with shapes that fit."""
+    if not isinstance(named, Mapping):
+        raise TypeError(f"{argument} must be a dictionary of tensors by parameter name, got {type(named).__name__}")
+    parameters = dict(model.named_parameters())
+    for name, values in named.items():
+        if name not in parameters:
+            raise ValueError(
+                f"{argument} has {name!r}, which is no parameter of the model: take names of model.named_parameters()"
+            )
+        if not isinstance(values, Tensor) or values.shape != parameters[name].shape:
+            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"{argument}[{name!r}] must be a tensor of the parameter's shape {tuple(parameters[name].shape)}, "
+                f"got {found}"
+            )
+    return {name: parameters[name] for name in named}
+
+
+def _corruptible(model: nn.Module, vectors: bool) -> list[nn.Parameter]:
+    weights = [w for w in model.parameters() if w.is_floating_point() and w.numel() and (vectors or w.ndim >= 2)]
+    if not weights:
+        raise ValueError("model has no weights of two or more dimensions: there is nothing to corrupt")
+    return weights
+
+
+def _rounded(weight: Tensor, bits: int, per: Per) -> Tensor:
+    exact = weight.to(wide(weight.dtype))
+    by_row = per == "channel" and weight.ndim >= 2
+    largest = exact.abs().amax(tuple(range(1, weight.ndim)), keepdim=True) if by_row else exact.abs().amax()
+    step = largest / float(2 ** (bits - 1) - 1)
+    return torch.where(step > 0, exact / step, 0.0).round() * step
+
+
+def _without_smallest(weights: Sequence[Tensor], fraction: float) -> list[Tensor]:
+    """By a threshold and a count, not by sorting: weights in low precision have many equals."""
+    device = weights[0].device
+    sizes = torch.cat([weight.abs().reshape(-1).to(device, wide(weight.dtype)) for weight in weights])
+    count = round(fraction * len(sizes))
+    if not count:
+        return list(weights)
+    threshold = sizes.kthvalue(count).values
+    gone = sizes < threshold
+    equal = (sizes == threshold).nonzero().squeeze(1)
+    gone[equal[: count - int(gone.sum())]] = True
+    masks = torch.split(gone, [weight.numel() for weight in weights])
+    return [w.masked_fill(mask.view(w.shape).to(w.device), 0.0) for w, mask in zip(weights, masks, strict=True)]

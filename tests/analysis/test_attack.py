@@ -1,0 +1,251 @@
+"""Attacks on the weights: the reference's walk, the best of several, and everything as before afterwards."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import reference
+from gasam import SCALES, Perturbation, ga_sam
+from gasam.analysis.attack import attack, passes_of, plain
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective, mean_loss
+from gasam.layout import GRANULARITIES
+from problems import SHAPES, Wavy, batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+NORMS = (1.5, 2.0, 3.0, math.inf)
+
+
+class Model(nn.Module):
+    """The weights of a problem, with the problem's names."""
+
+    def __init__(self, problem) -> None:
+        super().__init__()
+        for name, weight in problem.parameters().items():
+            owner, _, own = name.rpartition(".")
+            if owner and not hasattr(self, owner):
+                self.add_module(owner, nn.Module())
+            self.get_submodule(owner).register_parameter(own, weight)
+
+
+def wavy_objective(problem) -> Objective:
+    """A batch is a number of examples with losses c L(w); c is 1 in the mean over all of [2, 3]."""
+    shares = {2: 0.7, 3: 1.2}
+    losses = lambda loss, rows: loss * torch.full((rows,), shares[rows], dtype=loss.dtype)  # noqa: E731
+    return Objective(lambda model, rows: problem.loss(dict(model.named_parameters())), losses)
+
+
+class Quadratic(nn.Module):
+    """L(w) = w.H w / 2 + g.w, home at 0."""
+
+    def __init__(self, hessian, slope=None) -> None:
+        super().__init__()
+        self.register_buffer("hessian", hessian)
+        self.register_buffer("slope", torch.zeros(len(hessian), dtype=hessian.dtype) if slope is None else slope)
+        self.w = nn.Parameter(torch.zeros(len(hessian), dtype=hessian.dtype))
+
+
+QUADRATIC = Objective(lambda m, b: m.w @ m.hessian @ m.w / 2 + m.slope @ m.w, lambda loss, b: loss.reshape(1))
+
+
+def uneven(dtype=torch.float64):
+    x, y = batch(dtype, rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("scale", sorted(SCALES))
+def test_attack_equals_the_reference(norm, scale):
+    """Full batch: the mean over uneven batches is the problem's loss, and so is its gradient."""
+    problem = Wavy()
+    model = Model(problem)
+    for granularity, steps in itertools.product(GRANULARITIES, (1, 4)):
+        offsets, losses, *_ = reference.walk(
+            problem.start, problem.loss_and_gradient, reference.groups_of(SHAPES, granularity),
+            scale=scale, epsilon=0.2, p=norm, K=steps, risk="mean",
+        )  # fmt: skip
+        ball = Perturbation(epsilon=0.2, norm=norm, scale=scale, granularity=granularity, steps=steps)
+        found = attack(model, wavy_objective(problem), [2, 3], ball, restarts=0)
+        worst = int(np.argmax(losses))
+        assert error(found.walks[0], losses) < EXACT
+        assert found.clean_loss == found.walks[0][0]
+        assert error(found.loss, losses[worst]) < EXACT
+        assert list(found.offset) == list(SHAPES)
+        assert error(flat(found.offset.values()), offsets[worst]) < EXACT
+        for p in (2.0, norm):
+            assert error(found.norm(p), reference.p_norm(offsets[worst], p)) < EXACT
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 50),
+    norm=st.sampled_from(NORMS),
+    radius=st.floats(1e-4, 3.0),
+    steps=st.integers(1, 4),
+    scale=st.sampled_from(["one", "gradient_strength"]),
+)
+def test_attack_is_never_below_clean_and_more_restarts_never_lower(seed, norm, radius, steps, scale):
+    problem = Wavy(seed=seed)
+    model, objective = Model(problem), wavy_objective(problem)
+    ball = Perturbation(epsilon=radius, norm=norm, scale=scale, granularity="layer", steps=steps)
+    found = [attack(model, objective, [2, 3], ball, restarts=n, seed=seed) for n in range(3)]
+    assert found[0].clean_loss <= found[0].loss <= found[1].loss <= found[2].loss
+    assert found[2].walks[:2] == found[1].walks
+    for one in found:
+        assert one.loss == max(itertools.chain(*one.walks))
+        assert one.rise == one.loss - one.clean_loss
+        if scale == "one":
+            assert one.norm(norm) <= radius * (1 + 1e-9)
+
+
+def test_attack_on_a_maximum_stays_home():
+    model = Quadratic(-torch.eye(3, dtype=torch.float64))
+    found = attack(model, QUADRATIC, [0], plain(0.5), restarts=3)
+    assert found.loss == found.clean_loss == 0
+    assert found.norm() == 0
+
+
+def test_attack_finds_the_quadratic_maximum():
+    """Over |a|_2 <= r the maximum of a.H a / 2 is r^2 lambda_1 / 2, along the first eigenvector."""
+    torch.manual_seed(3)
+    basis = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    model = Quadratic(basis @ torch.diag(torch.tensor([9.0, 2, 1, 0.5, 0.1, 0]).double()) @ basis.T)
+    ball = Perturbation(epsilon=0.3, norm=2.0, scale="one", granularity="model", steps=40, step_size=0.2)
+    found = attack(model, QUADRATIC, [0], ball, restarts=2)
+    assert found.loss == pytest.approx(0.3**2 * 9 / 2, rel=1e-6)
+    assert abs(found.offset["w"] @ basis[:, 0]) == pytest.approx(0.3, rel=1e-6)
+    slope = torch.tensor([1.0, -2, 3], dtype=torch.float64)
+    found = attack(Quadratic(torch.zeros(3, 3).double(), slope), QUADRATIC, [0], plain(0.1, math.inf), restarts=0)
+    assert found.loss == pytest.approx(0.6)
+    assert error(found.offset["w"], 0.1 * slope.sign()) < EXACT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+def test_applied_holds_the_attack_and_restores_bits(dtype, norm):
+    model, home = network(dtype), bits(network(dtype))
+    found = attack(model, OBJECTIVE, uneven(dtype), plain(0.5, norm))
+    assert same_bits(model.parameters(), home)
+    assert found.loss > found.clean_loss
+    model.eval()
+    with found.applied(model):
+        # A bf16 weight takes the offset's rounding once more: 2^-8 of a loss that moved.
+        assert mean_loss(model, OBJECTIVE, uneven(dtype)) == pytest.approx(
+            found.loss, rel=1e-5 if dtype == torch.float32 else 4e-3
+        )
+    assert same_bits(model.parameters(), home)
+
+    def interrupted():
+        with found.applied(model):
+            assert not same_bits(model.parameters(), home)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert same_bits(model.parameters(), home)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", range(0, 16, 3))
+@pytest.mark.parametrize("where", ["forward", "watch"])
+def test_all_is_as_before_when_interrupted(failure, call, where, small_stretches):
+    model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
+    model[1].eval()
+    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
+    home, modes, calls = bits(model), [m.training for m in model.modules()], itertools.count()
+
+    def fail(*args):
+        if next(calls) == call:
+            raise failure
+
+    def forward(model, batch):
+        assert not model.training
+        if where == "forward":
+            fail()
+        return model(batch[0])
+
+    with pytest.raises(failure):
+        attack(
+            model,
+            Objective(forward, CrossEntropy()),
+            uneven()[: 2 if where == "forward" else 1],
+            ga_sam(0.5, steps=6),
+            restarts=2,
+            watch=fail if where == "watch" else None,
+        )
+    assert same_bits(model.parameters(), home)
+    assert [m.training for m in model.modules()] == modes
+    assert model[0][0].weight.grad is kept
+    assert torch.equal(kept, torch.ones_like(kept))
+    assert model[0][2].weight.grad is None
+
+
+def test_same_seed_finds_the_same_and_another_draws_anew():
+    found = [attack(network(), OBJECTIVE, uneven(), plain(0.5, 3.0), seed=seed) for seed in (4, 4, 5)]
+    assert found[0].walks == found[1].walks != found[2].walks
+    assert same_bits(found[0].offset.values(), found[1].offset.values())
+
+
+def test_loss_that_is_not_finite_ends_a_walk_and_is_never_the_result():
+    """L = -log(1 - w): infinite at w = 1, NaN beyond; the walk w = 0, 0.6, 1.2 sees it."""
+    model = Quadratic(torch.zeros(1, 1).double())
+    objective = Objective(lambda m, b: -torch.log(1 - m.w[0]), lambda loss, b: loss.reshape(1))
+    ball = Perturbation(epsilon=2.0, norm=2.0, scale="one", granularity="model", steps=5, step_size=0.6)
+    found = attack(model, objective, [0], ball, restarts=0)
+    assert found.loss == pytest.approx(-math.log(0.4))
+    assert len(found.walks[0]) == 3
+    assert not math.isfinite(found.walks[0][-1])
+    assert json.loads(json.dumps(found.as_json(), allow_nan=False))["walks"][0][-1] == "nan"
+
+
+def test_result_is_json_without_the_offset_and_with_its_norms():
+    found = attack(network(), OBJECTIVE, uneven(), ga_sam(0.1, norm=math.inf))
+    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert "offset" not in record
+    assert record["loss"] == found.loss
+    assert record["norm_2"] == found.norm(2.0)
+    assert record["norm_p"] == found.norm(math.inf)
+    assert record["perturbation"]["norm"] == "inf"
+
+
+def test_watch_counts_every_pass():
+    seen = []
+    ball = plain(0.1, steps=3)
+    attack(network(), OBJECTIVE, uneven(), ball, restarts=2, watch=lambda *now: seen.append(now))
+    total = passes_of(ball, 2)
+    assert seen == [(i, total) for i in range(1, total + 1)]
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: plain(0.0), r"radius must be a finite number > 0, got 0.0"),
+        (lambda m: plain(math.inf), r"radius must be a finite number > 0, got inf"),
+        (lambda m: plain(0.1, norm="max"), r"norm must be a number > 1 or math.inf, got 'max'"),
+        (lambda m: attack(m, OBJECTIVE, uneven(), 0.1), "perturbation must be a Perturbation"),
+        (lambda m: attack(m, OBJECTIVE, uneven(), plain(0.1), restarts=-1), "restarts must be a whole number >= 0"),
+        (lambda m: attack(m, OBJECTIVE, uneven(), plain(0.1), seed=0.5), "seed must be a whole number"),
+        (lambda m: attack(m, OBJECTIVE, [], plain(0.1)), "batches is empty"),
+        (lambda m: attack(m.requires_grad_(False), OBJECTIVE, uneven(), plain(0.1)), "no parameter that requires"),
+        (
+            lambda m: attack(m, Objective(lambda m, b: m(b[0]) * math.nan, CrossEntropy()), uneven(), plain(0.1)),
+            "loss is nan where it stands",
+        ),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action(network())
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,192 @@
+"""Corruption that does not look at the loss: it is what it says, and the weights are as before afterwards."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
+from gasam.tensors import wide
+from problems import network
+from tolerances import EXACT, flat, same_bits
+
+NORMS = (1.2, 1.5, 2.0, 3.0, 20.0, math.inf)
+
+
+def convolution(dtype=torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(45, 7)).to(dtype)
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def matrices(model):
+    return [p.detach().clone() for p in model.parameters() if p.ndim >= 2]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_random_corruption_has_the_norm_it_says(norm, dtype):
+    model = convolution(dtype)
+    offset = random_corruption(model, 0.07, norm, seed=3)
+    assert list(offset) == [name for name, _ in model.named_parameters()]
+    assert all(values.dtype == wide(dtype) for values in offset.values())
+    expected = torch.linalg.vector_norm(flat(offset.values()).double(), norm).item()
+    assert expected == pytest.approx(0.07, rel=1e-6)
+    assert length(offset.values(), norm) == pytest.approx(expected, rel=1e-12)
+
+
+def test_random_corruption_is_of_corners_for_the_box_and_has_no_preference():
+    offset = flat(random_corruption(convolution(), 0.1, math.inf).values())
+    assert set(offset.tolist()) == {torch.tensor(0.1).item(), -torch.tensor(0.1).item()}
+    # The mean of n signs has deviation 1 / sqrt(n): five of them.
+    assert abs(offset.sign().mean()) < 5 / math.sqrt(len(offset))
+
+
+def test_random_direction_depends_on_the_seed_alone():
+    model = network()
+    small, large, other = (
+        flat(random_corruption(model, radius, 2.0, seed=seed).values()) for radius, seed in [(1, 0), (8, 0), (1, 1)]
+    )
+    assert torch.equal(8 * small, large)
+    assert abs(small @ other) < 0.7
+
+
+def test_frozen_weights_are_not_corrupted_at_random():
+    model = network()
+    model[0].requires_grad_(False)
+    assert list(random_corruption(model, 0.1)) == ["2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_applied_holds_the_sum_rounded_once(dtype):
+    model, home = network(dtype), bits(network(dtype))
+    offset = random_corruption(model, 0.5)
+    with applied(model, offset):
+        pairs = zip(home, offset.values(), strict=True)
+        assert same_bits(model.parameters(), [(before.float() + values).to(dtype) for before, values in pairs])
+    assert same_bits(model.parameters(), home)
+    with applied(model, {"0.bias": torch.ones(5, dtype=dtype)}):
+        assert torch.equal(model[0].bias, home[1] + 1)
+        assert same_bits([model[0].weight], home[:1])
+    assert same_bits(model.parameters(), home)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 8, 12, 16])
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantised_has_few_levels_and_errs_by_half_a_step(levels, per, dtype):
+    model = convolution(dtype)
+    home, before = bits(model), matrices(model)
+    with quantised(model, levels, per):
+        after = matrices(model)
+        assert torch.equal(model[0].bias, home[1])
+        assert torch.equal(model[1].weight, home[2])
+    assert same_bits(model.parameters(), home)
+    for old, new in zip(before, after, strict=True):
+        rows = old.flatten(1) if per == "channel" else old.reshape(1, -1)
+        for row, rounded in zip(rows, new.reshape(rows.shape), strict=True):
+            step = row.abs().max() / (2 ** (levels - 1) - 1)
+            assert len(rounded.unique()) <= 2**levels
+            assert (rounded - row).abs().max() <= step / 2 * (1 + 1e-2 * (dtype == torch.float32) + 1e-9)
+            assert ((rounded / step) - (rounded / step).round()).abs().max() < 1e-2
+            assert rounded.abs().max() == pytest.approx(row.abs().max().item())
+
+
+def test_quantised_vectors_when_asked_and_zero_stays_zero():
+    model = network()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    home = bits(model)
+    with quantised(model, 2, "channel", vectors=True):
+        assert not model[0].weight.any()
+        assert len(model[0].bias.unique()) <= 3
+        assert not torch.equal(model[0].bias, home[1])
+    assert same_bits(model.parameters(), home)
+
+
+def test_quantised_in_low_precision_restores_bits():
+    model, home = network(torch.bfloat16), bits(network(torch.bfloat16))
+    with quantised(model, 4):
+        assert len(model[0].weight.unique()) <= 15
+        assert not torch.equal(model[0].weight, home[0])
+    assert same_bits(model.parameters(), home)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pruned_zeroes_the_fraction_and_the_smallest(fraction, dtype):
+    model = convolution(dtype)
+    home, before = bits(model), flat(matrices(model))
+    with pruned(model, fraction):
+        after = flat(matrices(model))
+        assert torch.equal(model[0].bias, home[1])
+    assert same_bits(model.parameters(), home)
+    gone = after == 0
+    assert int(gone.sum()) == round(fraction * len(before))
+    assert torch.equal(after[~gone], before[~gone])
+    if gone.any():
+        assert before[gone].abs().max() <= before[~gone].abs().min()
+
+
+def test_pruned_takes_the_first_of_equals():
+    model = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[2.0, -1, 1, 0], [1, -1, 3, 1]]))
+    with pruned(model, 0.5):
+        assert model.weight.tolist() == [[2, 0, 0, 0], [0, -1, 3, 1]]
+
+
+@pytest.mark.parametrize("corrupted", [lambda m: quantised(m, 4), lambda m: pruned(m, 0.5)])
+def test_weights_come_back_when_interrupted(corrupted):
+    model, home = convolution(), bits(convolution())
+
+    def interrupted():
+        with corrupted(model):
+            assert not same_bits(model.parameters(), home)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert same_bits(model.parameters(), home)
+
+
+def enter(context):
+    with context:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: random_corruption(m, -1.0), "radius must be a finite number > 0, got -1.0"),
+        (lambda m: random_corruption(m, True), "radius must be a finite number > 0, got True"),
+        (lambda m: random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
+        (lambda m: random_corruption(m, 1.0, seed=-1), "seed must be a whole number >= 0, got -1"),
+        (lambda m: enter(quantised(m, 1)), "bits must be a whole number from 2 to 16, got 1"),
+        (lambda m: enter(quantised(m, 17)), "bits must be .* got 17"),
+        (lambda m: enter(quantised(m, 8.0)), "bits must be .* got 8.0"),
+        (lambda m: enter(quantised(m, 8, "row")), "per must be one of 'tensor', 'channel', got 'row'"),
+        (lambda m: enter(pruned(m, 1.0)), "fraction must be a finite number >= 0 and < 1, got 1.0"),
+        (lambda m: enter(pruned(m, -0.1)), "fraction must be .* got -0.1"),
+        (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
+        (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),
+        (lambda m: enter(applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got \(2,\)"),
+        (lambda m: enter(applied(m, {"0.bias": 1.0})), "got float"),
+        (lambda m: enter(applied(m, [torch.ones(2)])), "offset must be a dictionary of tensors .* got list"),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    model, home = network(), bits(network())
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action(model)
+    assert "\n" not in str(caught.value)
+    assert same_bits(model.parameters(), home)
+
+
+def test_length_is_over_all_tensors():
+    assert length([torch.tensor([3.0]), torch.empty(0), torch.tensor([[4.0]])], 2.0) == pytest.approx(5, rel=EXACT)
+    assert length([], 2.0) == 0
