@@ -1,0 +1,293 @@
+"""What corruption leaves of a metric: the points of a curve, the search for its radii, and where half is lost."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from gasam.analysis.attack import attack, plain
+from gasam.analysis.corruption import applied, random_corruption
+from gasam.analysis.curve import Curve, HalfRadius, Point, half_radius
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective, mean_loss
+from gasam.analysis.robustness import TABLE4, robustness
+from problems import batch, network
+from tolerances import same_bits
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+
+
+def uneven():
+    x, y = batch(rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def perplexity(model) -> float:
+    return math.exp(mean_loss(model, OBJECTIVE, uneven()))
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def curve(*pairs, clean=10.0, higher=True, kind="adversarial"):
+    """Points of (radius, metric)."""
+    points = [Point(r, 0.0, m, 0.0, m) if kind == "random" else Point(r, 0.0, m, None, None) for r, m in pairs]
+    return Curve(2.0, higher, 10, 1, 0, 0.0, clean, tuple(points))
+
+
+def test_points_are_the_attack_and_the_random_corruption():
+    model, home = network(), bits(network())
+    found = robustness(
+        model, OBJECTIVE, uneven(), perplexity, [0.2, 0.05], higher_is_better=False, steps=3, draws=2, seed=7
+    )
+    assert same_bits(model.parameters(), home)
+    assert [point.radius for point in found.points] == [0.05, 0.2]
+    assert found.clean_metric == perplexity(model)
+    assert found.clean_loss == mean_loss(model, OBJECTIVE, uneven())
+    for point in found.points:
+        worst = attack(model, OBJECTIVE, uneven(), plain(point.radius, 2.0, 3), seed=7)
+        assert point.loss == worst.loss
+        assert point.metric == pytest.approx(math.exp(worst.loss), rel=1e-12)
+        metrics = []
+        for seed in (7, 8):
+            with applied(model, random_corruption(model, point.radius, 2.0, seed=seed)):
+                metrics.append(perplexity(model))
+        assert point.random_metric == pytest.approx(sum(metrics) / 2, rel=1e-12)
+        assert point.random_loss < point.loss
+    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert [Point.from_json(point) for point in record["points"]] == list(found.points)
+
+
+def test_table_of_the_paper_is_a_list_of_radii():
+    model = network()
+    for norm, radii in TABLE4.items():
+        found = robustness(model, OBJECTIVE, uneven(), perplexity, radii, norm, higher_is_better=False, steps=2)
+        assert tuple(point.radius for point in found.points) == radii
+        assert all(point.metric > found.clean_metric for point in found.points)
+
+
+def test_metric_is_called_in_eval_mode_without_gradients_and_may_change_the_mode():
+    model = network()
+
+    def metric(model):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        model.train()
+        return torch.tensor(0.5)
+
+    found = robustness(model, OBJECTIVE, uneven(), metric, [0.1], higher_is_better=True, steps=1, draws=2)
+    assert found.points[0].metric == 0.5
+    assert model.training
+
+
+class Slope(nn.Module):
+    """L(w) = 3 w_0 + 4 w_1 around |w| = 1: an attack of radius r goes to 5 r more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.6, 0.8], dtype=torch.float64))
+
+
+SLOPE = Objective(lambda m, b: 3 * m.w[0] + 4 * m.w[1], lambda loss, b: loss.reshape(1))
+
+
+def share_kept(scale: float):
+    """1 at home, falling by 1 over a radius of `scale`; NaN when all is lost."""
+
+    def metric(model) -> float:
+        left = 1 - (float(SLOPE(model, 0)) - 5) / 5 / scale
+        return left if left > 0 else math.nan
+
+    return metric
+
+
+def search(scale, **options):
+    options = {"steps": 1, "restarts": 0, "draws": 0} | options
+    return robustness(Slope(), SLOPE, [0], share_kept(scale), None, higher_is_better=True, **options)
+
+
+def radii(found: Curve) -> list[float]:
+    return [point.radius for point in found.points]
+
+
+def test_search_goes_up_to_collapse():
+    """From 1e-3 |w| by factors of two to the first that keeps less than a tenth: 0.016 of 0.0165 is 3%."""
+    found = search(0.0165)
+    assert radii(found) == pytest.approx([0.001 * 2**i for i in range(5)])
+    assert [found.collapsed(point) for point in found.points] == [False] * 4 + [True]
+    assert search(0.0150).points[-1].radius == pytest.approx(0.016)
+    assert math.isnan(search(0.0150).points[-1].metric)
+
+
+def test_search_goes_down_to_where_half_is_kept():
+    found = search(1e-4, factor=4.0)
+    assert radii(found) == pytest.approx([0.001 / 4**i for i in (3, 2, 1, 0)])
+    assert found.kept(found.points[0].metric) > 0.5
+    assert half_radius(found).low == found.points[0].radius
+
+
+def test_search_has_an_end_both_ways():
+    up, down = search(1e9), search(1e-12, factor=10.0)
+    assert radii(up)[-1] == pytest.approx(0.512)
+    assert radii(down) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    assert "beyond" in half_radius(up).reason
+    assert "already" in half_radius(down).reason
+
+
+@pytest.mark.parametrize("norm", [1.5, 3.0, math.inf])
+def test_search_begins_at_an_offset_of_a_thousandth_of_the_weights(norm):
+    """Entries +-c with |offset|_2 = |w|_2 / 1000 have this p-norm: c 2^(1/p) for two of them."""
+    first = search(1e9, norm=norm).points[0].radius
+    assert first == pytest.approx(1e-3 / math.sqrt(2) * (1 if norm == math.inf else 2 ** (1 / norm)))
+
+
+def test_known_points_are_not_measured_again():
+    full, kept = search(0.0165), []
+    search(0.0165, keep=kept.append)
+    assert sorted(kept, key=lambda point: point.radius) == list(full.points)
+    known = [Point.from_json(json.loads(json.dumps(point.as_json(), allow_nan=False))) for point in full.points[:3]]
+    new = []
+    resumed = search(0.0165, known=known, keep=new.append)
+    assert resumed == full
+    assert new == list(full.points[3:])
+
+
+def test_search_can_be_interrupted_and_taken_up():
+    kept, model = [], Slope()
+    home = bits(model)
+
+    def metric(model):
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        return share_kept(0.0165)(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        robustness(
+            model, SLOPE, [0], metric, None, higher_is_better=True, steps=1, restarts=0, draws=0, keep=kept.append
+        )
+    assert same_bits(model.parameters(), home)
+    assert search(0.0165, known=kept) == search(0.0165)
+
+
+def test_watch_counts_to_the_end_of_each_radius():
+    seen = []
+    robustness(
+        network(), OBJECTIVE, uneven(), perplexity, [0.1, 0.2], higher_is_better=False, steps=2, draws=2,
+        watch=lambda *now: seen.append(now),
+    )  # fmt: skip
+    total = 3 + 4 + 1 + 2 * 2
+    assert [now for now in seen if now[0] == now[1]] == [(total, total)] * 2
+
+
+@pytest.mark.parametrize("kind", ["adversarial", "random"])
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(0.1, 8.0), (0.4, 2.0)], 0.2),  # 5 is in the middle, and so is log radius
+        ([(0.1, 9.0), (1.0, 5.0), (10.0, 0.0)], 1.0),
+        ([(1.0, 9.0), (100.0, -7.0)], 10 ** (2 * 4 / 16)),
+        ([(10.0, 4.0), (1.0, 6.0)], 10**0.5),  # in any order
+        ([(1.0, 8.0), (4.0, 2.0), (16.0, 8.0), (64.0, 2.0)], 2.0),  # the first of two crossings
+    ],
+)
+def test_half_radius_where_higher_is_better(points, expected, kind):
+    found = half_radius(curve(*points, kind=kind), kind)
+    assert found.radius == pytest.approx(expected)
+    assert found.low < found.radius <= found.high
+    assert found.reason is None
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(0.1, 10.0), (0.4, 40.0)], 0.2),  # twice lies in the middle of once and fourfold
+        ([(1.0, 12.0), (10.0, 20.0)], 10.0),
+        ([(1.0, 10.0), (1e4, 160.0)], 10.0),
+    ],
+)
+def test_half_radius_where_lower_is_better(points, expected):
+    assert half_radius(curve(*points, higher=False)).radius == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (curve((0.1, 9.0), (0.2, 5.1)), HalfRadius(None, 0.2, None, "51% of the metric is left at the largest")),
+        (curve((0.1, 4.0), (0.2, 1.0)), HalfRadius(None, None, 0.1, "half is lost at the smallest radius 0.1")),
+        (curve((0.1, math.nan)), HalfRadius(None, None, 0.1, "half is lost at the smallest radius 0.1")),
+        (curve(), HalfRadius(None, None, None, "no points")),
+        (curve((0.1, 5.0), clean=0.0), HalfRadius(None, None, None, "clean metric is 0")),
+        (curve((0.1, 5.0), clean=math.nan), HalfRadius(None, None, None, "clean metric is nan")),
+    ],
+)
+def test_half_radius_says_why_there_is_none(given, expected):
+    found = half_radius(given)
+    assert expected.reason in found.reason
+    assert replace(found, reason=None) == replace(expected, reason=None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        curve((0.1, 9.0), (0.4, math.nan), (0.8, 9.0)),
+        curve((0.1, 11.0), (0.4, math.inf), higher=False),
+        curve((0.1, 11.0), (0.4, math.nan), higher=False),
+        curve((0.1, 0.0), (0.4, 40.0), higher=False),
+    ],
+)
+def test_half_radius_beside_a_broken_model_is_the_middle_and_says_so(given):
+    found = half_radius(given)
+    assert found.radius == pytest.approx(0.2)
+    assert "not finite" in found.reason
+
+
+def test_half_radius_of_random_corruption_that_was_not_measured():
+    assert "ask for draws" in half_radius(curve((0.1, 9.0)), "random").reason
+
+
+@pytest.mark.parametrize(("higher", "metric", "collapsed"), [
+    (True, 1.0, False), (True, 0.99, True), (True, -3.0, True), (True, math.nan, True),
+    (False, 100.0, False), (False, 101.0, True), (False, math.inf, True), (False, math.nan, True), (False, 0.0, False),
+])  # fmt: skip
+def test_collapse_is_a_tenth_or_tenfold_or_not_a_number(higher, metric, collapsed):
+    assert curve(higher=higher).collapsed(Point(1.0, 0.0, metric, None, None)) == collapsed
+
+
+def run(metric=perplexity, radii=(0.1,), model=None, **options):
+    return robustness(model or network(), OBJECTIVE, uneven(), metric, radii, higher_is_better=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda: run(radii=[]), "radii is empty: .* or None to search"),
+        (lambda: run(radii=0.1), "radii must be a list of numbers > 0, or None .* got 0.1"),
+        (lambda: run(radii=[0.1, 0.0]), "a radius of radii must be a finite number > 0, got 0.0"),
+        (lambda: run(norm="2"), "norm must be a number > 1"),
+        (lambda: run(steps=0), "steps must be a whole number >= 1"),
+        (lambda: run(restarts=-1), "restarts must be a whole number >= 0"),
+        (lambda: run(draws=1.5), "draws must be a whole number >= 0"),
+        (lambda: run(factor=1.0), "factor must be a finite number > 1, got 1.0"),
+        (lambda: run(metric=lambda model: "good"), "metric must return a number, got str"),
+        (lambda: run(metric=lambda model: None), "metric must return a number, got NoneType"),
+        (lambda: run(metric=lambda model: 0.0, radii=None), "radii must be given where the clean metric is 0"),
+        (lambda: run(radii=None, model=zeros()), "radii must be given for weights that are all zero"),
+        (lambda: half_radius(curve(), "worst"), "kind must be one of 'adversarial', 'random', got 'worst'"),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+
+
+def zeros():
+    model = network()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    return model
