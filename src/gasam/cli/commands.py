@@ -51,6 +51,14 @@ def train(
     data_dir: opt.DataDir = None,
     epochs: opt.Epochs = None,
     settings: opt.Set = [],  # noqa: B006  typer reads it
+    gradient_norms: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-norms",
+            help="Put each epoch's mean gradient norm of every tensor into the record.",
+            rich_help_panel=opt.RUN,
+        ),
+    ] = False,
     out: opt.Out = RUNS,
     cpu: opt.Cpu = False,
     json: opt.Json = False,
@@ -75,7 +83,8 @@ def train(
     }
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     chosen = opt.settings(settings, epochs)
-    run_here(make(task, method, size, seed, origin=origin, settings=chosen, walk=walk), out, cpu, json)
+    plan = make(task, method, size, seed, origin=origin, settings=chosen, walk=walk)
+    run_here(plan, out, cpu, json, gradient_norms)
 
 
 @app.command()

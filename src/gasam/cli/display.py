@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table as RichTable
 
 from gasam.experiments.compare import Event, Job
+from gasam.experiments.progress import Update
 from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import Table
-from gasam.experiments.train import Update
 
 # Names of files and messages of libraries may look like markup.
 console = Console(markup=False, emoji=False, highlight=False)

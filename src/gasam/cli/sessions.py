@@ -20,16 +20,22 @@ from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
 
 
-def run_here(plan: Plan, out: Path, cpu: bool, json: bool) -> None:
+def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool = False) -> None:
     """In this process, so that torchrun and debuggers see it; of many processes only the first speaks."""
     if os.environ.get("RANK", "0") != "0":
-        run(plan, out, cpu=cpu)
+        run(plan, out, cpu=cpu, gradient_norms=gradient_norms)
         return
     [job] = prepared([plan], out)
-    if job.record is None:
+    if job.record is None or gradient_norms:  # whether a finished record has them is known there
         with Live(1) as live:
             live.watch(job, ("start", None))
-            job.record = run(plan, out, watch=lambda update: live.watch(job, ("update", update)), cpu=cpu)
+            job.record = run(
+                plan,
+                out,
+                watch=lambda update: live.watch(job, ("update", update)),
+                cpu=cpu,
+                gradient_norms=gradient_norms,
+            )
     if json:
         print_json(job.record)
         return
