@@ -241,7 +241,7 @@ def test_watch_counts_every_pass():
         (lambda m: attack(m.requires_grad_(False), OBJECTIVE, uneven(), plain(0.1)), "no parameter that requires"),
         (
             lambda m: attack(m, Objective(lambda m, b: m(b[0]) * math.nan, CrossEntropy()), uneven(), plain(0.1)),
-            "loss is nan where it stands",
+            r"not finite where the model stands \(loss nan\)",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from gasam.analysis.values import Result, Watch, check_radius, check_whole, plai
 from gasam.ascent import Visit, climb, uniform_start
 from gasam.parameters import read, weights_of
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.trace import NOT_FINITE
 from gasam.walk import Pass, Start
 
 
@@ -103,14 +104,22 @@ class _Best:
     def losses_of(self, visits: Iterator[Visit]) -> Iterator[float]:
         """Stops at a loss that is not finite: from there a walk only goes home."""
         for visit in visits:
+            check_home(visit)
             loss = float(visit.loss)
             yield loss
             if not math.isfinite(loss):
-                if self.loss == -math.inf:
-                    raise ValueError(f"the model's loss is {loss} where it stands: there is nothing to attack")
                 return
             if loss > self.loss:
                 self.loss, self.offset = loss, visit.offset()
+
+
+def check_home(visit: Visit) -> None:
+    """A walk that cannot leave home for this reason would look as if there were nothing to find."""
+    if visit.k == 0 and visit.walk.state == NOT_FINITE:
+        raise ValueError(
+            f"the loss, the gradient or the scale is not finite where the model stands (loss {float(visit.loss):g}): "
+            "nothing can be found around it"
+        )
 
 
 def passes_of(perturbation: Perturbation, restarts: int) -> int:

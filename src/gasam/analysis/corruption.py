@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.values import check_number, check_radius, check_whole
+from gasam.analysis.values import check_number, check_radius, check_shape, check_whole
 from gasam.ascent import displaced, uniform_start
 from gasam.perturbation import Perturbation
 from gasam.tensors import wide
@@ -105,12 +105,7 @@ def matched(model: nn.Module, named: Offset, argument: str) -> dict[str, nn.Para
             raise ValueError(
                 f"{argument} has {name!r}, which is no parameter of the model: take names of model.named_parameters()"
             )
-        if not isinstance(values, Tensor) or values.shape != parameters[name].shape:
-            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(
-                f"{argument}[{name!r}] must be a tensor of the parameter's shape {tuple(parameters[name].shape)}, "
-                f"got {found}"
-            )
+        check_shape(argument, name, values, parameters[name])
     return {name: parameters[name] for name in named}
 
 

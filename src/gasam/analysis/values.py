@@ -8,6 +8,8 @@ from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
+from torch import Tensor
+
 Watch = Callable[[int, int], None]
 """Told how many evaluations are done, and of how many."""
 
@@ -44,8 +46,16 @@ def check_number(name: str, value: object, allowed: str, is_allowed: Callable[[f
     """`allowed` says in words what `is_allowed` asks of a finite number."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not is_allowed(value):  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be a finite number {allowed}, got {value!r}")
+        raise ValueError(f"{name} must be a finite number{allowed and ' ' + allowed}, got {value!r}")
 
 
 def check_radius(value: object, name: str = "radius") -> None:
     check_number(name, value, "> 0", lambda radius: radius > 0)
+
+
+def check_shape(argument: str, name: str, values: object, like: Tensor) -> None:
+    if not isinstance(values, Tensor) or values.shape != like.shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"{argument}[{name!r}] must be a tensor of the weight's shape {tuple(like.shape)}, got {found}"
+        )
