@@ -59,7 +59,7 @@ def test_points_are_the_attack_and_the_random_corruption():
         assert point.random_metric == pytest.approx(sum(metrics) / 2, rel=1e-12)
         assert point.random_loss < point.loss
     record = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert [Point.from_json(point) for point in record["points"]] == list(found.points)
+    assert Curve.from_json(record) == found
 
 
 def test_table_of_the_paper_is_a_list_of_radii():
@@ -243,6 +243,11 @@ def test_half_radius_beside_a_broken_model_is_the_middle_and_says_so(given):
     found = half_radius(given)
     assert found.radius == pytest.approx(0.2)
     assert "not finite" in found.reason
+
+
+def test_broken_curve_is_read_back_from_json():
+    given = replace(curve((0.1, math.inf), (0.4, 40.0), higher=False), norm=math.inf)
+    assert Curve.from_json(json.loads(json.dumps(given.as_json(), allow_nan=False))) == given
 
 
 def test_half_radius_of_random_corruption_that_was_not_measured():

@@ -43,6 +43,12 @@ class Curve(Result):
     clean_metric: float
     points: tuple[Point, ...]
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Curve:
+        points = tuple(map(Point.from_json, record["points"]))
+        numbers = {name: float(record[name]) for name in ("norm", "clean_loss", "clean_metric")}
+        return cls(**{**record, **numbers, "points": points})
+
     def kept(self, metric: float) -> float:
         """The share of the clean metric: metric / clean, or clean / metric where lower is better.
 
