@@ -1,0 +1,199 @@
+"""Rises of the loss in a ball against closed forms, and what is said where nothing was measured."""
+
+import itertools
+import json
+import math
+
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+
+from gasam import Perturbation, asam, ga_sam
+from gasam.analysis.attack import attack, plain
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
+from gasam.analysis.sharpness import estimate, sharpness
+from problems import batch, network
+from tolerances import EXACT, error, same_bits
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+
+
+class Point(nn.Module):
+    def __init__(self, values) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def quadratic(hessian, slope):
+    """A batch (c, rows) has `rows` examples of loss c (w.H w / 2 + g.w)."""
+
+    def forward(model, batch):
+        return batch[0] * (model.w @ hessian @ model.w / 2 + slope @ model.w)
+
+    return Objective(forward, lambda loss, batch: loss.expand(batch[1]))
+
+
+def matrix(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+SPD = matrix([4.0, 1, 0], [1, 2, 0.5], [0, 0.5, 1])
+FLAT = torch.zeros(3, dtype=torch.float64)
+
+
+def uneven(dtype=torch.float64):
+    x, y = batch(dtype, rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_worst_rise_of_one_step_is_closed_form():
+    """From 0 with slope g the step is epsilon g / |g|: a rise of epsilon |g| + epsilon^2 g.H g / (2 |g|^2)."""
+    slope, radius = matrix(1.0, -2, 2), 0.3
+    found = sharpness(Point([0.0] * 3), quadratic(SPD, slope), [(1.0, 2), (3.0, 7)], plain(radius, steps=1), draws=0)
+    rise = radius * 3 + radius**2 * (slope @ SPD @ slope).item() / 18
+    assert error(found.worst.values, [rise, 3 * rise]) < EXACT
+    assert found.worst.mean == pytest.approx(2 * rise)  # of batches, whatever their sizes
+    assert found.average is None
+
+
+def test_average_rise_over_the_sphere_is_the_trace():
+    """Over |a|_2 = r without slope: mean r^2 tr(H) / (2 n); the deviation of a.H a for unit a is known as well."""
+    radius, draws, n = 0.2, 800, 3
+    found = sharpness(Point([0.0] * 3), quadratic(SPD, FLAT), [(1.0, 1)], plain(radius), draws=draws)
+    variance = 2 * (n * (SPD @ SPD).trace() - SPD.trace() ** 2) / (n**2 * (n + 2))
+    expected = radius**2 * SPD.trace() / (2 * n)
+    assert abs(found.average.mean - expected) < 5 * radius**2 / 2 * math.sqrt(variance / draws)
+    assert found.worst.mean == 0  # no gradient, no walk
+    round_ = sharpness(Point([0.0] * 3), quadratic(2 * torch.eye(3).double(), FLAT), [(1.0, 1)], plain(radius), draws=2)
+    assert round_.average.mean == pytest.approx(radius**2, rel=EXACT)
+
+
+def test_average_rise_over_the_box():
+    """For p = inf the points are uniform: a_i^2 has mean r^2 / 3 and variance 4 r^4 / 45."""
+    radius, draws, n = 0.2, 400, 3
+    objective = quadratic(2 * torch.eye(n).double(), FLAT)
+    found = sharpness(Point([0.0] * n), objective, [(1.0, 1)], plain(radius, math.inf), draws=draws)
+    assert abs(found.average.mean - n * radius**2 / 3) < 5 * radius**2 * math.sqrt(n * 4 / 45 / draws)
+
+
+@pytest.mark.parametrize("norm", [2.0, 3.0])
+def test_random_points_are_in_the_scaled_ball(norm):
+    """L = sum |(w - w_0) / w_0|^p is epsilon^p on the surface of |T^-1 a|_p <= epsilon with T = |w_0|."""
+    home = matrix(3.0, -0.1, 20.0)
+    objective = Objective(lambda m, b: ((m.w - home) / home).abs().pow(norm).sum(), lambda loss, b: loss.reshape(1))
+    found = sharpness(Point(home.tolist()), objective, [0, 1], asam(0.3, norm=norm), draws=3)
+    assert error(found.average.values, [0.3**norm] * 2) < EXACT
+
+
+def test_worst_is_the_attack_from_home_batch_by_batch():
+    model = network()
+    for perturbation in (plain(0.3, steps=4), ga_sam(0.1, steps=3), asam(0.5)):
+        found = sharpness(model, OBJECTIVE, uneven(), perturbation, draws=2)
+        expected = [attack(model, OBJECTIVE, [one], perturbation, restarts=0) for one in uneven()]
+        assert error(found.worst.values, [one.rise for one in expected]) < EXACT
+        assert error(found.clean.values, [one.clean_loss for one in expected]) < EXACT
+
+
+def test_draws_are_the_seeds_and_differ_between_batches():
+    same, again, other = (
+        sharpness(network(), OBJECTIVE, [uneven()[0]] * 2, plain(0.3), draws=2, seed=seed).average for seed in (1, 1, 2)
+    )
+    assert same == again != other
+    assert same.values[0] != same.values[1]
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+@pytest.mark.parametrize("count", [2, 3, 30])
+def test_interval_is_students(confidence, count):
+    values = torch.randn(count, dtype=torch.float64).tolist()
+    found = estimate(values, confidence)
+    expected = scipy.stats.t.interval(
+        confidence, count - 1, loc=sum(values) / count, scale=scipy.stats.sem(values, ddof=1)
+    )
+    assert found.interval == pytest.approx(expected, rel=1e-9)
+    assert found.mean == pytest.approx(sum(values) / count)
+
+
+def test_one_batch_has_no_interval_and_equal_ones_a_narrow_one():
+    assert estimate([1.5]).interval is None
+    assert estimate([1.5, 1.5]).interval == (1.5, 1.5)
+    assert sharpness(network(), OBJECTIVE, uneven()[:1], plain(0.1), draws=1).worst.interval is None
+
+
+def test_loss_that_overflows_is_an_infinite_rise():
+    """L = -log(1 - w) around 0: the walk to w = 2 finds NaN."""
+    objective = Objective(lambda m, b: -torch.log(1 - m.w).sum(), lambda loss, b: loss.reshape(1))
+    found = sharpness(Point([0.0]), objective, [0, 1], plain(2.0), draws=8)
+    assert found.worst.mean == found.average.mean == math.inf
+    assert found.worst.interval is None
+    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert record["worst"] == {"mean": "inf", "interval": None, "values": ["inf", "inf"]}
+
+
+def test_result_is_json():
+    found = sharpness(network(), OBJECTIVE, uneven(), ga_sam(0.1), draws=0)
+    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert record["worst"]["interval"] == list(found.worst.interval)
+    assert record["average"] is None
+
+
+def test_watch_counts_batches():
+    seen = []
+    sharpness(network(), OBJECTIVE, uneven(), plain(0.1), draws=1, watch=lambda *now: seen.append(now))
+    assert seen == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", [None, 0, 1, 3, 6, 11])
+def test_all_is_as_before_also_when_interrupted(call, dtype):
+    model = network(dtype)
+    model[0].weight.grad = kept = torch.ones_like(model[0].weight)
+    home, calls = bits(model), itertools.count()
+
+    def forward(model, batch):
+        assert not model.training
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return model(batch[0])
+
+    def run():
+        sharpness(model, Objective(forward, CrossEntropy()), uneven(dtype), plain(0.5, steps=3), draws=3)
+
+    if call is None:
+        run()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert same_bits(model.parameters(), home)
+    assert model.training
+    assert model[0].weight.grad is kept
+    assert torch.equal(kept, torch.ones_like(kept))
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: sharpness(m, OBJECTIVE, uneven(), 0.1), "perturbation must be a Perturbation"),
+        (lambda m: sharpness(m, OBJECTIVE, uneven(), plain(0.1), draws=-1), "draws must be a whole number >= 0"),
+        (lambda m: sharpness(m, OBJECTIVE, uneven(), plain(0.1), seed=None), "seed must be a whole number >= 0"),
+        (
+            lambda m: sharpness(m, OBJECTIVE, uneven(), plain(0.1), confidence=95),
+            "confidence must be a finite number > 0 and < 1, got 95",
+        ),
+        (lambda m: sharpness(m, OBJECTIVE, [], plain(0.1)), "batches is empty"),
+        (lambda m: sharpness(Point([0.0]), ROOT, [0], Perturbation(epsilon=0.1)), "not finite where the model stands"),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action(network())
+    assert "\n" not in str(caught.value)
+
+
+ROOT = Objective(lambda m, b: m.w.abs().sqrt().sum() / 0.0, lambda loss, b: loss.reshape(1))
