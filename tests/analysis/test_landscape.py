@@ -1,0 +1,249 @@
+"""Slices of the loss: each point against a direct evaluation, and the model as before afterwards."""
+
+import copy
+import itertools
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from gasam.analysis.landscape import filter_normalised, line, plane, random_directions
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective, mean_loss
+from problems import batch, network
+from tolerances import EXACT, error, same_bits
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+ALPHAS = (-0.5, 0.0, 0.3, 1.0, 2.0)
+
+
+def uneven(dtype=torch.float64):
+    x, y = batch(dtype, rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def normalised_network(seed: int) -> nn.Sequential:
+    model = nn.Sequential(network(seed=seed), nn.BatchNorm1d(3).double())
+    x, _ = batch(seed=seed)
+    for _ in range(20):
+        model(x)
+    return model
+
+
+def bits(model):
+    return [tensor.detach().clone() for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+def direct(model, change) -> float:
+    """The loss of a copy whose tensors are changed one by one."""
+    other = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for name, tensor in [*other.named_parameters(), *other.named_buffers()]:
+            tensor.copy_(change(name, tensor))
+    return mean_loss(other, OBJECTIVE, uneven())
+
+
+def test_line_along_a_direction_is_direct_evaluation():
+    model, home = network(), bits(network())
+    direction = {name: torch.randn_like(weight) for name, weight in model.named_parameters()}
+    found = line(model, OBJECTIVE, uneven(), ALPHAS, direction=direction)
+    expected = [direct(model, lambda name, w, at=at: w + at * direction[name]) for at in ALPHAS]
+    assert found.alphas == ALPHAS
+    assert error(found.losses, expected) < EXACT
+    assert same_bits(bits(model), home)
+
+
+def test_line_along_a_part_of_the_weights():
+    model = network()
+    found = line(model, OBJECTIVE, uneven(), [2.0], direction={"0.bias": torch.ones(5).double()})
+    assert error(found.losses[0], direct(model, lambda name, w: w + 2 if name == "0.bias" else w)) < EXACT
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_line_towards_another_model_takes_its_statistics_along(seed):
+    """Buffers too, but not beyond the ends."""
+    model, other = normalised_network(seed), normalised_network(seed + 5)
+    ends, home = other.state_dict(), bits(model)
+    found = line(model, OBJECTIVE, uneven(), ALPHAS, other=ends)
+
+    def between(at):
+        inside = min(max(at, 0.0), 1.0)
+
+        def change(name, tensor):
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor + (inside if "running" in name else at) * (ends[name] - tensor)
+
+        return change
+
+    assert error(found.losses, [direct(model, between(at)) for at in ALPHAS]) < EXACT
+    assert found.losses[ALPHAS.index(1.0)] == mean_loss(other.eval(), OBJECTIVE, uneven())
+    assert found.losses[ALPHAS.index(0.0)] == mean_loss(model.eval(), OBJECTIVE, uneven())
+    assert same_bits(bits(model), home)
+
+
+def test_line_towards_weights_without_buffers_leaves_statistics():
+    model, other = normalised_network(0), normalised_network(5)
+    found = line(model, OBJECTIVE, uneven(), [1.0], other=dict(other.named_parameters()))
+    ends = dict(other.named_parameters())
+    assert error(found.losses[0], direct(model, lambda name, w: ends.get(name, w))) < EXACT
+
+
+def test_tied_weights_move_once():
+    model = nn.Sequential(nn.Linear(6, 3), nn.Linear(6, 3)).double()
+    model[1].weight = model[0].weight
+    objective = Objective(lambda m, b: m[0](b[0]) + m[1](b[0]), CrossEntropy())
+    ends = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    found = line(model, objective, uneven(), [1.0], other=ends)
+    model.load_state_dict(ends)
+    assert found.losses[0] == mean_loss(model, objective, uneven())
+
+
+def test_plane_is_direct_evaluation_and_its_centre_the_loss():
+    model, home = network(), bits(network())
+    first, second = random_directions(model, seed=3)
+    found = plane(model, OBJECTIVE, uneven(), radius=0.5, points=5, seed=3)
+    assert found.axis == (-0.5, -0.25, 0.0, 0.25, 0.5)
+    assert found.losses[2][2] == mean_loss(model, OBJECTIVE, uneven())
+    for i, j in [(0, 0), (0, 4), (3, 1), (2, 3)]:
+        x, y = found.axis[i], found.axis[j]
+        expected = direct(model, lambda name, w, x=x, y=y: w + x * first[name] + y * second[name])
+        assert error(found.losses[i][j], expected) < EXACT
+    assert same_bits(bits(model), home)
+    given = plane(model, OBJECTIVE, uneven(), (first, second), radius=0.5, points=5)
+    assert given == found
+    assert plane(model, OBJECTIVE, uneven(), radius=0.5, points=5, seed=4) != found
+
+
+def test_plane_of_directions_that_name_different_weights():
+    model = network()
+    first, second = {"0.bias": torch.ones(5).double()}, {"2.bias": torch.arange(3).double()}
+    found = plane(model, OBJECTIVE, uneven(), [first, second], points=3)
+    moves = {"0.bias": first["0.bias"], "2.bias": -second["2.bias"]}
+    assert error(found.losses[2][0], direct(model, lambda name, w: w + moves.get(name, 0.0))) < EXACT
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_filter_normalised_has_the_norms_of_the_filters(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Linear(4, 2)).to(dtype)
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[1].weight.fill_(3.0)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    direction = {name: torch.randn_like(weight) for name, weight in weights.items()}
+    found = filter_normalised(direction, weights)
+    for name in ("0.weight", "2.weight"):
+        rows, own, drawn = (tensors[name].flatten(1) for tensors in (found, weights, direction))
+        assert error(rows.norm(dim=1), own.norm(dim=1)) < 1e-6
+        assert torch.allclose(nn.functional.normalize(rows[[0]]), nn.functional.normalize(drawn[[0]]))
+    assert not found["0.weight"][1].any()
+    assert not found["1.weight"].any()
+    assert not found["0.bias"].any()
+    vectors = filter_normalised(direction, weights, vectors=True)
+    assert vectors["1.weight"].norm().item() == pytest.approx(6.0)
+    assert not vectors["1.bias"].any()  # as long as the weights: zero
+
+
+def test_filter_normalised_takes_a_number_for_a_vector():
+    found = filter_normalised({"gain": torch.tensor(-3.0)}, {"gain": torch.tensor(2.0)}, vectors=True)
+    assert found["gain"] == -2
+    assert filter_normalised({"gain": torch.tensor(-3.0)}, {"gain": torch.tensor(2.0)})["gain"] == 0
+
+
+def run(kind, model, objective, batches, watch=None):
+    if kind == "direction":
+        direction = {name: torch.ones_like(weight) for name, weight in model.named_parameters()}
+        return line(model, objective, batches, [0.0, 1.0, 2.0], direction=direction, watch=watch)
+    if kind == "other":
+        ends = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+        return line(model, objective, batches, [0.0, 0.7, 2.0], other=ends, watch=watch)
+    return plane(model, objective, batches, points=3, watch=watch)
+
+
+@pytest.mark.parametrize("kind", ["direction", "other", "plane"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", [None, 0, 1, 5])
+def test_all_is_as_before_also_when_interrupted(kind, dtype, call):
+    model = nn.Sequential(network(dtype), nn.BatchNorm1d(3).to(dtype))
+    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
+    home, calls = bits(model), itertools.count()
+
+    def forward(model, batch):
+        assert not model.training
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return model(batch[0])
+
+    if call is None:
+        run(kind, model, Objective(forward, CrossEntropy()), uneven(dtype))
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(kind, model, Objective(forward, CrossEntropy()), uneven(dtype))
+    assert same_bits(bits(model), home)
+    assert model.training
+    assert model[0][0].weight.grad is kept
+
+
+@pytest.mark.parametrize(("kind", "total"), [("direction", 3), ("other", 3), ("plane", 9)])
+def test_watch_counts_points_and_results_are_json(kind, total):
+    seen = []
+    found = run(kind, network(), OBJECTIVE, uneven(), lambda *now: seen.append(now))
+    assert seen == [(i, total) for i in range(1, total + 1)]
+    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert torch.equal(torch.tensor(record["losses"]), torch.tensor(found.losses))
+
+
+def test_loss_that_is_not_finite_is_told():
+    model = nn.Linear(1, 1, bias=False)
+    objective = Objective(lambda m, b: torch.log(m.weight), lambda loss, b: loss.reshape(1))
+    found = line(model, objective, [0], [1.0], other={"weight": -torch.ones(1, 1)})
+    assert found.as_json()["losses"] == ["nan"]
+
+
+def along(model, **options):
+    return line(model, OBJECTIVE, uneven(), [0.0, 1.0], **options)
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: along(m), "give either direction or other"),
+        (lambda m: along(m, direction={}, other={}), "give either direction or other"),
+        (lambda m: along(m, direction={"nose": torch.ones(1)}), "direction has 'nose', which is no parameter"),
+        (
+            lambda m: along(m, direction={"0.bias": torch.ones(1)}),
+            r"direction\['0.bias'\] must be .*\(5,\), got \(1,\)",
+        ),
+        (lambda m: along(m, direction=torch.ones(1)), "direction must be a dictionary of tensors .* got Tensor"),
+        (lambda m: along(m, other={}), r"other lacks '0.weight': give all weights, such as the state_dict\(\)"),
+        (
+            lambda m: along(m, other=m.state_dict() | {"nose": torch.ones(1)}),
+            "other has 'nose', which the model has not",
+        ),
+        (
+            lambda m: along(m, other=m.state_dict() | {"0.bias": torch.ones(1)}),
+            r"other\['0.bias'\] must be .*got \(1,\)",
+        ),
+        (lambda m: along(m, other=m), "other must be a state dict .* got Sequential"),
+        (lambda m: line(m, OBJECTIVE, uneven(), [], direction={}), "alphas is empty"),
+        (lambda m: line(m, OBJECTIVE, uneven(), 0.5, direction={}), "alphas must be a list of numbers, got 0.5"),
+        (
+            lambda m: line(m, OBJECTIVE, uneven(), ["a"], direction={}),
+            "an alpha of alphas must be a finite number, got",
+        ),
+        (lambda m: plane(m, OBJECTIVE, uneven(), radius=0), "radius must be a finite number > 0, got 0"),
+        (lambda m: plane(m, OBJECTIVE, uneven(), points=2), "points must be a whole number >= 3, got 2"),
+        (lambda m: plane(m, OBJECTIVE, uneven(), points=10), "points must be odd, .* got 10"),
+        (lambda m: plane(m, OBJECTIVE, uneven(), [{}]), "directions must be two dictionaries .* got 1"),
+        (lambda m: plane(m, OBJECTIVE, uneven(), [{}, {"nose": 1}]), r"directions\[1\] has 'nose'"),
+        (lambda m: plane(m, OBJECTIVE, uneven(), seed=-1), "seed must be a whole number >= 0"),
+        (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which weights has not"),
+        (lambda m: filter_normalised({"a": torch.ones(2)}, {"a": torch.ones(3)}), r"direction\['a'\] must be .*\(3,\)"),
+    ],
+)
+def test_bad_input_gets_one_sentence(action, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        action(network())
+    assert "\n" not in str(caught.value)
