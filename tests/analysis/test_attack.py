@@ -16,6 +16,7 @@ from gasam import SCALES, Perturbation, ga_sam
 from gasam.analysis.attack import attack, passes_of, plain
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
+from gasam.ascent import Visit
 from gasam.layout import GRANULARITIES
 from problems import SHAPES, Wavy, batch, network
 from tolerances import EXACT, error, flat, same_bits
@@ -190,6 +191,22 @@ def test_all_is_as_before_when_interrupted(failure, call, where, small_stretches
     assert model[0][0].weight.grad is kept
     assert torch.equal(kept, torch.ones_like(kept))
     assert model[0][2].weight.grad is None
+
+
+def test_interrupt_between_two_steps_finds_the_weights_home(monkeypatch):
+    """While the traceback, and with it the walk, is still alive."""
+    model, home, original = network(), bits(network()), Visit.offset
+
+    def interrupted(visit):
+        if visit.k == 2:
+            raise KeyboardInterrupt
+        return original(visit)
+
+    monkeypatch.setattr(Visit, "offset", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        attack(model, OBJECTIVE, uneven(), plain(0.5))
+    assert caught.tb is not None
+    assert same_bits(model.parameters(), home)
 
 
 def test_same_seed_finds_the_same_and_another_draws_anew():
