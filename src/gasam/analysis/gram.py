@@ -1,0 +1,148 @@
+"""The Gram matrix of the examples' gradients: N x N, with the values of the empirical Fisher matrix but for zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+
+from gasam.analysis.lanczos import Found
+from gasam.analysis.objective import Batches, Named, Objective, each
+from gasam.analysis.products import Watch, connected, dense, vector_type
+
+# Columns of gradients that are multiplied at once: float32 sums of so few products are as exact as their terms.
+COLUMNS = 2**13
+STRIPS = 4
+NARROW = 256
+SPARSE = 0.2
+
+
+class Examples:
+    """The gradients of single examples. They cost least when each is alone in its batch, so batches are cut into rows
+    where that gives the very losses that the whole batch gave; else each loss is sent back through its whole batch."""
+
+    def __init__(self, model: nn.Module, objective: Objective, batches: Batches, watch: Watch | None = None) -> None:
+        self.model, self.objective, self.batches, self.watch = model, objective, batches, watch
+        with torch.no_grad():
+            self.losses = [objective(model, batch) for batch in each(batches)]
+        self.cuts: dict[int, int | None] = {}
+        self.done = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.losses))
+
+    def gradients(self, weights: list[nn.Parameter]) -> Iterator[tuple[Tensor | None, ...]]:
+        for number, (batch, expected) in enumerate(zip(each(self.batches), self.losses, strict=True)):
+            if number not in self.cuts:
+                self.cuts[number] = self._cut(batch, expected)
+            for i, loss in enumerate(self._single(batch, len(expected), self.cuts[number])):
+                if not same(loss.detach(), expected[i]):
+                    raise ValueError(
+                        "batches must give the same examples in the same order each time, got another loss for "
+                        f"example {i} of batch {number}: do not shuffle or draw at random, or take method 'lanczos'"
+                    )
+                yield grad(loss, weights, retain_graph=self.cuts[number] is None, allow_unused=True)
+                self.done += 1
+                if self.watch is not None:
+                    self.watch(self.done)
+
+    def _single(self, batch: Any, rows: int, dimension: int | None) -> Iterator[Tensor]:
+        if dimension is None:
+            yield from self._losses(batch)
+        else:
+            for i in range(rows):
+                yield self._losses(row(batch, dimension, i, rows)).squeeze(0)
+
+    def _losses(self, batch: Any) -> Tensor:
+        return connected(self.objective(self.model, batch))
+
+    def _cut(self, batch: Any, expected: Tensor) -> int | None:
+        """The dimension that counts examples; None where none does."""
+        if len(expected) == 1:
+            return None
+        for dimension in (0, 1):
+            try:
+                losses = [self._losses(row(batch, dimension, i, len(expected))) for i in (0, len(expected) - 1)]
+            except Exception:  # whatever the user's code makes of half a batch, there is another way
+                continue
+            if all(len(x) == 1 for x in losses) and same(torch.cat(losses).detach(), expected[[0, -1]]):
+                return dimension
+        return None
+
+
+def row(batch: Any, dimension: int, i: int, rows: int) -> Any:
+    """The batch with row i alone in every tensor that has that many of them."""
+    if isinstance(batch, Tensor):
+        counts = batch.ndim > dimension and batch.shape[dimension] == rows
+        return batch.narrow(dimension, i, 1) if counts else batch
+    if isinstance(batch, dict):
+        return {name: row(part, dimension, i, rows) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        parts = [row(part, dimension, i, rows) for part in batch]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    return batch
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Alone or in a batch, a loss is rounded differently."""
+    near = torch.finfo(expected.dtype).eps ** 0.5
+    return found.shape == expected.shape and bool(torch.allclose(found, expected, rtol=near, atol=near))
+
+
+def gram(examples: Examples, weights: Named, memory: float) -> Tensor:
+    """G = J J' / N in double precision. J, N x n, is made in blocks of columns that fit into `memory` bytes; there are
+    as many passes over the examples as blocks."""
+    tensors, rows = list(weights.values()), len(examples)
+    kind, device = vector_type(tensors), tensors[0].device
+    found = torch.zeros(rows, rows, dtype=torch.float64, device=device)
+    n = sum(weight.numel() for weight in tensors)
+    width = min(n, max(1, int((memory - 2 * found.nbytes) // (rows * kind.itemsize))))
+    block = torch.empty(rows, width, dtype=kind, device=device)
+    for first in range(0, n, width):
+        fill(block, examples, tensors, first)
+        for columns in torch.split(block[:, : n - first], COLUMNS, dim=1):
+            add_products(found, columns)
+    return (found.tril() + found.tril(-1).T) / rows
+
+
+def fill(block: Tensor, examples: Examples, weights: list[nn.Parameter], first: int) -> None:
+    """Columns first, first + 1, .. of J; only the weights that these belong to are asked for their gradient."""
+    ranges, start = [], 0
+    for weight in weights:
+        low, high = max(first, start), min(first + block.shape[1], start + weight.numel())
+        if low < high:
+            ranges.append((weight, slice(low - start, high - start), slice(low - first, high - first)))
+        start += weight.numel()
+    chosen = [weight for weight, _, _ in ranges]
+    for line, gradients in zip(block, examples.gradients(chosen), strict=True):
+        for gradient, (_, part, place) in zip(gradients, ranges, strict=True):
+            line[place] = 0 if gradient is None else dense(gradient).reshape(-1)[part]
+
+
+def add_products(found: Tensor, columns: Tensor) -> None:
+    """The lower triangle of columns columns', by strips. An example has few of a vocabulary's words: where most entries
+    are zero, few columns at a time are multiplied, and only for the examples that have them."""
+    if columns.shape[1] > NARROW and columns.count_nonzero() < SPARSE * columns.numel():
+        for narrow in torch.split(columns, NARROW, dim=1):
+            present = narrow.any(1).nonzero().squeeze(1)
+            some = narrow[present]
+            found[present[:, None], present] += some @ some.T
+        return
+    for strip in torch.arange(len(found)).tensor_split(STRIPS):
+        if len(strip):
+            first, last = int(strip[0]), int(strip[-1]) + 1
+            found[first:, first:last] += columns[first:] @ columns[first:last].T
+
+
+def largest_of(found: Tensor, k: int, tolerance: float) -> Found:
+    """The k largest values of a symmetric matrix, with |G u - value u|; beyond its size they are zeros, exactly."""
+    values, vectors = torch.linalg.eigh(found)
+    values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
+    residuals = (found @ vectors - vectors * values).norm(dim=0)
+    largest = values.abs().max()
+    missing = values.new_zeros(max(0, k - len(values)))
+    values, residuals = (torch.cat([x, missing]).cpu() for x in (values, residuals))
+    return Found(values, residuals, residuals <= max(tolerance, 1e-12) * largest.cpu())

@@ -1,0 +1,165 @@
+"""Lanczos' method with full reorthogonalisation: without it, values that were found come back as ghosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+# Values count as found only this many steps after a random vector came in, and with this many more than asked for:
+# before that, all of them may be near to eigenvalues, but not to the largest ones.
+SETTLED = 20
+CHECK_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Found:
+    """Values, descending; |A v - value v| of each with its vector; whether that is within the tolerance."""
+
+    values: Tensor
+    residuals: Tensor
+    converged: Tensor
+
+
+class Krylov:
+    """An orthonormal basis q_0 .. q_m of the Krylov space, and H = Q A Q' in double precision.
+
+    Where the space is invariant, a random vector opens the rest: it finds the values of dependent directions.
+    """
+
+    def __init__(self, product: Product, start: Tensor, size: int, generator: torch.Generator) -> None:
+        self.product, self.generator = product, generator
+        n = start.numel()
+        self.size = min(size, n)
+        self.basis = start.new_empty(min(self.size + 1, n), n)
+        self.basis[0] = start / start.norm()
+        self.projected = torch.zeros(self.size, self.size, dtype=torch.float64)
+        self.m = 0  # columns of H that are known
+        self.rest = 0.0  # norm of what A q_(m-1) has outside of the basis
+        self.since_random = 0
+        self.exhausted = False  # A is a multiple of the identity outside of the basis
+
+    @property
+    def full(self) -> bool:
+        return self.m == self.size
+
+    def step(self) -> None:
+        m = self.m
+        basis = self.basis[: m + 1]
+        outside = self.product(basis[m])
+        before = float(outside.norm())
+        if not before < float("inf"):
+            raise FloatingPointError("a product with the matrix is not finite: the model's gradients overflow")
+        inside = self._orthogonalise(outside, m, known=m > 0 and self.rest > 0)
+        self.projected[: m + 1, m] = inside
+        self.projected[m, : m + 1] = inside
+        self.m += 1
+        self.since_random += 1
+        self.rest = float(outside.norm())
+        if self.rest <= 100 * torch.finfo(outside.dtype).eps * max(before, float(self.projected.abs().max())):
+            self.exhausted = self.exhausted or self.since_random == 1
+            self.rest, self.since_random = 0.0, 0
+            outside = self._random_outside()
+        if self.m < len(self.basis):
+            self.basis[self.m] = outside / outside.norm()
+
+    def _orthogonalise(self, vector: Tensor, m: int, known: bool) -> Tensor:
+        """Take the basis out of the vector, in place; gives the coefficients.
+
+        The last two vectors are nearly all of it: once they are out, one pass over the whole basis is enough, unless
+        that pass takes much away.
+        """
+        coefficients = torch.zeros(m + 1, dtype=torch.float64)
+        near = self.basis[m - 1 if known else m : m + 1]
+        coefficients[-len(near) :] += remove(vector, near)
+        while True:
+            norm = float(vector.norm())
+            coefficients += remove(vector, self.basis[: m + 1])
+            if float(vector.norm()) > 0.7 * norm or norm == 0:
+                return coefficients
+
+    def _random_outside(self) -> Tensor:
+        if self.m == self.basis.shape[1]:
+            return self.basis[0]  # there is no outside, and nothing to be stored
+        vector = random_normal(self.basis, self.basis.shape[1], self.generator)
+        for _ in range(3):
+            remove(vector, self.basis[: self.m])
+        return vector
+
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, descending, the coefficients of their vectors, and |A v - value v| of each."""
+        values, vectors = torch.linalg.eigh(self.projected[: self.m, : self.m])
+        values, vectors = values.flip(0), vectors.flip(1)
+        rounding = torch.finfo(self.basis.dtype).eps * values.abs().max()
+        return values, vectors, (self.rest * vectors[-1].abs()).clamp(min=float(rounding))
+
+    def restart(self, keep: int) -> None:
+        """Replace the basis by the vectors of the largest values; the vector that would come next stays the next."""
+        values, vectors, _ = self.ritz()
+        turn = vectors[:, :keep].T.to(self.basis)
+        for columns in torch.split(self.basis, max(1, 2**24 // self.m), dim=1):
+            columns[:keep] = turn @ columns[: self.m]
+        self.basis[keep] = self.basis[self.m]
+        self.projected.zero_()
+        self.projected[:keep, :keep] = torch.diag(values[:keep])
+        self.m, self.rest = keep, 0.0
+
+
+def largest(
+    product: Product,
+    start: Tensor,
+    k: int,
+    *,
+    size: int,
+    tolerance: float,
+    max_products: int,
+    generator: torch.Generator,
+) -> Found:
+    """The k algebraically largest values, with at most `size` + 1 vectors kept: full, the basis starts anew with the
+    vectors of the largest values."""
+    krylov = Krylov(product, start, size, generator)
+    n = start.numel()
+    for products in range(1, max_products + 1):
+        if krylov.full and krylov.size < n:
+            krylov.restart(k + (krylov.size - k) // 3)
+        krylov.step()
+        last = products == max_products or krylov.m == n
+        settled = krylov.exhausted or (krylov.since_random >= SETTLED and krylov.m >= min(k + SETTLED, n))
+        if krylov.m < k or not (last or (settled and (krylov.full or products % CHECK_EVERY == 0))):
+            continue
+        values, _, residuals = krylov.ritz()
+        converged = residuals[:k] <= max(tolerance, torch.finfo(start.dtype).eps) * values.abs().max()
+        if last or converged.all():
+            break
+    return Found(values[:k], residuals[:k], converged if settled or krylov.m == n else converged & False)
+
+
+def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of Gauss' rule for the measure of `start`: sum w f(node) = start' f(A) start / |start|^2."""
+    krylov = Krylov(product, start, steps, generator)
+    while not krylov.full:
+        krylov.step()
+        if krylov.rest == 0:
+            break
+    values, vectors, _ = krylov.ritz()
+    return values, vectors[0].square()
+
+
+def remove(vector: Tensor, directions: Tensor) -> Tensor:
+    """Subtract the projection on orthonormal directions, in place; gives its coefficients."""
+    coefficients = directions @ vector
+    vector.sub_(directions.T @ coefficients)
+    return coefficients.double().cpu()
+
+
+def random_normal(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Drawn on the CPU so that every device sees the same."""
+    return torch.randn(n, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def random_signs(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Entries of +1 and -1: u' A u has the trace as its mean, and less variance than with normal u."""
+    return torch.randint(2, (n,), generator=generator).mul_(2).sub_(1).to(like)

@@ -1,0 +1,214 @@
+"""The largest eigenvalues of the curvature at trained weights, and the density of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gasam.analysis.gram import Examples, gram, largest_of
+from gasam.analysis.lanczos import Found, largest, quadrature, random_normal, random_signs
+from gasam.analysis.objective import Batches, Objective, examined, twice_differentiable
+from gasam.analysis.products import GIBIBYTE, Matrix, Products, Watch, check_matrix
+
+Method = Literal["gram", "lanczos", "dense"]
+# Up to here all columns of the matrix cost little, and nothing is left to a tolerance.
+SMALL = 1000
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """The k largest values, descending, in double precision.
+
+    `residuals` are |A v - value v|: an eigenvalue lies within that distance, not counting the rounding of gradients in
+    the weights' own type. For the Gram matrix they are its own. `work` counts products with the matrix; for "gram" the
+    gradients of single examples that were taken.
+    """
+
+    values: Tensor
+    residuals: Tensor
+    converged: Tensor
+    matrix: Matrix
+    method: Method
+    examples: int
+    weights: int
+    work: int
+
+
+@dataclass(frozen=True)
+class Density:
+    """The eigenvalues' density on a grid, with integral 1: nodes of weight w, each blurred to a normal bell of `width`.
+
+    sum(w * node^j) * n estimates trace(A^j); `trace` has its standard error over the probes, NaN for a single one.
+    """
+
+    grid: Tensor
+    density: Tensor
+    nodes: Tensor
+    node_weights: Tensor
+    width: float
+    trace: float
+    trace_error: float
+    matrix: Matrix
+    examples: int
+    weights: int
+    work: int
+
+
+def top_eigenvalues(
+    model: nn.Module,
+    objective: Objective,
+    batches: Batches,
+    k: int = 50,
+    matrix: Matrix = "empirical_fisher",
+    *,
+    tolerance: float = 1e-4,
+    seed: int = 0,
+    method: Method | None = None,
+    max_products: int = 2000,
+    memory: float = 4.0,
+    watch: Watch | None = None,
+) -> Eigenvalues:
+    """The k largest eigenvalues; for the Hessian, which has negative ones too, the largest with their sign.
+
+    With l_i the loss of example i, z its outputs, J_i = dz/dw:
+      empirical_fisher  1/N sum (dl_i/dw) (dl_i/dw)'
+      fisher            1/N sum J_i' (d2 l_i / dz2) J_i
+      hessian           1/N sum d2 l_i / dw2
+    `fisher` is the Fisher matrix of the distribution that the loss is the negative logarithm of, divided by the number
+    of targets in a row for CrossEntropy, of a normal distribution with variance D/2 for SquaredError over D numbers.
+
+    A value has converged when its residual is at most `tolerance` times the largest |value|; it is then at least as
+    near to an eigenvalue, mostly much nearer. `method` is chosen by cost unless given: "gram" (empirical Fisher only)
+    takes each example's gradient, "lanczos" a few products for each value, "dense" one for each weight. Lanczos starts
+    from one random vector, so of several equal eigenvalues it may miss some. `memory` in GiB bounds blocks of gradients
+    and kept graphs, and the basis of Lanczos down to k + 20 vectors. `watch(done)` is called after each unit of work.
+    """
+    check_matrix(matrix, objective)
+    check(k, tolerance, method, matrix, max_products, memory)
+    with looked_at(model, objective, batches, matrix, memory, watch) as (examples, products, weights):
+        if k > products.n:
+            raise ValueError(f"k must be at most the number of weights that need a gradient, {products.n}, got {k}")
+        chosen = method or cheapest(matrix, k, len(examples), products.n, max_products, memory)
+        if chosen == "gram":
+            examples.watch = watch
+            found = largest_of(gram(examples, weights, memory * GIBIBYTE), k, tolerance)
+        elif chosen == "dense":
+            found = largest_of(columns(products), k, tolerance)
+        else:
+            found = by_lanczos(products, k, tolerance, max_products, memory * GIBIBYTE, seed)
+        work = examples.done + products.done
+        return Eigenvalues(
+            found.values, found.residuals, found.converged, matrix, chosen, len(examples), products.n, work
+        )
+
+
+def spectral_density(
+    model: nn.Module,
+    objective: Objective,
+    batches: Batches,
+    matrix: Matrix = "hessian",
+    *,
+    probes: int = 8,
+    steps: int = 80,
+    points: int = 1024,
+    width: float | None = None,
+    seed: int = 0,
+    memory: float = 4.0,
+    watch: Watch | None = None,
+) -> Density:
+    """Stochastic Lanczos quadrature: for each of `probes` random vectors of signs u, `steps` steps of Lanczos give the
+    nodes and weights of Gauss' rule for u' f(A) u, whose mean is the mean of f over all eigenvalues.
+
+    `width` of the bells is a hundredth of the range unless given.
+    """
+    check_matrix(matrix, objective)
+    for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
+        whole(name, count, least)
+    if width is not None and not 0 < width < math.inf:
+        raise ValueError(f"width must be a finite number > 0, or None for a hundredth of the range, got {width}")
+    positive_memory(memory)
+    generator = torch.Generator().manual_seed(seed)
+    with looked_at(model, objective, batches, matrix, memory, watch) as (examples, products, _):
+        rules = [
+            quadrature(products, random_signs(products.like, products.n, generator), steps, generator)
+            for _ in range(probes)
+        ]
+        traces = torch.stack([(nodes * shares).sum() for nodes, shares in rules]) * products.n
+        nodes, shares = torch.cat([rule[0] for rule in rules]), torch.cat([rule[1] for rule in rules]) / probes
+        low, high = float(nodes.min()), float(nodes.max())
+        blur = width or (high - low or abs(high) or 1.0) / 100
+        grid = torch.linspace(low - 5 * blur, high + 5 * blur, points, dtype=torch.float64)
+        bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / blur).square()) / (blur * math.sqrt(2 * math.pi))
+        error = float(traces.std() / math.sqrt(probes)) if probes > 1 else math.nan
+        return Density(
+            grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error,
+            matrix, len(examples), products.n, products.done,
+        )  # fmt: skip
+
+
+@contextmanager
+def looked_at(
+    model: nn.Module, objective: Objective, batches: Batches, matrix: Matrix, memory: float, watch: Watch | None
+) -> Iterator[tuple[Examples, Products, dict[str, nn.Parameter]]]:
+    """The examples and the products with their matrix; the model is as before afterwards."""
+    with examined(model, batches) as weights, twice_differentiable(), torch.enable_grad():
+        examples = Examples(model, objective, batches)
+        if not all(losses.isfinite().all() for losses in examples.losses):
+            raise ValueError("losses must be finite to have a curvature, got an infinite one or NaN: check the weights")
+        products = Products(model, objective, batches, weights, matrix, memory=memory * GIBIBYTE, watch=watch)
+        try:
+            yield examples, products, weights
+        finally:
+            products.kept = None
+
+
+def cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, memory: float) -> Method:
+    """The Gram matrix takes one pass back for each example and N^2 n multiplications, Lanczos about 4 k products of
+    several passes over all examples."""
+    fits = 4 * 8 * examples**2 <= memory * GIBIBYTE
+    if matrix == "empirical_fisher" and examples < n and examples <= 500 + 100 * k and fits:
+        return "gram"
+    return "dense" if n <= min(SMALL, max_products) else "lanczos"
+
+
+def columns(products: Products) -> Tensor:
+    """The whole matrix, for few weights."""
+    found = torch.stack([products(unit) for unit in torch.eye(products.n).to(products.like)]).double()
+    return (found + found.T) / 2
+
+
+def by_lanczos(products: Products, k: int, tolerance: float, max_products: int, memory: float, seed: int) -> Found:
+    generator = torch.Generator().manual_seed(seed)
+    start = random_normal(products.like, products.n, generator)
+    room = int(memory // start.nbytes) - 1
+    size = max(k + 20, min(room, 8 * k + 40))
+    return largest(products, start, k, size=size, tolerance=tolerance, max_products=max_products, generator=generator)
+
+
+def check(k: int, tolerance: float, method: str | None, matrix: str, max_products: int, memory: float) -> None:
+    whole("k", k, 1)
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a finite number >= 0, a share of the largest value, got {tolerance}")
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))} or None, got {method!r}")
+    if method == "gram" and matrix != "empirical_fisher":
+        raise ValueError(f"method 'gram' is for matrix 'empirical_fisher', got {matrix!r}: take method None")
+    if max_products < k:
+        raise ValueError(f"max_products must be at least k, {k}, got {max_products}")
+    positive_memory(memory)
+
+
+def whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+
+def positive_memory(memory: float) -> None:
+    if not memory > 0:
+        raise ValueError(f"memory must be a number of GiB > 0, got {memory}")
