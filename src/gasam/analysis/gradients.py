@@ -163,7 +163,7 @@ class GradientNorms:
         if self._order.device != device:
             self._order, self._lengths = self._order.to(device), self._lengths.to(device)
         none = torch.zeros((), device=device)
-        squares = torch.stack([none if g is None else _square(g).to(device) for g in gradients]).double()
+        squares = torch.stack([none if g is None else squared_norm(g).to(device) for g in gradients]).double()
         ordered = squares.index_select(0, self._order)
         layers = torch.segment_reduce(ordered, "sum", lengths=self._lengths, unsafe=True)
         return torch.cat([squares, layers, squares.sum().reshape(1)]).sqrt_()
@@ -202,7 +202,8 @@ def transformer_layers(name: str) -> str:
     return "embeddings" if _EMBEDDING.search(name) else "other"
 
 
-def _square(gradient: Tensor) -> Tensor:
+def squared_norm(gradient: Tensor) -> Tensor:
+    """|g|^2 on its device, in float32 at least."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return sum_of_squares(values.reshape(-1).to(wide(values.dtype)))
 

@@ -1,0 +1,233 @@
+"""Two substitutions of the paper, measured on a model at hand: a batch's gradient for an example's, Fisher for Hessian.
+
+Section 3.2 derives T from E|grad_i l|, the expected norm of one example's gradient, and from H = E[grad l grad l^T].
+The algorithm takes the norm of the batch's gradient instead, and no trained network fulfils the second exactly.
+Asked of checkpoints, both functions follow the substitutions over training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+
+from gasam.analysis.curvature_pair import CurvaturePair, largest
+from gasam.analysis.example_norms import differentiable_losses, example_squares, squares
+from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
+from gasam.analysis.values import Result, check_whole
+from gasam.tensors import wide
+
+
+@dataclass(frozen=True)
+class TensorNorms:
+    """`batch`: |g_i| of a batch's mean loss, the mean over the batches, each as often as it has examples.
+    `examples`: E|grad_i l|. Their ratio is at most 1, and None where gradients are zero but for rounding, as those of
+    the keys' biases in attention are."""
+
+    name: str
+    size: int
+    batch: float
+    examples: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class NormSubstitution(Result):
+    """What |g_i| in place of E|grad_i l| does to T_i = sqrt(n_i) / (|g_i| sqrt(n)).
+
+    A factor common to all tensors can be put into epsilon, so what matters is how the ratios differ: `spread` is the
+    standard deviation of their logarithms, `rank_correlation` Spearman's between the T_i of both kinds.
+    """
+
+    tensors: tuple[TensorNorms, ...]
+    examples: int
+    batch_size: float
+    factor: float  # the geometric mean of the ratios
+    spread: float
+    rank_correlation: float | None  # None where there are no two different T_i
+
+    def as_json(self) -> dict[str, Any]:
+        return super().as_json() | {"sentence": self.sentence}
+
+    @property
+    def sentence(self) -> str:
+        ranks = "" if self.rank_correlation is None else f"; the ranks of T correlate by {self.rank_correlation:.2f}"
+        return (
+            f"The gradient of {self.batch_size:.4g} examples has {self.factor:.3g} times the norm of one example's "
+            f"(unrelated ones would give {self.batch_size**-0.5:.3g}), which epsilon takes up; between tensors the "
+            f"factor differs by a standard deviation of {self.spread:.3g} in its logarithm{ranks}."
+        )
+
+
+@dataclass(frozen=True)
+class TensorTraces:
+    """Traces of one tensor's blocks. The Fisher's is exact, the Hessian's has a standard error.
+    `difference` is (fisher - hessian) / |hessian|, None where the Hessian's is zero but for rounding."""
+
+    name: str
+    size: int
+    hessian: float
+    hessian_error: float
+    fisher: float
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class FisherSubstitution(Result):
+    """How far the empirical Fisher F = E[grad l grad l^T] is from the Hessian H of the mean loss.
+
+    `distance` is |H - F| / |H| and `cosine` <H, F> / (|H| |F|), both of Frobenius and estimated by probes; the cosine
+    does not see a common factor. The tops are the largest eigenvalues, with the residuals |A v - top v| / |top|.
+    What divides by a Hessian of zero is None.
+    """
+
+    tensors: tuple[TensorTraces, ...]
+    examples: int
+    probes: int
+    hessian_trace: float
+    hessian_trace_error: float  # standard error
+    fisher_trace: float
+    hessian_top: float
+    fisher_top: float
+    residuals: tuple[float, float]
+    top_ratio: float | None  # of Fisher to Hessian
+    distance: float | None
+    cosine: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return super().as_json() | {"sentence": self.sentence}
+
+    @property
+    def sentence(self) -> str:
+        if self.distance is None or self.cosine is None:
+            return "The Hessian is zero, which the empirical Fisher cannot stand in for."
+        return (
+            f"The empirical Fisher lies {self.distance:.3g} of the Hessian's norm away from it, at a cosine of "
+            f"{self.cosine:.2f}; its trace is {self.fisher_trace:.3g} for {self.hessian_trace:.3g}, its largest "
+            f"eigenvalue {self.fisher_top:.3g} for {self.hessian_top:.3g} ({self.probes} probes)."
+        )
+
+
+def norm_substitution(
+    model: nn.Module, objective: Objective, batches: Batches, *, chunk: int | None = None
+) -> NormSubstitution:
+    """Measured for batches of the size that is given, in eval mode.
+
+    The gradient of an example costs a backward pass of its batch. Those of `chunk` examples are held at once.
+    """
+    with examined(model, batches) as named:
+        weights = list(named.values())
+        joint = torch.zeros(len(weights), dtype=torch.float64)
+        single, rows, number = joint.clone(), 0, 0
+        for batch in each(batches):
+            losses = differentiable_losses(model, objective, batch)
+            whole = grad(losses.mean(), weights, retain_graph=True, allow_unused=True)
+            joint += len(losses) * squares(whole).sqrt()
+            single += example_squares(losses, weights, chunk).sqrt().sum(0)
+            rows, number = rows + len(losses), number + 1
+    check_gradients(named, single)
+    pairs = zip(named.items(), (joint / rows).tolist(), (single / rows).tolist(), strict=True)
+    least = rounding(weights) * float(single.norm()) / rows
+    tensors = tuple(TensorNorms(name, w.numel(), b, e, b / e if e > least else None) for (name, w), b, e in pairs)
+    logs = [math.log(t.ratio) for t in tensors if t.ratio]
+    if not logs:
+        raise ValueError("no tensor has a gradient in any batch: there are no norms to compare")
+    scales = [(t.size**0.5 / t.batch, t.size**0.5 / t.examples) for t in tensors if t.ratio]
+    ranks = rank_correlation(*zip(*scales, strict=True))
+    return NormSubstitution(tensors, rows, rows / number, math.exp(fmean(logs)), pstdev(logs), ranks)
+
+
+def fisher_substitution(
+    model: nn.Module,
+    objective: Objective,
+    batches: Batches,
+    *,
+    probes: int = 16,
+    iterations: int = 30,
+    chunk: int | None = None,
+    seed: int = 0,
+) -> FisherSubstitution:
+    """By `probes` random vectors of signs, and at most `iterations` of the power method for each eigenvalue.
+
+    With a vector v of random signs E[v_i (H v)_i] is the trace of block i, E|A v|^2 the squared Frobenius norm of A.
+    """
+    check_whole("probes", probes, 2)
+    check_whole("iterations", iterations, 1)
+    with examined(model, batches) as named, twice_differentiable():
+        pair = CurvaturePair(model, objective, batches, list(named.values()))
+        exact, rows = pair.fisher_traces(chunk)
+        check_gradients(named, exact)
+        draw = torch.Generator().manual_seed(seed)
+        traces, (away, hessian, fisher, both) = _probed(pair, probes, draw)
+        start = torch.randn(sum(pair.sizes), generator=draw, dtype=torch.float64).to(next(iter(named.values())).device)
+        hessian_top, first = largest(lambda v: pair.products(v)[0], start, iterations)
+        fisher_top, second = largest(lambda v: pair.products(v)[1], start, iterations)
+    tensors = _tensor_traces(named, traces, exact)
+    return FisherSubstitution(
+        tensors,
+        rows,
+        probes,
+        hessian_trace=sum(t.hessian for t in tensors),
+        hessian_trace_error=float(traces.sum(1).std()) / math.sqrt(probes),
+        fisher_trace=sum(t.fisher for t in tensors),
+        hessian_top=hessian_top,
+        fisher_top=fisher_top,
+        residuals=(first, second),
+        top_ratio=fisher_top / hessian_top if hessian_top else None,
+        distance=math.sqrt(away / hessian) if hessian else None,
+        cosine=both / math.sqrt(hessian * fisher) if hessian and fisher else None,
+    )
+
+
+def _probed(pair: CurvaturePair, probes: int, draw: torch.Generator) -> tuple[Tensor, list[float]]:
+    """Each probe's v_i (H v)_i by tensor; the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
+    traces, sums = [], torch.zeros(4, dtype=torch.float64)
+    for _ in range(probes):
+        signs = torch.randint(0, 2, (sum(pair.sizes),), generator=draw).double().mul_(2).sub_(1)
+        v = signs.to(pair.weights[0].device)
+        hessian, fisher = pair.products(v)
+        traces.append(torch.stack([part.sum() for part in torch.split(v * hessian, pair.sizes)]).cpu())
+        away = hessian - fisher
+        sums += torch.stack([away @ away, hessian @ hessian, fisher @ fisher, hessian @ fisher]).cpu()
+    return torch.stack(traces), sums.tolist()
+
+
+def _tensor_traces(named: Named, traces: Tensor, exact: Tensor) -> tuple[TensorTraces, ...]:
+    means, errors = traces.mean(0), traces.std(0) / math.sqrt(len(traces))
+    least = rounding(named.values()) * float(means.norm())
+    columns = zip(named.items(), means.tolist(), errors.tolist(), exact.tolist(), strict=True)
+    return tuple(
+        TensorTraces(name, weight.numel(), h, error, f, (f - h) / abs(h) if abs(h) > least else None)
+        for (name, weight), h, error, f in columns
+    )
+
+
+def rounding(weights: Iterable[Tensor]) -> float:
+    """What a sum of gradients that cancel leaves of them."""
+    return max(4 * torch.finfo(wide(weight.dtype)).eps for weight in weights)
+
+
+def check_gradients(named: Named, values: Tensor) -> None:
+    for name, finite in zip(named, values.isfinite().tolist(), strict=True):
+        if not finite:
+            raise ValueError(f"the gradient of {name!r} is not finite: take a model and examples whose loss is finite")
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's; equal values share the mean of their ranks. None where all values of a side are equal."""
+    ranks = torch.stack([_ranks(first), _ranks(second)])
+    centred = ranks - ranks.mean(1, keepdim=True)
+    lengths = centred.norm(dim=1)
+    return float(centred[0] @ centred[1] / lengths.prod()) if lengths.all() else None
+
+
+def _ranks(values: Sequence[float]) -> Tensor:
+    column = torch.tensor(values, dtype=torch.float64)
+    below, equal = column[:, None] > column, column[:, None] == column
+    return below.double().sum(1) + equal.double().sum(1) / 2
