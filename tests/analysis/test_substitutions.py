@@ -124,6 +124,30 @@ def test_examples_go_one_by_one_where_they_cannot_go_together(sparse):
     assert {t.name for t in report.tensors if t.ratio is None} == {"idle.weight", "idle.bias"}
 
 
+class Attentive(nn.Module):
+    """Its keys' bias adds the same to every score of a query: the gradient cancels. The queries' are merely small."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(6, 6) for _ in range(3))
+        self.out = nn.Linear(6, 3)
+        self.query.weight.data *= 1e-6
+
+    def forward(self, x):
+        x = x.view(len(x), 1, 6) + torch.eye(6, dtype=x.dtype)
+        chances = (self.query(x) @ self.key(x).mT).softmax(2)
+        return self.out((chances @ self.value(x)).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_that_cancel_have_no_ratio_and_small_ones_have(dtype):
+    torch.manual_seed(0)
+    model = Attentive().to(dtype)
+    for report, number in ((norm_substitution, "ratio"), (fisher_substitution, "difference")):
+        found = report(model, OBJECTIVE, [batch(dtype)])
+        assert [t.name for t in found.tensors if getattr(t, number) is None] == ["key.bias"]
+
+
 def test_products_equal_dense_matrices():
     model, (x, y) = network(), batch(rows=12)
     rows = example_gradients(model, x, y)

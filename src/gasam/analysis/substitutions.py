@@ -8,7 +8,7 @@ Asked of checkpoints, both functions follow the substitutions over training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
@@ -132,9 +132,8 @@ def norm_substitution(
             single += example_squares(losses, weights, chunk).sqrt().sum(0)
             rows, number = rows + len(losses), number + 1
     check_gradients(named, single)
-    pairs = zip(named.items(), (joint / rows).tolist(), (single / rows).tolist(), strict=True)
-    least = rounding(weights) * float(single.norm()) / rows
-    tensors = tuple(TensorNorms(name, w.numel(), b, e, b / e if e > least else None) for (name, w), b, e in pairs)
+    columns = zip(named.items(), (joint / rows).tolist(), (single / rows).tolist(), real(named, single), strict=True)
+    tensors = tuple(TensorNorms(name, w.numel(), b, e, b / e if there else None) for (name, w), b, e, there in columns)
     logs = [math.log(t.ratio) for t in tensors if t.ratio]
     if not logs:
         raise ValueError("no tensor has a gradient in any batch: there are no norms to compare")
@@ -200,17 +199,22 @@ def _probed(pair: CurvaturePair, probes: int, draw: torch.Generator) -> tuple[Te
 
 def _tensor_traces(named: Named, traces: Tensor, exact: Tensor) -> tuple[TensorTraces, ...]:
     means, errors = traces.mean(0), traces.std(0) / math.sqrt(len(traces))
-    least = rounding(named.values()) * float(means.norm())
-    columns = zip(named.items(), means.tolist(), errors.tolist(), exact.tolist(), strict=True)
+    columns = zip(named.items(), means.tolist(), errors.tolist(), exact.tolist(), real(named, means), strict=True)
     return tuple(
-        TensorTraces(name, weight.numel(), h, error, f, (f - h) / abs(h) if abs(h) > least else None)
-        for (name, weight), h, error, f in columns
+        TensorTraces(name, weight.numel(), h, error, f, (f - h) / abs(h) if there else None)
+        for (name, weight), h, error, f, there in columns
     )
 
 
-def rounding(weights: Iterable[Tensor]) -> float:
-    """What a sum of gradients that cancel leaves of them."""
-    return max(4 * torch.finfo(wide(weight.dtype)).eps for weight in weights)
+def real(named: Named, values: Tensor) -> list[bool]:
+    """Whether a tensor's value is more than terms that cancel leave behind: 16 roundings of its module's largest."""
+    sizes = dict(zip(named, values.abs().tolist(), strict=True))
+    most = dict[str, float]()
+    for name, size in sizes.items():
+        owner = name.rpartition(".")[0]
+        most[owner] = max(size, most.get(owner, 0.0))
+    eps = {name: torch.finfo(wide(weight.dtype)).eps for name, weight in named.items()}
+    return [size > 16 * eps[name] * most[name.rpartition(".")[0]] for name, size in sizes.items()]
 
 
 def check_gradients(named: Named, values: Tensor) -> None:
