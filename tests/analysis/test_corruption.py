@@ -121,7 +121,7 @@ def test_quantised_in_low_precision_restores_bits():
 def test_pruned_zeroes_the_fraction_and_the_smallest(fraction, dtype):
     model = convolution(dtype)
     home, before = bits(model), flat(matrices(model))
-    with pruned(model, fraction):
+    with pruned(model, fraction, among="model"):
         after = flat(matrices(model))
         assert torch.equal(model[0].bias, home[1])
     assert same_bits(model.parameters(), home)
@@ -130,6 +130,15 @@ def test_pruned_zeroes_the_fraction_and_the_smallest(fraction, dtype):
     assert torch.equal(after[~gone], before[~gone])
     if gone.any():
         assert before[gone].abs().max() <= before[~gone].abs().min()
+
+
+def test_pruned_takes_the_same_share_of_every_tensor():
+    model = convolution(torch.float32)
+    sizes = [weight.numel() for weight in matrices(model)]
+    with torch.no_grad():
+        matrices(model)[0].mul_(100)
+    with pruned(model, 0.5):
+        assert [int((weight == 0).sum()) for weight in matrices(model)] == [round(size / 2) for size in sizes]
 
 
 def test_pruned_takes_the_first_of_equals():
@@ -171,6 +180,7 @@ def enter(context):
         (lambda m: enter(quantised(m, 8.0)), "bits must be .* got 8.0"),
         (lambda m: enter(quantised(m, 8, "row")), "per must be one of 'tensor', 'channel', got 'row'"),
         (lambda m: enter(pruned(m, 1.0)), "fraction must be a finite number >= 0 and < 1, got 1.0"),
+        (lambda m: enter(pruned(m, 0.1, among="layer")), "among must be one of 'tensor', 'model', got 'layer'"),
         (lambda m: enter(pruned(m, -0.1)), "fraction must be .* got -0.1"),
         (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
         (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),

@@ -62,6 +62,15 @@ def test_points_are_the_attack_and_the_random_corruption():
     assert Curve.from_json(record) == found
 
 
+def test_share_is_of_what_lies_above_the_floor():
+    found = replace(curve((1.0, 80.0), (2.0, 60.0), (4.0, 50.0), clean=90.0), floor=50.0)
+    assert found.kept(70.0) == pytest.approx(0.5)
+    assert [found.collapsed(point) for point in found.points] == [False, False, True]
+    half = half_radius(found)
+    assert half.radius == pytest.approx(2**0.5)  # 70 lies half-way between 80 and 60
+    assert math.isnan(replace(found, floor=90.0).kept(70.0))
+
+
 def test_table_of_the_paper_is_a_list_of_radii():
     model = network()
     for norm, radii in TABLE4.items():
@@ -115,24 +124,24 @@ def radii(found: Curve) -> list[float]:
 
 
 def test_search_goes_up_to_collapse():
-    """From 1e-3 |w| by factors of two to the first that keeps less than a tenth: 0.016 of 0.0165 is 3%."""
+    """From about 1e-3 |w| by factors of two to the first that keeps less than a tenth: 2^-6 of 0.0165 is 5%."""
     found = search(0.0165)
-    assert radii(found) == pytest.approx([0.001 * 2**i for i in range(5)])
+    assert radii(found) == [2.0**i for i in (-10, -9, -8, -7, -6)]
     assert [found.collapsed(point) for point in found.points] == [False] * 4 + [True]
-    assert search(0.0150).points[-1].radius == pytest.approx(0.016)
+    assert search(0.0150).points[-1].radius == 2.0**-6
     assert math.isnan(search(0.0150).points[-1].metric)
 
 
 def test_search_goes_down_to_where_half_is_kept():
     found = search(1e-4, factor=4.0)
-    assert radii(found) == pytest.approx([0.001 / 4**i for i in (3, 2, 1, 0)])
+    assert radii(found) == pytest.approx([4.0**i for i in (-8, -7, -6, -5)])
     assert found.kept(found.points[0].metric) > 0.5
     assert half_radius(found).low == found.points[0].radius
 
 
 def test_search_has_an_end_both_ways():
     up, down = search(1e9), search(1e-12, factor=10.0)
-    assert radii(up)[-1] == pytest.approx(0.512)
+    assert radii(up)[-1] == 1.0
     assert radii(down) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
     assert "beyond" in half_radius(up).reason
     assert "already" in half_radius(down).reason
@@ -140,9 +149,19 @@ def test_search_has_an_end_both_ways():
 
 @pytest.mark.parametrize("norm", [1.5, 3.0, math.inf])
 def test_search_begins_at_an_offset_of_a_thousandth_of_the_weights(norm):
-    """Entries +-c with |offset|_2 = |w|_2 / 1000 have this p-norm: c 2^(1/p) for two of them."""
-    first = search(1e9, norm=norm).points[0].radius
-    assert first == pytest.approx(1e-3 / math.sqrt(2) * (1 if norm == math.inf else 2 ** (1 / norm)))
+    """Entries +-c with |offset|_2 = |w|_2 / 1000 have this p-norm: c 2^(1/p) for two; a power of 1.01 is near."""
+    first = search(1e9, norm=norm, factor=1.01).points[0].radius
+    assert first == pytest.approx(1e-3 / math.sqrt(2) * (1 if norm == math.inf else 2 ** (1 / norm)), rel=0.006)
+
+
+def test_search_measures_two_models_at_the_same_radii():
+    assert radii(search(0.0165)) == radii(search(0.0155))
+    model = Slope()
+    with torch.no_grad():
+        model.w.mul_(1.1)
+    options = {"steps": 1, "restarts": 0, "draws": 0, "higher_is_better": True}
+    other = robustness(model, SLOPE, [0], lambda m: 1.0, None, **options)
+    assert set(radii(other)) >= set(radii(search(0.0165)))
 
 
 def test_known_points_are_not_measured_again():

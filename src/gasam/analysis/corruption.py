@@ -10,13 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.values import check_number, check_radius, check_shape, check_whole
+from gasam.analysis.values import check_choice, check_number, check_radius, check_shape, check_whole
 from gasam.ascent import displaced, uniform_start
 from gasam.perturbation import Perturbation
 from gasam.tensors import wide
 
 Offset = Mapping[str, Tensor]
 Per = Literal["tensor", "channel"]
+Among = Literal["tensor", "model"]
 
 
 @contextmanager
@@ -58,23 +59,26 @@ def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: 
     and gains stay as they are, as is usual, unless `vectors`. The levels are rounded to the weights' own type.
     """
     check_whole("bits", bits, 2, 16)
-    if per not in get_args(Per):
-        raise ValueError(f"per must be one of {', '.join(map(repr, get_args(Per)))}, got {per!r}")
+    check_choice("per", per, get_args(Per))
     weights = _corruptible(model, vectors)
     with held(weights, [_rounded(weight.detach(), bits, per) for weight in weights]):
         yield
 
 
 @contextmanager
-def pruned(model: nn.Module, fraction: float) -> Iterator[None]:
+def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterator[None]:
     """The model without its smallest weights inside the block, and the very same bits again afterwards.
 
-    Of all n weights of tensors with two and more dimensions, compared with each other, round(fraction n) with the
-    smallest |w| are zero; of equal ones the first in the model's order.
+    Of the n weights of each tensor with two and more dimensions round(fraction n) with the smallest |w| are zero, of
+    equal ones the first. Among those of the whole "model" a tensor of small weights, such as a convolution beside a
+    word embedding, would be gone altogether.
     """
     check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
+    check_choice("among", among, get_args(Among))
     weights = _corruptible(model, vectors=False)
-    with held(weights, _without_smallest([weight.detach() for weight in weights], fraction)):
+    values = [weight.detach() for weight in weights]
+    groups = [values] if among == "model" else [[value] for value in values]
+    with held(weights, [kept for group in groups for kept in _without_smallest(group, fraction)]):
         yield
 
 

@@ -32,7 +32,7 @@ class Point(Result):
 
 @dataclass(frozen=True)
 class Curve(Result):
-    """A metric over the radius; the points in its order."""
+    """A metric over the radius; the points in its order. `floor` is what a model without any knowledge would have."""
 
     norm: float
     higher_is_better: bool
@@ -42,22 +42,24 @@ class Curve(Result):
     clean_loss: float
     clean_metric: float
     points: tuple[Point, ...]
+    floor: float = 0.0
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Curve:
         points = tuple(map(Point.from_json, record["points"]))
-        numbers = {name: float(record[name]) for name in ("norm", "clean_loss", "clean_metric")}
+        numbers = {name: float(record[name]) for name in ("norm", "clean_loss", "clean_metric", "floor")}
         return cls(**{**record, **numbers, "points": points})
 
     def kept(self, metric: float) -> float:
-        """The share of the clean metric: metric / clean, or clean / metric where lower is better.
+        """The share of the clean metric: (metric - floor) / (clean - floor), or clean / metric where lower is better.
 
-        NaN where either is, or where the clean metric is not above 0, which has no share.
+        NaN where either is, or where the clean metric is not above the floor, or 0, and has no share.
         """
-        if not (math.isfinite(self.clean_metric) and self.clean_metric > 0):
+        least = self.floor if self.higher_is_better else 0.0
+        if not (math.isfinite(self.clean_metric) and self.clean_metric > least):
             return math.nan
         if self.higher_is_better:
-            return metric / self.clean_metric
+            return (metric - least) / (self.clean_metric - least)
         return math.inf if metric <= 0 else self.clean_metric / metric
 
     def collapsed(self, point: Point) -> bool:

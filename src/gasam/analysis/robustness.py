@@ -31,6 +31,7 @@ def robustness(
     norm: float = 2.0,
     *,
     higher_is_better: bool,
+    floor: float = 0.0,
     steps: int = 10,
     restarts: int = 1,
     draws: int = 3,
@@ -42,10 +43,13 @@ def robustness(
 ) -> Curve:
     """Attack and corrupt at random at each radius, and take loss and `metric(model)` there, in eval mode, no gradients.
 
-    With radii None they are searched: the first is the p-norm of an offset with entries +-c that has a thousandth of
-    the weights' 2-norm, c = |w|_2 / (1000 sqrt(n)). From there up by `factor`, until the adversarial metric has
+    With radii None they are searched among the powers of `factor`, so that two models are measured at the same ones:
+    first the one nearest to the p-norm of an offset with entries +-c that has a thousandth of the weights' 2-norm,
+    c = |w|_2 / (1000 sqrt(n)). From there up, until the adversarial metric has
     collapsed (`Curve.collapsed`) or the offset would be as long as the weights; down, while no more than half the
     metric is kept, to 1e-7 of the weights.
+
+    Where higher is better, shares of the metric are of what lies above `floor`: the accuracy of guessing, say.
 
     `keep` gets every point when it is measured; `known` takes such points of the same options back, and they are not
     measured again. `watch` counts the evaluations of one radius. Random directions are the same at every radius.
@@ -54,12 +58,13 @@ def robustness(
     for name, value in (("restarts", restarts), ("draws", draws), ("seed", seed)):
         check_whole(name, value, 0)
     check_number("factor", factor, "> 1", lambda value: value > 1)
+    check_number("floor", floor, "", lambda value: True)
     found = {point.radius: point for point in known}
     probe = _Probe(model, objective, batches, metric, norm, steps, restarts, draws, seed, watch)
     wanted = None if radii is None else _checked(radii)
     with examined(model, batches) as weights:
         loss = mean_loss(model, objective, batches)
-        clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, probe.judge(), ())
+        clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, probe.judge(), (), floor)
 
         def measure(radius: float) -> Point:
             same = next((point for at, point in found.items() if math.isclose(at, radius, rel_tol=1e-6)), None)
@@ -140,10 +145,11 @@ def _search(clean: Curve, measure: Callable[[float], Point], unit: float, factor
             yield radius
             radius *= by
 
-    for radius in ladder(START * unit, factor):
+    first = factor ** round(math.log(START * unit, factor))
+    for radius in ladder(first, factor):
         if clean.collapsed(measure(radius)):
             break
-    for radius in ladder(START * unit, 1 / factor):
+    for radius in ladder(first, 1 / factor):
         if clean.kept(measure(radius).metric) > 0.5:
             break
 

@@ -49,6 +49,11 @@ def check_number(name: str, value: object, allowed: str, is_allowed: Callable[[f
         raise ValueError(f"{name} must be a finite number{allowed and ' ' + allowed}, got {value!r}")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_radius(value: object, name: str = "radius") -> None:
     check_number(name, value, "> 0", lambda radius: radius > 0)
 
