@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gasam.cli import analysis
 from gasam.cli import options as opt
 
 if TYPE_CHECKING:
@@ -228,3 +229,7 @@ def get(task: TaskName, data_dir: opt.DataDir = None) -> None:
 
     for file in download.get(task, data_directory(data_dir)):
         typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")
+
+
+for analyse in analysis.COMMANDS:
+    app.command()(analyse)

@@ -89,6 +89,13 @@ def listed(option: str, text: str) -> list[str]:
     return names
 
 
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in listed(option, text))
+    except ValueError:
+        raise InputError(f"{option} must be numbers with commas, got {text!r}") from None
+
+
 def positive(option: str, number: int) -> int:
     if number < 1:
         raise InputError(f"{option} must be a whole number >= 1, got {number}")

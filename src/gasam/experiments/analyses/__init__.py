@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gasam.experiments import records
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
-from gasam.experiments.report.groups import grouped, labels
-from gasam.experiments.report.tables import Table
-from gasam.experiments.storage import write_json
+from gasam.experiments.report.tables import Table, as_json, markdown
+from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.subjects import Subject, load
 from gasam.experiments.tasks import Origin
 
@@ -105,6 +104,18 @@ def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, c
     }
 
 
+def save(analysis: Analysis, found: Sequence[Record], place: Path) -> list[str]:
+    """The table as JSON and Markdown and the picture as PNG and SVG, under one name."""
+    from gasam.analysis import pictures
+
+    table = analysis.table(found)
+    write_json(place.with_suffix(".json"), as_json(table) | {"sentence": analysis.sentence(found)})
+    with replaced(place.with_suffix(".md")) as partial:
+        partial.write_text(markdown(table), encoding="utf-8")
+    drawn = pictures.save(analysis.draw(found), place)
+    return [str(file) for file in (place.with_suffix(".json"), place.with_suffix(".md"), *drawn)]
+
+
 def read(file: Path) -> Record:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -114,22 +125,3 @@ def read(file: Path) -> Record:
     if missing:
         raise InputError(f"{file} is not the record of an analysis: it lacks {', '.join(missing)}; delete it")
     return found  # type: ignore[no-any-return]
-
-
-def run_labels(found: Sequence[Record]) -> list[str]:
-    """A name for each analysed run that tells it apart from the others, its task in front where there are several."""
-    runs = [each["run"] for each in found]
-    several = len({run["task"] for run in runs}) > 1
-    told: dict[str, str] = {}
-    for kind in dict.fromkeys(map(_kind, runs)):
-        groups = grouped(run for run in runs if _kind(run) == kind)
-        for group, label in zip(groups, labels(groups), strict=True):
-            for run in group.runs:
-                task = f"{run['task']}: " if several else ""
-                seed = f", seed {run['seed']}" if len(group.runs) > 1 else ""
-                told[run["name"]] = f"{task}{label}{seed}"
-    return [told[run["name"]] for run in runs]
-
-
-def _kind(run: Record) -> tuple[str, str]:
-    return run["task"], run["size"]

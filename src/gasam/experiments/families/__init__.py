@@ -115,6 +115,10 @@ class Family(ABC, Generic[Settings]):
     def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
         """The metric that is reported; of the first `rows` examples only, where that is enough."""
 
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The metric of a model that knows nothing, where higher is better."""
+        return 0.0
+
     def validate(self, model: nn.Module) -> float:
         """The number that follows training, once an epoch."""
         return self.score(model, "valid")

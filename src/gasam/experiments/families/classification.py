@@ -78,6 +78,9 @@ class TextClassification(Family[TextCNNSettings]):
         inputs, labels = self.data[split]
         return accuracy(model, inputs[:rows], labels[:rows])
 
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        return share_of_the_commonest(self.data[split][1][:rows])
+
 
 class TextCNN(nn.Module):
     """Embeddings, convolutions of several windows, the largest value over time of each map, a linear layer."""
@@ -117,6 +120,11 @@ def some_batches(labelled: tuple[Tensor, Tensor], rows: int, batch: int) -> list
 def shuffled(rows: int, batch: int, order: Generator) -> Sequence[Tensor]:
     """The numbers of all rows in random order, a batch at a time."""
     return torch.split(torch.randperm(rows, generator=order), batch)
+
+
+def share_of_the_commonest(labels: Tensor) -> float:
+    """The accuracy of always naming one class, in percent."""
+    return 100 * int(labels.bincount().max()) / len(labels)
 
 
 @torch.no_grad()

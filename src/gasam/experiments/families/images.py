@@ -15,7 +15,14 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.families import Encoded, Family, Metric, Recipe
-from gasam.experiments.families.classification import LABELLED, accuracy, shuffled, some, some_batches
+from gasam.experiments.families.classification import (
+    LABELLED,
+    accuracy,
+    share_of_the_commonest,
+    shuffled,
+    some,
+    some_batches,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,9 @@ class ImageClassification(Family[MLPSettings]):
     def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
         inputs, labels = self.data[split]
         return accuracy(model, inputs[:rows], labels[:rows])
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        return share_of_the_commonest(self.data[split][1][:rows])
 
 
 class Brightness(nn.Module):

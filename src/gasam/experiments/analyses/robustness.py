@@ -1,0 +1,161 @@
+"""The metric of a run under corrupted weights: the paper's Table 4, and on to the radius where half of it is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gasam.analysis.corruption import pruned, quantised
+from gasam.analysis.curve import Point, half_radius
+from gasam.analysis.objective import examined
+from gasam.analysis.robustness import TABLE4, robustness
+from gasam.analysis.values import plain_value
+from gasam.experiments.analyses import Analysis, Found, Watch
+from gasam.experiments.analyses.showing import panels, run_labels, versus_baseline
+from gasam.experiments.errors import InputError
+from gasam.experiments.records import Record
+from gasam.experiments.report.tables import Table
+from gasam.experiments.subjects import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
+    "8-bit weights": lambda model: quantised(model, 8),
+    "4-bit weights": lambda model: quantised(model, 4),
+    "half of the weights pruned": lambda model: pruned(model, 0.5),
+    "nine tenths pruned": lambda model: pruned(model, 0.9),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robustness(Analysis):
+    """`radii` empty: searched for, up to collapse. `judged` limits the test examples that the metric is taken on."""
+
+    norm: float = 2.0
+    radii: tuple[float, ...] = ()
+    steps: int = 10
+    restarts: int = 1
+    draws: int = 1
+    judged: int | None = None
+
+    kind = "attack"
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"norm": plain_value(self.norm)}
+
+    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+        points = [Point.from_json(point) for point in known.get("points", ())]
+
+        def keep_point(point: Point) -> None:
+            points.append(point)
+            keep({"points": [point.as_json() for point in points]})
+
+        curve = robustness(
+            subject.model,
+            subject.objective,
+            subject.examples(self.split, self.rows),
+            lambda model: subject.score(model, "test", self.judged),
+            self.radii or None,
+            self.norm,
+            higher_is_better=subject.family.metric.higher_is_better,
+            floor=subject.family.worthless("test", self.judged),
+            steps=self.steps,
+            restarts=self.restarts,
+            draws=self.draws,
+            known=list(points),
+            seed=self.seed,
+            watch=lambda done, of: watch(f"{len(points)} radii done, the next {done}/{of}"),
+            keep=keep_point,
+        )
+        return curve.as_json() | {
+            "half_radius": half_radius(curve).as_json(),
+            "half_radius_random": half_radius(curve, "random").as_json() if self.draws else None,
+            "compressed": {name: self._compressed(subject, hold) for name, hold in COMPRESSIONS.items()},
+        }
+
+    @torch.no_grad()
+    def _compressed(self, subject: Subject, hold: Callable[[nn.Module], AbstractContextManager[None]]) -> Any:
+        with examined(subject.model), hold(subject.model):
+            return plain_value(subject.score(subject.model, "test", self.judged))
+
+    def table(self, found: Sequence[Record]) -> Table:
+        """Corruptions in the rows, runs in the columns, as Table 4 has it."""
+        labels, name = run_labels(found), "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"
+        rows = [("none", *(shown(each["found"]["clean_metric"]) for each in found))]
+        radii = sorted({point["radius"] for each in found for point in each["found"]["points"]})
+        for radius in radii:
+            for kind, words in (("metric", "attack"), ("random_metric", "random")):
+                cells = [_at(each, radius, kind) for each in found]
+                if any(cells):
+                    rows.append((f"{name}, {radius:.3g}, {words}", *cells))
+        rows += [(how, *(shown(each["found"]["compressed"][how]) for each in found)) for how in COMPRESSIONS]
+        rows.append((f"half is lost at ({name}, attack)", *(_half(each["found"]["half_radius"]) for each in found)))
+        metric, judged = found[0]["run"]["metric"], "all" if self.judged is None else f"the first {self.judged}"
+        notes = (
+            f"The attack maximises the loss on {self.rows} examples of the {self.split} split by {self.steps} steps, "
+            f"from the weights and from {self.restarts} random points; {metric} is of {judged} test examples.",
+        )
+        values = tuple({"run": each["run"]["name"]} | each["found"] for each in found)
+        return Table("Metric under corrupted weights", ("corruption", *labels), tuple(rows), notes, values)
+
+    def draw(self, found: Sequence[Record]) -> Figure:
+        from gasam.analysis.pictures import Line
+
+        def line(each: Record, **style: Any) -> Line:
+            points = each["found"]["points"]
+            heights = [float(point["metric"]) for point in points]
+            half = each["found"]["half_radius"]["radius"]
+            return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
+
+        lower = not found[0]["found"]["higher_is_better"]
+        title = f"attacked in L-{plain_value(self.norm)}"
+        return panels(found, line, title=title, x="radius", y=found[0]["run"]["metric"], log="xy" if lower else "x")
+
+    def sentence(self, found: Sequence[Record]) -> str:
+        words = []
+        for task, label, ours, base, theirs in versus_baseline(found):
+            mine, other = ours["half_radius"]["radius"], theirs["half_radius"]["radius"]
+            if mine is not None and other is not None:
+                words.append(
+                    f"on {task} half the metric is lost at radius {mine:.3g} by {label} and at {other:.3g} by {base}, "
+                    f"{mine / other:.2f} times as far"
+                )
+        return "; ".join(words) or f"half the metric is lost at radius {_half(found[0]['found']['half_radius'])}"
+
+
+def radii_named(text: str, norm: float) -> tuple[float, ...]:
+    """The radii that a word stands for, or that are listed with commas."""
+    if text == "collapse":
+        return ()
+    if text == "table4":
+        if norm not in TABLE4:
+            raise InputError(f"--radii table4 is for the norms 2 and inf, got {norm:g}: name radii with commas")
+        return TABLE4[norm]
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"--radii must be collapse, table4 or numbers with commas, got {text!r}") from None
+
+
+def shown(value: Any) -> str:
+    number = float(value)
+    return f"{number:.2f}" if abs(number) < 1e4 else f"{number:.1e}"
+
+
+def _at(each: Record, radius: float, kind: str) -> str:
+    for point in each["found"]["points"]:
+        if point["radius"] == radius and point[kind] is not None:
+            clean, value = float(each["found"]["clean_metric"]), float(point[kind])
+            return f"{shown(value)} ({shown(value - clean) if value < clean else '+' + shown(value - clean)})"
+    return ""
+
+
+def _half(half: dict[str, Any]) -> str:
+    return f"{half['radius']:.3g}" if half["radius"] is not None else str(half["reason"])

@@ -1,0 +1,79 @@
+"""The top of the spectrum of a run's Hessian or Fisher matrix: the paper's Figure 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gasam.experiments.analyses import Analysis, Found, Watch
+from gasam.experiments.analyses.showing import panels, run_labels, versus_baseline
+from gasam.experiments.records import Record
+from gasam.experiments.report.tables import Table
+from gasam.experiments.subjects import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix", "hessian": "Hessian"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum(Analysis):
+    matrix: str = "empirical_fisher"
+    k: int = 50
+
+    kind = "spectrum"
+
+    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+        from gasam.analysis.spectrum import top_eigenvalues
+
+        found = top_eigenvalues(
+            subject.model,
+            subject.objective,
+            subject.examples(self.split, self.rows),
+            k=self.k,
+            matrix=self.matrix,  # type: ignore[arg-type]
+            seed=self.seed,
+            watch=lambda done: watch(f"{done} products"),
+        )
+        return {
+            "values": found.values.tolist(),
+            "residuals": found.residuals.tolist(),
+            "converged": found.converged.tolist(),
+            "method": found.method,
+            "examples": found.examples,
+            "weights": found.weights,
+            "work": found.work,
+        }
+
+    def table(self, found: Sequence[Record]) -> Table:
+        places = [place for place in (1, 2, 5, 10, 20) if place < self.k] + [self.k]
+        columns = ("run", *(f"number {place}" for place in places), f"sum of {self.k}", "converged")
+        rows, values = [], []
+        for each, label in zip(found, run_labels(found), strict=True):
+            top = each["found"]["values"]
+            converged = sum(each["found"]["converged"])
+            shown = [*(top[place - 1] for place in places), sum(top)]
+            rows.append((label, *(f"{value:.4g}" for value in shown), f"{converged} of {len(top)}"))
+            values.append({"run": each["run"]["name"], "eigenvalues": top, "converged": converged})
+        note = f"{WORDS[self.matrix]} of the training loss on {self.rows} examples of the {self.split} split."
+        return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
+
+    def draw(self, found: Sequence[Record]) -> Figure:
+        from gasam.analysis.pictures import Line
+
+        def line(each: Record, **style: Any) -> Line:
+            top = each["found"]["values"]
+            return Line(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
+
+        return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
+
+    def sentence(self, found: Sequence[Record]) -> str:
+        words = [
+            f"on {task} the largest eigenvalue of {label} is {ours['values'][0]:.3g} against "
+            f"{theirs['values'][0]:.3g} of {base}, and the sum of the top {self.k} is "
+            f"{sum(ours['values']) / sum(theirs['values']):.2f} times as large"
+            for task, label, ours, base, theirs in versus_baseline(found)
+        ]
+        return "; ".join(words) or f"the largest eigenvalue is {found[0]['found']['values'][0]:.3g}"
