@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import loop, memory, peer, report, step
+from benchmarks import loop, memory, peer, report, spectrum, step
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS = {
@@ -20,6 +20,7 @@ PARTS = {
     "scaling": lambda rounds: peer.scaling(max(5, rounds // 5)),
     "memory": lambda rounds: memory.run(),
     "loop": loop.run,
+    "spectrum": lambda rounds: spectrum.run(max(3, rounds // 15)),
 }
 
 

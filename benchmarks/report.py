@@ -105,7 +105,50 @@ aimed at 1.03 or less; sizes of the embedded tasks, whose steps are the shortest
 """
 
 
-SECTIONS = {"overhead": overhead, "peer": peer, "scaling": scaling, "memory": memory, "loop": loop}
+def spectrum(measured: dict[str, dict[str, float]]) -> str:
+    rows = [
+        [
+            f"{name}, {found['weights']:,.0f} weights",
+            f"{found['PyHessian, s']:.1f} s",
+            f"{found['PyHessian: error']:.1%}",
+            f"{found['hessian, s']:.1f} s",
+            f"{found['hessian: error']:.0e}",
+            f"{found['hessian: times faster']:.2f}",
+            f"{found['empirical_fisher, s']:.2f} s",
+            f"{found['empirical_fisher: times faster']:.1f}",
+        ]
+        for name, found in measured.items()
+    ]
+    header = [
+        "net",
+        "PyHessian's 10",
+        "error",
+        "50 of the Hessian",
+        "error",
+        "times faster",
+        "50 of the Fisher",
+        "times",
+    ]
+    return f"""## Eigenvalues
+
+`top_eigenvalues` finds 50 values in the time given, PyHessian's power iteration 10 of the Hessian, both as they come,
+on the same 200 examples in float32; aimed at 5 times faster. The empirical Fisher matrix, by its Gram matrix, is what
+the aim can be met with. The Hessian's 50 cannot: both need about as many products with it, for PyHessian leaves a value
+after some 15, when two estimates in a row differ by less than a thousandth. Errors are the worst of the 10 and of the
+50, relative to the value itself, against residuals of a millionth of the largest value.
+
+{table(header, rows)}
+"""
+
+
+SECTIONS = {
+    "overhead": overhead,
+    "peer": peer,
+    "scaling": scaling,
+    "memory": memory,
+    "loop": loop,
+    "spectrum": spectrum,
+}
 
 
 def page(results: dict[str, Any]) -> str:

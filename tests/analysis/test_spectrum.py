@@ -149,7 +149,7 @@ def test_single_precision_is_near_double(large):
     single = top_eigenvalues(model, OBJECTIVE, batches).values
     iterated = top_eigenvalues(model, OBJECTIVE, batches, method="lanczos").values
     model.double()
-    # Weights in float32 are other weights, by 2^-24 each; Lanczos stops at residuals of 1e-4.
+    # Weights in float32 are other weights, by 2^-24 each; Lanczos stops at residuals of 1e-5.
     assert error(single, double) < 1e-6
     assert error(iterated, double) < 1e-5
 

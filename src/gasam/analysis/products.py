@@ -23,8 +23,8 @@ GIBIBYTE = 2**30
 class Products:
     """v -> A v for one flat vector over all weights, A the mean over all examples; nothing of size n x n is made.
 
-    Inside `examined` and `twice_differentiable` only, gradients enabled. Graphs are kept from product to product while those of all
-    batches together take at most `memory` bytes; otherwise each product computes them anew.
+    Inside `examined` and `twice_differentiable` only, gradients enabled. Graphs are kept from product to product while
+    those of all batches together take at most `memory` bytes; otherwise each product computes them anew.
     """
 
     def __init__(

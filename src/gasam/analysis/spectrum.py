@@ -67,7 +67,7 @@ def top_eigenvalues(
     k: int = 50,
     matrix: Matrix = "empirical_fisher",
     *,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-5,
     seed: int = 0,
     method: Method | None = None,
     max_products: int = 2000,
