@@ -1,0 +1,158 @@
+"""f-divergences: their second-order term, their zeros and infinities, their sign."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gasam.theory.divergence import DIVERGENCES, Divergence, divergence
+from tolerances import EXACT, error
+
+# f as textbooks write it, with its linear term: at x = p*/p, p and p* both positive.
+TEXTBOOK = {
+    "kl": lambda t: t * np.log(t),
+    "reverse_kl": lambda t: -np.log(t),
+    "chi_square": lambda t: (t - 1) ** 2,
+    "jensen_shannon": lambda t: (t * np.log(2 * t / (1 + t)) + np.log(2 / (1 + t))) / 2,
+    "squared_hellinger": lambda t: (np.sqrt(t) - 1) ** 2,
+}
+every = pytest.mark.parametrize("kind", DIVERGENCES.values(), ids=DIVERGENCES)
+
+
+@st.composite
+def pairs(draw):
+    size = draw(st.integers(2, 8))
+    numbers = st.lists(st.floats(0.01, 1), min_size=size, max_size=size)
+    p, p_star = (np.array(draw(numbers)) for _ in range(2))
+    return p_star / p_star.sum(), p / p.sum()
+
+
+def test_a_2_of_the_table_is_that_of_the_paper():
+    assert {name: kind.a_2 for name, kind in DIVERGENCES.items()} == {
+        "kl": 1 / 2,
+        "reverse_kl": 1 / 2,
+        "chi_square": 1,
+        "jensen_shannon": 1 / 8,
+        "squared_hellinger": 1 / 4,
+    }
+
+
+@every
+def test_a_2_is_half_the_second_derivative_at_one(kind):
+    h = 1e-3
+    f = [float(kind.far(torch.tensor(x, dtype=torch.float64))) for x in (-2 * h, -h, 0, h, 2 * h)]
+    second = (-f[0] + 16 * f[1] - 30 * f[2] + 16 * f[3] - f[4]) / (12 * h * h)
+    third = (-f[0] + 2 * f[1] - 2 * f[3] + f[4]) / (2 * h**3)
+    assert abs(second / 2 - kind.a_2) < 1e-8
+    assert abs(third / 6 - kind.a_3) < 1e-5
+
+
+@every
+def test_series_meets_the_closed_form_where_they_change_over(kind):
+    x = torch.tensor([-1.2e-4, -0.9e-4, 0.9e-4, 1.2e-4], dtype=torch.float64)
+    assert torch.allclose(kind.of_shift(x), kind.far(x), rtol=1e-10, atol=0)
+
+
+@every
+@settings(max_examples=25)
+@given(pairs())
+def test_divergence_is_that_of_the_textbook(kind, pair):
+    p_star, p = pair
+    expected = float((p * TEXTBOOK[kind.name](p_star / p)).sum())
+    assert abs(kind.between(p_star, p) - expected) < EXACT
+    assert abs(kind.of_ratios(p_star / p, p) - expected) < EXACT
+
+
+@every
+@settings(max_examples=25)
+@given(pairs())
+def test_divergence_is_positive_unless_equal(kind, pair):
+    p_star, p = pair
+    assert kind.between(p, p) == 0
+    value = kind.between(p_star, p)
+    assert value >= 0
+    assert (value > 0) == bool((p_star != p).any())
+
+
+@every
+def test_difference_in_the_last_digits_is_seen(kind):
+    p = np.array([0.5, 0.5])
+    p_star = p + np.array([1e-15, -1e-15])
+    r = (p_star - p) / p
+    assert error(kind.between(p_star, p), kind.a_2 * (p * r**2).sum()) < EXACT
+
+
+@every
+def test_small_shifts_cost_a_2_times_their_square(kind):
+    random = np.random.default_rng(0)
+    p = random.dirichlet(np.ones(9))
+    r = random.normal(size=9)
+    r -= p @ r
+    square, cube = p @ r**2, p @ r**3
+    sizes = np.array([1e-1, 1e-2, 1e-3, 1e-4]) / np.abs(r).max()
+    found = np.array([kind.between(p * (1 + s * r), p) for s in sizes])
+    left = np.abs(found / (kind.a_2 * sizes**2 * square) - 1)
+    assert (left[1:] <= 0.11 * left[:-1] + 1e-12).all()
+    expected = kind.a_2 * square + kind.a_3 * sizes[2] * cube
+    assert abs(found[2] / sizes[2] ** 2 - expected) < 1e-4 * expected * np.abs(sizes[2] * r).max() + EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "p_vanishes", "p_star_vanishes"),
+    [
+        ("kl", math.inf, math.log(2)),
+        ("reverse_kl", math.log(2), math.inf),
+        ("chi_square", math.inf, 1.0),
+        ("jensen_shannon", None, None),
+        ("squared_hellinger", 2 - math.sqrt(2), 2 - math.sqrt(2)),
+    ],
+)
+def test_zeros_cost_what_they_should(name, p_vanishes, p_star_vanishes):
+    kind, half, one = divergence(name), [0.5, 0.5], [1.0, 0.0]
+    if name == "jensen_shannon":
+        middle = np.array([0.75, 0.25])
+        to_middle = [
+            (np.array(q)[np.array(q) > 0] * np.log((np.array(q) / middle)[np.array(q) > 0])).sum() for q in (half, one)
+        ]
+        p_vanishes = p_star_vanishes = sum(to_middle) / 2
+    for found, expected in ((kind.between(half, one), p_vanishes), (kind.between(one, half), p_star_vanishes)):
+        assert found == expected if math.isinf(expected) else abs(found - expected) < EXACT
+
+
+@every
+def test_points_that_neither_shows_cost_nothing(kind):
+    assert kind.between([0.3, 0.7, 0.0], [0.6, 0.4, 0.0]) == kind.between([0.3, 0.7], [0.6, 0.4])
+    assert kind.between([0.5, 0.5, 0.0], [0.5, 0.5, 0.0]) == 0
+
+
+def test_a_divergence_of_ones_own_is_a_record():
+    cressie = Divergence(
+        "cubic", "(t^3 - 3t + 2) / 6", lambda x: x**2 * (3 + x) / 6, (1 / 2, 1 / 6, 0.0), 1 / 3, math.inf
+    )
+    p_star, p = np.array([0.2, 0.8]), np.array([0.5, 0.5])
+    assert abs(cressie.between(p_star, p) - (p * ((p_star / p) ** 3 - 1)).sum() / 6) < EXACT
+    assert divergence(cressie) is cressie
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda kl: kl.between([0.5, 0.4], [0.5, 0.5]), r"p_star must sum to 1, got a sum of 0\.9: divide"),
+        (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be >= 0, got -0\.5"),
+        (lambda kl: kl.between([0.5, 0.5], [1.0]), "same points, got 2 and 1 numbers"),
+        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite, got nan"),
+        (lambda kl: kl.between([], []), r"at least one, got shape \(0,\)"),
+        (lambda kl: kl.of_ratios([1.0, 1.5]), r"mean 1 under p, got 1\.25: divide"),
+        (lambda kl: kl.of_ratios([1.0, 1.0], [1.0]), "one number per ratio, got 1 for 2"),
+        (lambda kl: kl.of_ratios([1.0, 1.0], [0.0, 0.0]), "must not all be 0"),
+        (lambda kl: kl.f(-1.0), "ratio must be >= 0, got -1"),
+        (lambda kl: divergence("total_variation"), "one of kl, reverse_kl.*got 'total_variation'"),
+    ],
+)
+def test_bad_distributions_get_one_sentence(action, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        action(DIVERGENCES["kl"])
+    assert "\n" not in str(caught.value)
