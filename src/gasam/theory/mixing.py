@@ -1,0 +1,128 @@
+"""Proposition 2 as a trial: a share eta of shifted data moves the minimum eta times as far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gasam.analysis.objective import Objective
+from gasam.theory.distribution import Examples, distribution, known_divergence, mixture
+from gasam.theory.divergence import Divergence, divergence
+from gasam.theory.minimum import Minimum, check_budget, search
+from gasam.theory.risk import risks
+from gasam.theory.shift import predict
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One eta: |delta_mix|, its ratio to |delta|, its distance from eta times Theorem 2, and its divergence.
+
+    `divergence` is D_f(mix||p) and `square_law` is eta^2 D_f(p*||p); both None where p and p* are samples.
+    """
+
+    eta: float
+    norm: float
+    ratio: float
+    error: float  # |delta_mix - eta delta_2| / |delta_mix|, delta_2 predicted by Theorem 2 for eta = 1
+    stationary: bool
+    divergence: float | None
+    square_law: float | None
+
+
+@dataclass(frozen=True)
+class MixtureTrial:
+    """Proposition 2 over several eta; `norm` is |delta| at eta = 1."""
+
+    mixed: tuple[Mixed, ...]
+    norm: float
+    kind: str
+    predicted: bool  # Theorem 2's solve came through
+
+    @property
+    def largest_deviation(self) -> float:
+        """max over eta of | |delta_mix| / (eta |delta|) - 1 |."""
+        return max(abs(row.ratio / row.eta - 1) for row in self.mixed)
+
+    @property
+    def over_square_law(self) -> float | None:
+        """max over eta of D_f(mix||p) / (eta^2 C_f): above 1, the paper's bound on the mixture does not hold."""
+        both = [(row.divergence, row.square_law) for row in self.mixed]
+        ratios = [seen / law for seen, law in both if seen is not None and law and law < math.inf]
+        return max(ratios, default=None)
+
+    @property
+    def sentence(self) -> str:
+        over = self.over_square_law
+        law = "" if over is None else f"; {self.kind} of the mixture is at most {over:.3g} of eta^2 C_f"
+        first = self.mixed[0]
+        solved = (
+            f"eta times Theorem 2 is off by {first.error:.2g} at eta {first.eta:g}"
+            if self.predicted
+            else ("Theorem 2 gives no prediction here")
+        )
+        return f"|delta_mix| is eta |delta| within {self.largest_deviation:.2g}; {solved}{law}"
+
+
+def mixture_trial(
+    model: nn.Module,
+    objective: Objective,
+    batches: Examples,
+    shifted: Examples,
+    *,
+    etas: Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+    kind: str | Divergence = "kl",
+    ridge: float = 0.0,
+    tolerance: float | None = None,
+    iterations: int = 2000,
+) -> MixtureTrial:
+    """Proposition 2: p_mix = (1 - eta) p + eta p* moves the minimum by delta_mix, |delta_mix| / |delta| = eta + o(1).
+
+    Every minimum is searched from theta, where the model is. D_f(mix||p) <= eta^2 C_f is looked at, not taken for
+    granted: convexity of f gives eta C_f only.
+    """
+    etas = sorted(etas)
+    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
+        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
+    kind = divergence(kind)
+    check_budget(tolerance, iterations)
+    p, p_star = distribution(batches), distribution(shifted)
+    mixtures = [mixture(p, p_star, eta) for eta in etas]
+    with risks(model, objective, p, p_star, *mixtures, ridge=ridge) as (here, there, *mixed):
+        prediction = predict(here, there)
+        straight = here.flat("delta", prediction.delta)
+        whole = here.flat("delta", search(there, tolerance, iterations).offset)
+        if not whole.any():
+            raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
+        found = [search(risk, tolerance, iterations) for risk in mixed]
+        deltas = [here.flat("delta", minimum.offset) for minimum in found]
+    full = known_divergence(kind, p, p_star)
+    seen = [None if full is None else known_divergence(kind, p, blend) for blend in mixtures]
+    rows = [
+        _mixed(eta, minimum, delta, whole, straight, size, full)
+        for eta, minimum, delta, size in zip(etas, found, deltas, seen, strict=True)
+    ]
+    return MixtureTrial(tuple(rows), float(whole.norm()), kind.name, prediction.converged)
+
+
+def _mixed(
+    eta: float,
+    minimum: Minimum,
+    delta: Tensor,
+    whole: Tensor,
+    straight: Tensor,
+    seen: float | None,
+    full: float | None,
+) -> Mixed:
+    size = float(delta.norm())
+    return Mixed(
+        eta=float(eta),
+        norm=size,
+        ratio=size / float(whole.norm()),
+        error=float((delta - eta * straight).norm()) / size if size else math.inf,
+        stationary=minimum.stationary,
+        divergence=seen,
+        square_law=None if full is None else eta**2 * full,
+    )
