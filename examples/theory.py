@@ -1,0 +1,66 @@
+"""The paper's theory on a model of one's own: how far the minimum moves when the data shifts, and what bounds it."""
+
+import torch
+from torch import nn
+
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
+from gasam.theory import (
+    DIVERGENCES,
+    agreement,
+    corruption_trial,
+    curvature,
+    measured_shift,
+    mixture_trial,
+    predicted_shift,
+    settle,
+    shift_bound,
+    strength_trial,
+    weighted,
+)
+
+torch.manual_seed(0)
+y = torch.randint(3, (200,))
+x = (torch.randn(3, 5)[y] + torch.randn(200, 5)).double()
+batches = [(x[i : i + 50], y[i : i + 50]) for i in range(0, 200, 50)]
+model = nn.Linear(5, 3).double()
+
+objective = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+found = settle(model, objective, batches, ridge=0.01)  # the model is now at theta
+assert found.stationary
+
+ratios = torch.where(y == 0, 1.2, 1.0)  # class 0 becomes 1.2 times as frequent
+shifted = weighted(batches, ratios)
+measured = measured_shift(model, objective, batches, shifted, ridge=0.01)
+predicted = predicted_shift(model, objective, batches, shifted, ridge=0.01)
+both = agreement(predicted.delta, measured.delta)
+print(measured.sentence, predicted.sentence, both.sentence, sep="\n")
+assert measured.stationary
+assert predicted.converged
+assert both.relative_error < 0.15
+
+trial = corruption_trial(model, objective, batches, shifted, ridge=0.01, radii=(0.1, 0.01))
+print(trial.sentence)
+assert trial.verdict == "holds"
+
+bound = shift_bound(model, objective, batches, shifted, delta=measured.delta, kind="kl", ridge=0.01)
+print(bound.sentence)
+assert bound.verdict == "holds"
+
+print(curvature(model, objective, batches).sentence)  # without the ridge: all logits may rise together
+assert curvature(model, objective, batches).verdict == "vacuous"
+
+mixed = mixture_trial(model, objective, batches, shifted, etas=(0.1, 0.5, 1.0), ridge=0.01)
+print(mixed.sentence)
+assert mixed.largest_deviation < 0.15
+
+network = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+settle(network, objective, batches, ridge=0.03)
+groups = strength_trial(network, objective, batches, shifted, ridge=0.03)
+print(groups.sentence)
+assert groups.pearson > 0
+
+kl = DIVERGENCES["kl"]
+p, r = torch.tensor([0.2, 0.3, 0.5]).double(), torch.tensor([0.04, -0.06, 0.02]).double()
+assert abs(kl.between(p * (1 + r), p) / (kl.a_2 * (p * r**2).sum()) - 1) < 0.02
+assert kl.between([0.5, 0.5], [1.0, 0.0]) == torch.inf
