@@ -214,6 +214,16 @@ def test_ratio_vanishes_with_the_shift():
     assert 0.08 < limits[1] / limits[0] < 0.12
 
 
+def test_minimum_on_a_kink_is_not_taken_for_one():
+    model, z = Vector(2), torch.tensor([[0.0, 1.0], [1.0, 0.0], [3.0, 2.0]], dtype=torch.float64)
+    kinked = Objective(lambda model, z: model.w, lambda w, z: (w - z).abs().sum(1))
+    with pytest.raises(ValueError, match=r"delta must be given where the minimum of shifted is not reached.*tolerance"):
+        shift_bound(model, kinked, [z], weighted([z], [1.0, 1.0, 3.0]), size=1.0)
+    trial = mixture_trial(model, kinked, [z], weighted([z], [1.0, 1.0, 3.0]), etas=(0.5,))
+    assert not trial.stationary
+    assert trial.sentence.endswith("not every minimum was reached")
+
+
 TRIALS = [shift_bound, corruption_trial, mixture_trial, strength_trial]
 
 
@@ -265,7 +275,7 @@ def test_trials_leave_the_model_as_it_was_also_when_interrupted(trial):
         (lambda m: shift_bound(m, LOGISTIC, P, P, mu=-1.0, ridge=1.0), r"mu must be a finite number >= 0, got -1\.0"),
         (lambda m: corruption_trial(m, LOGISTIC, P, P, radii=(0.0,)), r"radii must be finite numbers > 0.*\(0\.0,\)"),
         (lambda m: corruption_trial(m, LOGISTIC, P, P, ridge=1.0, directions=0), "directions must be a whole number"),
-        (lambda m: mixture_trial(m, LOGISTIC, P, P, etas=(0.0, 1.0)), r"etas must be.*got \[0\.0, 1\.0\]"),
+        (lambda m: mixture_trial(m, LOGISTIC, P, P, etas=(0.0, 1.0)), r"etas must be.*got \(0\.0, 1\.0\)"),
         (lambda m: strength_trial(m, LOGISTIC, P, P, ridge=1.0), "at least 3 groups for a correlation, got 1"),
     ],
 )

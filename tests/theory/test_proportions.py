@@ -8,11 +8,13 @@ import torch
 from theory_problems import (
     CLASSIFIER,
     LOGISTIC,
+    NETWORK_RIDGE,
     RIDGE,
     Points,
     blocks,
     clouds,
     logistic,
+    settled_network,
     tanh_network,
 )
 from torch import nn
@@ -47,6 +49,7 @@ def test_mixture_moves_the_minimum_by_its_share():
     trial = mixture_trial(settled(), LOGISTIC, P, shifted(0.1), ridge=RIDGE, etas=(1.0, 0.5, 0.1, 0.01))
     assert [row.eta for row in trial.mixed] == [0.01, 0.1, 0.5, 1.0]
     assert all(row.stationary for row in trial.mixed)
+    assert trial.stationary
     assert trial.largest_deviation < 0.05
     errors = [row.error for row in trial.mixed]
     assert 8 < errors[1] / errors[0] < 12  # Theorem 2's error is of the order of the mixture's own shift
@@ -134,9 +137,8 @@ def test_fisher_blocks_are_proportional():
 
 
 def test_groups_with_weak_gradients_move_far_in_a_small_network():
-    model, batches = tanh_network(), clouds()
-    settle(model, CLASSIFIER, batches, ridge=0.02)
-    trial = strength_trial(model, CLASSIFIER, batches, weighted(batches, 1 + 0.1 * torch.rand(60)), ridge=0.02)
+    model, batches = settled_network(), clouds()
+    trial = strength_trial(model, CLASSIFIER, batches, weighted(batches, 1 + 0.1 * torch.rand(60)), ridge=NETWORK_RIDGE)
     reach, delta = [g.reach for g in trial.groups], [g.delta for g in trial.groups]
     ranks = [np.argsort(np.argsort(values)) for values in (reach, delta)]
     assert abs(trial.pearson - np.corrcoef(np.log(reach), np.log(delta))[0, 1]) < EXACT

@@ -5,7 +5,17 @@ import copy
 import numpy as np
 import pytest
 import torch
-from theory_problems import CLASSIFIER, LOGISTIC, RIDGE, Points, clouds, logistic, tanh_network
+from theory_problems import (
+    CLASSIFIER,
+    LOGISTIC,
+    NETWORK_RIDGE,
+    RIDGE,
+    Points,
+    clouds,
+    logistic,
+    settled_network,
+    tanh_network,
+)
 from torch import nn
 
 from gasam.analysis.objective import Objective
@@ -88,12 +98,12 @@ def test_two_data_sets_are_weights_over_both():
 
 
 def test_shift_of_a_network_is_found_and_predicted():
-    model, batches = tanh_network(), clouds()
-    assert settle(model, CLASSIFIER, batches, ridge=0.02).stationary
+    model, batches = settled_network(), clouds()
     shifted = weighted(batches, 1 + 0.02 * torch.randn(60))
-    measured = measured_shift(model, CLASSIFIER, batches, shifted, ridge=0.02)
-    predicted = predicted_shift(model, CLASSIFIER, batches, shifted, ridge=0.02)
+    measured = measured_shift(model, CLASSIFIER, batches, shifted, ridge=NETWORK_RIDGE)
+    predicted = predicted_shift(model, CLASSIFIER, batches, shifted, ridge=NETWORK_RIDGE)
     assert measured.stationary
+    assert measured.starts_at_minimum
     assert predicted.converged
     assert agreement(predicted.delta, measured.delta).relative_error < 0.1
     assert "theta* is stationary" in measured.sentence

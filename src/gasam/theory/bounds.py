@@ -201,5 +201,13 @@ def _change(risk: Risk, start: Tensor, v: Tensor) -> float:
 
 
 def measured(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
-    """The given delta, or the one to the minimum of the shifted risk."""
-    return there.flat("delta", search(there, None, 2000).offset if delta is None else delta)
+    """The given delta, or the one to the minimum of the shifted risk, which must be reached."""
+    if delta is not None:
+        return there.flat("delta", delta)
+    found = search(there, None, 2000)
+    if not found.stationary:
+        raise ValueError(
+            f"delta must be given where the minimum of shifted is not reached, got |gradient| "
+            f"{found.gradient_norm:.2g}: take it from measured_shift with a larger tolerance, iterations or ridge"
+        )
+    return there.flat("delta", found.offset)

@@ -40,6 +40,7 @@ class MixtureTrial:
     norm: float
     kind: str
     predicted: bool  # Theorem 2's solve came through
+    stationary: bool  # every minimum was reached, theta among them
 
     @property
     def largest_deviation(self) -> float:
@@ -58,12 +59,11 @@ class MixtureTrial:
         over = self.over_square_law
         law = "" if over is None else f"; {self.kind} of the mixture is at most {over:.3g} of eta^2 C_f"
         first = self.mixed[0]
-        solved = (
-            f"eta times Theorem 2 is off by {first.error:.2g} at eta {first.eta:g}"
-            if self.predicted
-            else ("Theorem 2 gives no prediction here")
-        )
-        return f"|delta_mix| is eta |delta| within {self.largest_deviation:.2g}; {solved}{law}"
+        solved = "Theorem 2 gives no prediction here"
+        if self.predicted:
+            solved = f"eta times Theorem 2 is off by {first.error:.2g} at eta {first.eta:g}"
+        doubt = "" if self.stationary else "; not every minimum was reached"
+        return f"|delta_mix| is eta |delta| within {self.largest_deviation:.2g}; {solved}{law}{doubt}"
 
 
 def mixture_trial(
@@ -83,28 +83,33 @@ def mixture_trial(
     Every minimum is searched from theta, where the model is. D_f(mix||p) <= eta^2 C_f is looked at, not taken for
     granted: convexity of f gives eta C_f only.
     """
-    etas = sorted(etas)
-    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
-        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
-    kind = divergence(kind)
+    etas, kind = _checked(etas), divergence(kind)
     check_budget(tolerance, iterations)
     p, p_star = distribution(batches), distribution(shifted)
     mixtures = [mixture(p, p_star, eta) for eta in etas]
     with risks(model, objective, p, p_star, *mixtures, ridge=ridge) as (here, there, *mixed):
         prediction = predict(here, there)
         straight = here.flat("delta", prediction.delta)
-        whole = here.flat("delta", search(there, tolerance, iterations).offset)
+        star = search(there, tolerance, iterations)
+        whole = here.flat("delta", star.offset)
         if not whole.any():
             raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
         found = [search(risk, tolerance, iterations) for risk in mixed]
         deltas = [here.flat("delta", minimum.offset) for minimum in found]
+        reached = float(here.gradient()[1].norm()) <= star.tolerance and all(m.stationary for m in (star, *found))
     full = known_divergence(kind, p, p_star)
     seen = [None if full is None else known_divergence(kind, p, blend) for blend in mixtures]
     rows = [
         _mixed(eta, minimum, delta, whole, straight, size, full)
         for eta, minimum, delta, size in zip(etas, found, deltas, seen, strict=True)
     ]
-    return MixtureTrial(tuple(rows), float(whole.norm()), kind.name, prediction.converged)
+    return MixtureTrial(tuple(rows), float(whole.norm()), kind.name, prediction.converged, reached)
+
+
+def _checked(etas: Sequence[float]) -> list[float]:
+    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
+        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
+    return sorted(etas)
 
 
 def _mixed(

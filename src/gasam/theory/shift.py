@@ -48,7 +48,10 @@ class MeasuredShift:
 
 @dataclass(frozen=True, eq=False)
 class PredictedShift:
-    """delta by name. `lowest_curvature` is the smallest d.Hd / d.d met on the way, with damping."""
+    """delta by name; where `indefinite`, only what the solve had so far.
+
+    `lowest_curvature` is the smallest d.Hd / d.d met on the way, with damping.
+    """
 
     delta: dict[str, Tensor]
     residual: float
