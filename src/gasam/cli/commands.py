@@ -138,29 +138,37 @@ def compare(
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="table1, table2, table3 or table5.")],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="table1 to table5, or figure1 to figure5.")],
     size: opt.Size = "small",
-    tasks: Annotated[str | None, typer.Option(help="Only these of the table's tasks, with commas.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each row; the paper's 4 by default.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Only these of a table's tasks, or any others for a figure, with commas.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each row; the paper's 4 by default, 1 for figures and table4.")
+    ] = None,
     data_dir: opt.DataDir = None,
     jobs: opt.Jobs = None,
     out: opt.Out = RUNS,
     cpu: opt.Cpu = False,
     json: opt.Json = False,
 ) -> None:
-    """Run a table of the paper, or what is missing of it, and show it beside the paper's numbers."""
+    """Run a table or a figure of the paper, or what is missing of it, and show it beside the paper's numbers."""
     from gasam.cli.sessions import run_many, show
-    from gasam.experiments import studies
+    from gasam.cli.studies import reproduce_figure
+    from gasam.experiments import figures, studies
     from gasam.experiments.report.comparison import study_table
     from gasam.experiments.tasks import Origin
 
-    study = studies.load(table)
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
-    plans = [replace(plan, origin=Origin(data_dir)) for plan in study.plans(size, chosen, numbers)]
+    if study in figures.NAMES:
+        reproduce_figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, out, cpu, json)
+        return
+    table = studies.load(study)
+    plans = [replace(plan, origin=Origin(data_dir)) for plan in table.plans(size, chosen, numbers)]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
-    show(study_table(study, found, size), found, done, out / "tables" / f"{table}-{size}", json)
+    show(study_table(table, found, size), found, done, out / "tables" / f"{study}-{size}", json)
 
 
 @app.command()

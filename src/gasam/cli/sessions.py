@@ -43,14 +43,14 @@ def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool 
     console.print(f"{out / job.name}.json, weights in {out / job.name / 'model.pt'}", soft_wrap=True)
 
 
-def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool) -> list[Job]:
+def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, gradient_norms: bool = False) -> list[Job]:
     parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
     found = prepared(plans, out)
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
         errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", soft_wrap=True)
     with Live(len(todo)) as live:
-        run_all(found, out, parallel, live.watch, cpu=cpu)
+        run_all(found, out, parallel, live.watch, cpu=cpu, gradient_norms=gradient_norms)
     return found
 
 

@@ -74,7 +74,9 @@ def _without_examples(data: Encoded) -> Encoded:
     return {"hash": data["hash"], "notes": data["notes"]}
 
 
-def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False) -> None:
+def run_all(
+    jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False, gradient_norms: bool = False
+) -> None:
     """Run what has no record yet. Ctrl-C, or whatever else ends this early, lets every running one write its
     checkpoint first."""
     if parallel < 1:
@@ -85,7 +87,7 @@ def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: 
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(_start(waiting.pop(0), folder, threads, cpu))
+                running.append(_start(waiting.pop(0), folder, threads, cpu, gradient_norms))
                 watch(running[-1].job, ("start", None))
             ready = wait([worker.pipe for worker in running])
             for worker in [worker for worker in running if worker.pipe in ready]:
@@ -95,22 +97,29 @@ def run_all(jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: 
         _stop(running)
 
 
-def _start(job: Job, folder: Path, threads: int, cpu: bool) -> Worker:
+def _start(job: Job, folder: Path, threads: int, cpu: bool, gradient_norms: bool) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(job.plan, folder, threads, cpu, theirs), name=job.name)
+    given = (job.plan, folder, threads, cpu, gradient_norms, theirs)
+    process = context.Process(target=_work, args=given, name=job.name)
     process.start()
     theirs.close()
     return Worker(job, process, ours)
 
 
-def _work(plan: Plan, folder: Path, threads: int, cpu: bool, pipe: Connection) -> None:
+def _work(plan: Plan, folder: Path, threads: int, cpu: bool, gradient_norms: bool, pipe: Connection) -> None:
     """A process of its own: a crash, of whatever kind, is this run's alone."""
     os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     try:
-        record = run(plan, folder, watch=lambda update: pipe.send(("update", update)), cpu=cpu)
+        record = run(
+            plan,
+            folder,
+            watch=lambda update: pipe.send(("update", update)),
+            cpu=cpu,
+            gradient_norms=gradient_norms,
+        )
         pipe.send(("done", record))
     except KeyboardInterrupt:
         pipe.send(("failed", "interrupted; run the same command to go on"))

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gasam.experiments import plan
+from gasam.experiments import figures, plan
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
@@ -120,7 +120,8 @@ def names() -> list[str]:
 @cache
 def load(name: str) -> Study:
     if name not in names():
-        raise InputError(f"study must be one of {', '.join(names())}, got {name!r}")
+        known = sorted((*names(), *figures.NAMES))
+        raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     with (_folder() / f"{name}.toml").open("rb") as stream:
         try:
             return parse(name, tomllib.load(stream))

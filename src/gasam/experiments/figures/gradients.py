@@ -1,0 +1,76 @@
+"""Figures 4 and 5: gradient norms over the epochs of training, and of the layers of encoder and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gasam.experiments.figures import FigureStudy, Finding, Setting
+from gasam.experiments.records import Record
+
+
+class Phases(FigureStudy):
+    """The norms come from the records of training itself."""
+
+    tasks = ("en-vi",)
+    methods = ("baseline",)
+    gradient_norms = True
+
+
+class Figure4(Phases):
+    title = "Figure 4: gradient norms over training"
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        from gasam.analysis.pictures import Line, draw_lines, sheet
+
+        figure, [axes] = sheet(1)
+        norms = {f"{r['task']}, seed {r['seed']}": [row["gradient_norm"] for row in r["curve"]] for r in found}
+        lines = [Line(label, range(1, len(values) + 1), values) for label, values in norms.items()]
+        draw_lines(axes, lines, title="gradient norm over training", x="epoch", y="mean |g| of an epoch's steps")
+        first, last = (values_at(norms, place) for place in (0, -1))
+        sentence = (
+            f"the mean gradient norm is {first:.3g} in the first epoch and {last:.3g} in the last, "
+            f"{last / first:.2f} times as large; the largest is in epoch {peak(norms)}"
+        )
+        return Finding(self.title, {"norms": norms, "runs": [r["identity"] for r in found]}, figure, sentence)
+
+
+class Figure5(Phases):
+    title = "Figure 5: gradient norms of the layers of encoder and decoder"
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        from gasam.analysis.pictures import Line, draw_lines, sheet
+
+        record = found[0]
+        sides = {side: layers_of(record, side) for side in ("encoder", "decoder")}
+        shown = {side: layers for side, layers in sides.items() if layers} or {"layer": layers_of(record, "")}
+        figure, panels = sheet(len(shown))
+        for panel, (side, layers) in zip(panels, shown.items(), strict=True):
+            lines = [Line(name, range(1, len(values) + 1), values) for name, values in layers.items()]
+            draw_lines(panel, lines, title=f"{record['task']}: {side}", x="epoch", y="mean |g| of an epoch's steps")
+        means = {side: {name: sum(v) / len(v) for name, v in layers.items()} for side, layers in shown.items()}
+        words = [
+            f"in the {side} the mean norm is {', '.join(f'{value:.3g} in {name}' for name, value in layers.items())}"
+            for side, layers in means.items()
+        ]
+        return Finding(
+            self.title, {"norms": shown, "means": means, "run": record["identity"]}, figure, "; ".join(words)
+        )
+
+
+def layers_of(record: Record, side: str) -> dict[str, list[float]]:
+    """The norms of the side's layers by epoch, from the lowest to the highest layer."""
+    rows = [row["layer_gradient_norms"] for row in record["curve"]]
+    names = [name for name in rows[0] if name.startswith(side) and rows[0][name] is not None]
+    return {name: [row[name] for row in rows] for name in sorted(names)}
+
+
+def values_at(norms: dict[str, list[Any]], place: int) -> float:
+    """The mean over runs."""
+    return float(sum(values[place] for values in norms.values()) / len(norms))
+
+
+def peak(norms: dict[str, list[Any]]) -> int:
+    epochs = [values_at(norms, place) for place in range(min(map(len, norms.values())))]
+    return 1 + epochs.index(max(epochs))

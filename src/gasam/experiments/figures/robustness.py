@@ -1,0 +1,42 @@
+"""Table 4: the metric under the paper's corruptions of the weights, and the radius at which half of it is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gasam.analysis.robustness import TABLE4
+from gasam.experiments.analyses.robustness import Robustness
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, rows_for
+from gasam.experiments.records import Record
+
+PAPER = {
+    "none": ("30.60", "31.15"),
+    "L2, 0.05": ("30.26", "30.90"),
+    "L2, 0.1": ("29.36", "30.26"),
+    "L2, 0.2": ("6.46", "17.87"),
+    "L-inf, 0.0001": ("30.30", "30.72"),
+    "L-inf, 0.0002": ("29.95", "30.67"),
+    "L-inf, 0.0005": ("5.33", "29.14"),
+}
+"""BLEU of baseline and GA-SAM on En-Vi; absolute radii are those of 59 million weights."""
+
+
+class Table4(FigureStudy):
+    title = "Table 4: the metric under corrupted weights"
+    tasks = ("en-vi",)
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        judged = {"paper": None, "small": 100, "tiny": 4}[setting.size]
+        searched = Robustness(rows=rows_for(setting.size, 1024, 256, 16), restarts=0, judged=judged)
+        listed = [replace(searched, norm=norm, radii=TABLE4[norm]) for norm in (2.0, math.inf)]
+        measured = {each: analysed(each, runs, setting) for each in (*listed, searched)}
+        return Finding(
+            self.title,
+            {"paper": PAPER, "records": [record for records in measured.values() for record in records]},
+            searched.draw(measured[searched]),
+            searched.sentence(measured[searched]),
+            tuple(each.table(records) for each, records in measured.items()),
+        )

@@ -1,0 +1,53 @@
+"""Figures 1 and 2: the shift of the minimum on MNIST, or on the embedded digits where it is not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gasam.experiments.analyses.mixtures import Mixtures
+from gasam.experiments.analyses.shift import Shift
+from gasam.experiments.analyses.shifted_line import ShiftedLine
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, rows_for
+from gasam.experiments.records import Record
+
+
+class ShiftStudy(FigureStudy):
+    tasks = ("mnist",)
+    otherwise = ("digits",)
+    methods = ("baseline",)
+
+    def analysis(self, size: str) -> Shift:
+        raise NotImplementedError
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        analysis = self.analysis(setting.size)
+        measured = analysed(analysis, runs, setting)
+        return Finding(
+            self.title,
+            {"records": measured},
+            analysis.draw(measured),
+            analysis.sentence(measured),
+            (analysis.table(measured),),
+        )
+
+
+class Figure1(ShiftStudy):
+    title = "Figure 1: training loss, test loss and shifted training loss"
+
+    def analysis(self, size: str) -> Shift:
+        return ShiftedLine(
+            rows=rows_for(size, 10_000, 2000, 100), epochs=rows_for(size, 20, 5, 1), points=rows_for(size, 61, 31, 7)
+        )
+
+
+class Figure2(ShiftStudy):
+    title = "Figure 2: the length of the shift against the share of shifted data"
+
+    def analysis(self, size: str) -> Shift:
+        return Mixtures(
+            rows=rows_for(size, 10_000, 2000, 100),
+            epochs=rows_for(size, 20, 5, 1),
+            trials=rows_for(size, 100, 100, 5),
+            controls=rows_for(size, 10, 5, 2),
+        )

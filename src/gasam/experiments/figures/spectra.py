@@ -1,0 +1,28 @@
+"""Figure 3: the 50 largest eigenvalues of baseline and GA-SAM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gasam.experiments.analyses.spectrum import Spectrum
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, rows_for
+from gasam.experiments.records import Record
+
+
+class Figure3(FigureStudy):
+    """By the empirical Fisher matrix, as the paper has it."""
+
+    title = "Figure 3: largest eigenvalues of the empirical Fisher matrix"
+    tasks = ("imdb", "ptb", "en-vi", "de-en")
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        analysis = Spectrum(rows=rows_for(setting.size, 1024, 512, 64), k=rows_for(setting.size, 50, 50, 10))
+        measured = analysed(analysis, runs, setting)
+        return Finding(
+            self.title,
+            {"records": measured},
+            analysis.draw(measured),
+            analysis.sentence(measured),
+            (analysis.table(measured),),
+        )
