@@ -138,7 +138,7 @@ def compare(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="table1 to table5, or figure1 to figure5.")],
+    study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
     size: opt.Size = "small",
     tasks: Annotated[
         str | None, typer.Option(help="Only these of a table's tasks, or any others for a figure, with commas.")

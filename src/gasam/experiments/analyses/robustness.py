@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,8 @@ class Robustness(Analysis):
                     f"on {task} half the metric is lost at radius {mine:.3g} by {label} and at {other:.3g} by {base}, "
                     f"{mine / other:.2f} times as far"
                 )
-        return "; ".join(words) or f"half the metric is lost at radius {_half(found[0]['found']['half_radius'])}"
+        lost = [f"{label}: {_half(each['found']['half_radius'])}" for each, label in _named(found)]
+        return "; ".join(words) or f"half of the metric is lost at: {'; '.join(lost)}"
 
 
 def radii_named(text: str, norm: float) -> tuple[float, ...]:
@@ -155,6 +156,10 @@ def _at(each: Record, radius: float, kind: str) -> str:
             clean, value = float(each["found"]["clean_metric"]), float(point[kind])
             return f"{shown(value)} ({shown(value - clean) if value < clean else '+' + shown(value - clean)})"
     return ""
+
+
+def _named(found: Sequence[Record]) -> Iterator[tuple[Record, str]]:
+    return zip(found, run_labels(found), strict=True)
 
 
 def _half(half: dict[str, Any]) -> str:

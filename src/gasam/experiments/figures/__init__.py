@@ -99,6 +99,12 @@ def analysed(analysis: Analysis, runs: Sequence[Path], setting: Setting) -> list
     ]
 
 
+def finding(title: str, analysis: Analysis, measured: Sequence[Record]) -> Finding:
+    """What an analysis shows of some runs."""
+    shown = analysis.draw(measured), analysis.sentence(measured), (analysis.table(measured),)
+    return Finding(title, {"records": list(measured)}, *shown)
+
+
 def rows_for(size: str, paper: int, small: int, tiny: int) -> int:
     """How many examples a study takes in a size."""
     return {"paper": paper, "small": small, "tiny": tiny}[size]
@@ -109,6 +115,7 @@ def study(name: str) -> FigureStudy:
     from gasam.experiments.figures.robustness import Table4
     from gasam.experiments.figures.shifts import Figure1, Figure2
     from gasam.experiments.figures.spectra import Figure3
+    from gasam.experiments.figures.substitutions import OverTraining
 
     studies: dict[str, type[FigureStudy]] = {
         "figure1": Figure1,
@@ -117,6 +124,7 @@ def study(name: str) -> FigureStudy:
         "figure4": Figure4,
         "figure5": Figure5,
         "table4": Table4,
+        "substitutions": OverTraining,
     }
     assert tuple(studies) == NAMES
     if name not in studies:
@@ -124,4 +132,4 @@ def study(name: str) -> FigureStudy:
     return studies[name]()
 
 
-NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "table4")
+NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "table4", "substitutions")

@@ -8,7 +8,7 @@ from pathlib import Path
 from gasam.experiments.analyses.mixtures import Mixtures
 from gasam.experiments.analyses.shift import Shift
 from gasam.experiments.analyses.shifted_line import ShiftedLine
-from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, rows_for
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, finding, rows_for
 from gasam.experiments.records import Record
 
 
@@ -22,14 +22,7 @@ class ShiftStudy(FigureStudy):
 
     def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
         analysis = self.analysis(setting.size)
-        measured = analysed(analysis, runs, setting)
-        return Finding(
-            self.title,
-            {"records": measured},
-            analysis.draw(measured),
-            analysis.sentence(measured),
-            (analysis.table(measured),),
-        )
+        return finding(self.title, analysis, analysed(analysis, runs, setting))
 
 
 class Figure1(ShiftStudy):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gasam.experiments.analyses.spectrum import Spectrum
-from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, rows_for
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, finding, rows_for
 from gasam.experiments.records import Record
 
 
@@ -18,11 +18,4 @@ class Figure3(FigureStudy):
 
     def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
         analysis = Spectrum(rows=rows_for(setting.size, 1024, 512, 64), k=rows_for(setting.size, 50, 50, 10))
-        measured = analysed(analysis, runs, setting)
-        return Finding(
-            self.title,
-            {"records": measured},
-            analysis.draw(measured),
-            analysis.sentence(measured),
-            (analysis.table(measured),),
-        )
+        return finding(self.title, analysis, analysed(analysis, runs, setting))

@@ -1,0 +1,40 @@
+"""How far the paper's two substitutions are off, over training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gasam.experiments import plan, tasks
+from gasam.experiments.analyses.substitutions import Substitutions, epochs_of
+from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, finding, rows_for
+from gasam.experiments.plan import Plan
+from gasam.experiments.records import Record
+from gasam.experiments.tasks import Origin
+
+
+class OverTraining(FigureStudy):
+    """Runs of 1, 2, 4, .. epochs: with a constant rate and one seed each is the beginning of the next."""
+
+    title = "The paper's two substitutions over training"
+    tasks = ("imdb",)
+    otherwise = ("docstrings",)
+    methods = ("baseline",)
+
+    def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
+        return [
+            plan.make(task, "baseline", size, seed, origin=origin, settings={"epochs": epochs})
+            for task in names
+            for seed in seeds
+            for epochs in doubling(tasks.find(task).settings(size).epochs)
+        ]
+
+    def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
+        analysis = Substitutions(rows=rows_for(setting.size, 1024, 256, 32))
+        return finding(self.title, analysis, sorted(analysed(analysis, runs, setting), key=epochs_of))
+
+
+def doubling(last: int) -> list[int]:
+    """1, 2, 4, .. and the last."""
+    powers = [2**power for power in range(last.bit_length()) if 2**power < last]
+    return [*powers, last]
