@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gasam.experiments import records, studies, tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
-from gasam.experiments.report import cells
+from gasam.experiments.report import cells, measured
 from gasam.experiments.report.comparison import comparison, data_notes, described, paper_of, study_groups, study_table
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
 from gasam.experiments.report.tables import Table, markdown
@@ -39,8 +39,9 @@ def stale(root: Path) -> list[str]:
     return [str(file.relative_to(root)) for file, text in _made(root).items() if _read(file) != text]
 
 
-def page(found: Sequence[Record]) -> str:
-    """`docs/results.md`. The embedded twins and the user's own data are no evidence and are left out."""
+def page(found: Sequence[Record], analysed: Iterable[str] = ()) -> str:
+    """`docs/results.md`, with the sections of what was `analysed`. The embedded twins and the user's own data are no
+    evidence and are left out."""
     shown = evidence(found)
     parts = [
         "# Results",
@@ -54,6 +55,7 @@ def page(found: Sequence[Record]) -> str:
         "\n".join(f"- {line}" for line in _paper()),
         *(_tasks(shown) if shown else ["## What was measured", NOTHING]),
         *_studies(shown),
+        *analysed,
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -85,7 +87,10 @@ def _made(root: Path) -> dict[Path, str]:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"{root / README} has no place for results: give it the lines {BEGIN} and {END}")
-    return {root / PAGE: page(found), root / README: f"{before}{BEGIN}\n\n{block(found)}\n{END}{after}"}
+    return {
+        root / PAGE: page(found, measured.sections(root)),
+        root / README: f"{before}{BEGIN}\n\n{block(found)}\n{END}{after}",
+    }
 
 
 def _read(file: Path) -> str:
