@@ -54,6 +54,11 @@ class Analysis(ABC):
     def sentence(self, found: Sequence[Record]) -> str:
         """What it shows, with its number."""
 
+    @property
+    def manner(self) -> str:
+        """How it is measured, in a few words: what sets two analyses of one kind apart."""
+        return f"{self.rows} examples of the {self.split} split"
+
     def options(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 

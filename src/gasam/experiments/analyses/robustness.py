@@ -47,6 +47,15 @@ class Robustness(Analysis):
 
     kind = "attack"
 
+    @property
+    def ball(self) -> str:
+        return "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"
+
+    @property
+    def manner(self) -> str:
+        paper = self.norm in TABLE4 and self.radii == TABLE4[self.norm]
+        return f"{self.ball}, {'the radii of Table 4' if paper else 'given radii' if self.radii else 'up to collapse'}"
+
     def options(self) -> dict[str, Any]:
         return super().options() | {"norm": plain_value(self.norm)}
 
@@ -87,23 +96,24 @@ class Robustness(Analysis):
 
     def table(self, found: Sequence[Record]) -> Table:
         """Corruptions in the rows, runs in the columns, as Table 4 has it."""
-        labels, name = run_labels(found), "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"
         rows = [("none", *(shown(each["found"]["clean_metric"]) for each in found))]
         radii = sorted({point["radius"] for each in found for point in each["found"]["points"]})
         for radius in radii:
             for kind, words in (("metric", "attack"), ("random_metric", "random")):
                 cells = [_at(each, radius, kind) for each in found]
                 if any(cells):
-                    rows.append((f"{name}, {radius:.3g}, {words}", *cells))
+                    rows.append((f"{self.ball}, {radius:.3g}, {words}", *cells))
         rows += [(how, *(shown(each["found"]["compressed"][how]) for each in found)) for how in COMPRESSIONS]
-        rows.append((f"half is lost at ({name}, attack)", *(_half(each["found"]["half_radius"]) for each in found)))
+        rows.append(
+            (f"half is lost at ({self.ball}, attack)", *(_half(each["found"]["half_radius"]) for each in found))
+        )
         metric, judged = found[0]["run"]["metric"], "all" if self.judged is None else f"the first {self.judged}"
         notes = (
             f"The attack maximises the loss on {self.rows} examples of the {self.split} split by {self.steps} steps, "
             f"from the weights and from {self.restarts} random points; {metric} is of {judged} test examples.",
         )
         values = tuple({"run": each["run"]["name"]} | each["found"] for each in found)
-        return Table("Metric under corrupted weights", ("corruption", *labels), tuple(rows), notes, values)
+        return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
 
     def draw(self, found: Sequence[Record]) -> Figure:
         from gasam.analysis.pictures import Line
@@ -115,8 +125,14 @@ class Robustness(Analysis):
             return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
 
         lower = not found[0]["found"]["higher_is_better"]
-        title = f"attacked in L-{plain_value(self.norm)}"
-        return panels(found, line, title=title, x="radius", y=found[0]["run"]["metric"], log="xy" if lower else "x")
+        return panels(
+            found,
+            line,
+            title=f"attacked in {self.ball}",
+            x="radius",
+            y=found[0]["run"]["metric"],
+            log="xy" if lower else "x",
+        )
 
     def sentence(self, found: Sequence[Record]) -> str:
         words = []
@@ -163,4 +179,8 @@ def _named(found: Sequence[Record]) -> Iterator[tuple[Record, str]]:
 
 
 def _half(half: dict[str, Any]) -> str:
-    return f"{half['radius']:.3g}" if half["radius"] is not None else str(half["reason"])
+    """A radius, or between which the search ended: `> 0.2` is beyond all that was tried."""
+    if half["radius"] is not None:
+        return f"{half['radius']:.3g}"
+    bounds = (f"> {half['low']:g}" if half["low"] else "", f"< {half['high']:g}" if half["high"] else "")
+    return " ".join(filter(None, bounds)) or str(half["reason"])

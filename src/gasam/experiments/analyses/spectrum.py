@@ -25,6 +25,10 @@ class Spectrum(Analysis):
 
     kind = "spectrum"
 
+    @property
+    def manner(self) -> str:
+        return f"{WORDS[self.matrix]}, {super().manner}"
+
     def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
         from gasam.analysis.spectrum import top_eigenvalues
 

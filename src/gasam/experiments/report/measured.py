@@ -45,7 +45,7 @@ def _place(each: Record) -> tuple[bool, int, float]:
 
 def _shown(analysis: Analysis, found: Sequence[Record]) -> Iterator[str]:
     run, sentence = found[0]["run"], analysis.sentence(found)
-    yield f"### {run['task']}, size {run['size']}"
+    yield f"### {run['task']}, size {run['size']}: {analysis.manner}"
     yield f"{sentence[0].upper()}{sentence[1:]}."
     yield markdown(analysis.table(found))
     spent = "; ".join(
