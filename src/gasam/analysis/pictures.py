@@ -57,6 +57,7 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str,
         if name in log:
             scale("log")
             axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter())
     finish(axes, title, x, y)
     axes.legend(fontsize="small", frameon=False)
 

@@ -182,8 +182,7 @@ def _show(analysis: Analysis, runs: list[Path], origin: Origin, out: Path, cpu: 
             found.append(analyses.run(analysis, run, out, origin, cpu=cpu, watch=watch))
             if not errors.is_terminal:
                 errors.print(f"{told}: done", soft_wrap=True)
-    place = out / analysis.kind
-    files = analyses.save(analysis, found, place)
+    files = analyses.save(analysis, found, out)
     if json:
         print_json(as_json(analysis.table(found)) | {"sentence": analysis.sentence(found), "files": files})
         return

@@ -55,6 +55,11 @@ class Analysis(ABC):
         """What it shows, with its number."""
 
     @property
+    def filed(self) -> str:
+        """What its tables and pictures are filed under."""
+        return self.kind
+
+    @property
     def manner(self) -> str:
         """How it is measured, in a few words: what sets two analyses of one kind apart."""
         return f"{self.rows} examples of the {self.split} split"
@@ -109,16 +114,18 @@ def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, c
     }
 
 
-def save(analysis: Analysis, found: Sequence[Record], place: Path) -> list[str]:
+def save(analysis: Analysis, found: Sequence[Record], folder: Path) -> list[str]:
     """The table as JSON and Markdown and the picture as PNG and SVG, under one name."""
     from gasam.analysis import pictures
 
     table = analysis.table(found)
-    write_json(place.with_suffix(".json"), as_json(table) | {"sentence": analysis.sentence(found)})
-    with replaced(place.with_suffix(".md")) as partial:
+    tasks = dict.fromkeys(f"{each['run']['task']}-{each['run']['size']}" for each in found)
+    place = folder / "-".join((analysis.filed, *tasks))
+    numbers, text = (place.with_name(f"{place.name}.{kind}") for kind in ("json", "md"))
+    write_json(numbers, as_json(table) | {"sentence": analysis.sentence(found)})
+    with replaced(text) as partial:
         partial.write_text(markdown(table), encoding="utf-8")
-    drawn = pictures.save(analysis.draw(found), place)
-    return [str(file) for file in (place.with_suffix(".json"), place.with_suffix(".md"), *drawn)]
+    return [str(file) for file in (numbers, text, *pictures.save(analysis.draw(found), place))]
 
 
 def read(file: Path) -> Record:

@@ -52,6 +52,10 @@ class Robustness(Analysis):
         return "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"
 
     @property
+    def filed(self) -> str:
+        return f"{self.kind}-{self.ball}"
+
+    @property
     def manner(self) -> str:
         paper = self.norm in TABLE4 and self.radii == TABLE4[self.norm]
         return f"{self.ball}, {'the radii of Table 4' if paper else 'given radii' if self.radii else 'up to collapse'}"
@@ -125,14 +129,12 @@ class Robustness(Analysis):
             return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
 
         lower = not found[0]["found"]["higher_is_better"]
-        return panels(
-            found,
-            line,
-            title=f"attacked in {self.ball}",
-            x="radius",
-            y=found[0]["run"]["metric"],
-            log="xy" if lower else "x",
-        )
+        y = found[0]["run"]["metric"]
+        figure = panels(found, line, title=f"attacked in {self.ball}", x="radius", y=y, log="xy" if lower else "x")
+        if not lower:
+            for axes in figure.axes:
+                axes.set_ylim(bottom=0)
+        return figure
 
     def sentence(self, found: Sequence[Record]) -> str:
         words = []
