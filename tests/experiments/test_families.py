@@ -12,8 +12,9 @@ from torch import nn
 
 from gasam.experiments.checkpoints import Checkpoints
 from gasam.experiments.data.corpus import Corpus
-from gasam.experiments.families.classification import TextClassification, TextCNNSettings, accuracy, words
+from gasam.experiments.families.classification import TextClassification, TextCNNSettings, words
 from gasam.experiments.families.images import ImageClassification, MLPSettings
+from gasam.experiments.families.labelled import accuracy
 from gasam.experiments.families.language import LanguageModel, LSTMSettings, windows
 from gasam.experiments.methods import choose
 from gasam.experiments.optimisation import learning_rate, optimizer_for

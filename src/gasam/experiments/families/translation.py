@@ -18,7 +18,7 @@ from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
-from gasam.experiments.families.classification import some
+from gasam.experiments.families.labelled import some
 from gasam.experiments.families.subwords import END, PADDING, SPECIALS, START, Subwords
 
 PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
