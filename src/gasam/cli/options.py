@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import typer
 
@@ -54,6 +54,10 @@ Risk = Annotated[str | None, typer.Option(help="mean over the walk, or final: it
 StartEpoch = Annotated[int | None, typer.Option(help="First epoch with a walk, from 1.", rich_help_panel=WALK)]
 
 
+@overload
+def norm(text: str) -> float: ...
+@overload
+def norm(text: None) -> None: ...
 def norm(text: str | None) -> float | None:
     if text is None:
         return None
