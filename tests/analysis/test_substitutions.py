@@ -12,11 +12,12 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.curvature_pair import CurvaturePair, largest
-from gasam.analysis.example_norms import example_squares
+from gasam.analysis.examples import example_gradients as from_batch
+from gasam.analysis.examples import squares
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
 from gasam.analysis.objective import Objective, examined
-from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation
+from gasam.analysis.products import Products
+from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation, top_eigenvalue
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
@@ -44,10 +45,9 @@ def dense_hessian(model, x, y):
     return hessian(loss, flat(model.parameters()))
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 3])
-def test_norms_equal_dense_ones(chunk):
+def test_norms_equal_dense_ones():
     model, (x, y) = network(), batch(rows=12)
-    found = norm_substitution(model, OBJECTIVE, in_batches(x, y, (5, 7)), chunk=chunk)
+    found = norm_substitution(model, OBJECTIVE, in_batches(x, y, (5, 7)))
     rows = example_gradients(model, x, y)
     single = torch.stack([part.norm(dim=1).mean() for part in rows.split(SIZES, dim=1)])
     joint = sum(len(b) * torch.stack([p.norm() for p in b.mean(0).split(SIZES)]) for b in rows.split((5, 7))) / 12
@@ -95,7 +95,7 @@ def test_at_a_minimum_that_fits_no_example_the_batch_says_nothing_of_the_example
 
 
 class Wordy(nn.Module):
-    """Recurrent, with an embedding: operations that vmap may have no rule for."""
+    """Recurrent, with an embedding and a part that is not used."""
 
     def __init__(self, sparse):
         super().__init__()
@@ -109,12 +109,20 @@ class Wordy(nn.Module):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_examples_go_one_by_one_where_they_cannot_go_together(sparse):
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_gradients_of_examples_are_those_of_single_passes(sparse, told_apart):
     torch.manual_seed(0)
     model = Wordy(sparse).double()
     data = torch.randint(7, (5, 6)), torch.randint(3, (5,))
-    losses = OBJECTIVE(model, data)
-    found = example_squares(losses, list(model.parameters()))
+
+    def forward(model, batch):
+        assert told_apart or len(batch[0]) == 5
+        return model(batch[0])
+
+    objective = Objective(forward, CrossEntropy())
+    losses = objective(model, data)
+    found = [squares(g) for g in from_batch(model, objective, data, losses, list(model.parameters()))]
+    assert len(found) == 5
     for j, row in enumerate(found):
         model.zero_grad()
         cross_entropy(model(data[0][j : j + 1]), data[1][j : j + 1]).backward()
@@ -153,9 +161,9 @@ def test_products_equal_dense_matrices():
     rows = example_gradients(model, x, y)
     dense = dense_hessian(model, x, y), rows.T @ rows / 12
     v = torch.randn(53, dtype=torch.float64)
+    batches = in_batches(x, y, (5, 7))
     with examined(model) as named:
-        pair = CurvaturePair(model, OBJECTIVE, in_batches(x, y, (5, 7)), list(named.values()))
-        found = pair.products(v)
+        found = [Products(model, OBJECTIVE, batches, named, kind)(v) for kind in ("hessian", "empirical_fisher")]
     for matrix, product in zip(dense, found, strict=True):
         assert error(product, matrix @ v) < EXACT
 
@@ -207,7 +215,7 @@ def test_labels_of_the_model_itself_make_the_fisher_the_hessian():
 @pytest.mark.parametrize(("values", "top"), [((3.0, 1.0, -2.0), 3.0), ((-5.0, 1.0, 2.0), 2.0), ((-1.0, -2.0), -1.0)])
 def test_the_largest_eigenvalue_is_the_highest_not_the_farthest(values, top):
     matrix = torch.diag(torch.tensor(values, dtype=torch.float64))
-    found, residual = largest(lambda v: matrix @ v, torch.ones(len(values), dtype=torch.float64), 200)
+    found, residual = top_eigenvalue(lambda v: matrix @ v, torch.ones(len(values), dtype=torch.float64), 200)
     assert found == pytest.approx(top, rel=1e-3)
     assert residual < 1e-2
 
@@ -250,18 +258,17 @@ def without_gradients(model, batch):
 
 @pytest.mark.parametrize("function", [norm_substitution, fisher_substitution])
 @pytest.mark.parametrize(
-    ("arguments", "options", "sentence"),
+    ("arguments", "sentence"),
     [
-        ((OBJECTIVE, []), {}, "batches is empty"),
-        ((OBJECTIVE, iter([])), {}, r"list\(batches\)"),
-        ((OBJECTIVE, [batch()]), {"chunk": 0}, "chunk must be a whole number >= 1, got 0"),
-        ((Objective(without_gradients, CrossEntropy()), [batch()]), {}, "do not depend on any weight"),
-        ((Objective(lambda m, b: m(b[0]) / 0, SquaredError()), [(batch()[0], torch.ones(12, 3))]), {}, "not finite"),
+        ((OBJECTIVE, []), "batches is empty"),
+        ((OBJECTIVE, iter([])), r"list\(batches\)"),
+        ((Objective(without_gradients, CrossEntropy()), [batch()]), "do not depend on any weight"),
+        ((Objective(lambda m, b: m(b[0]) / 0, SquaredError()), [(batch()[0], torch.ones(12, 3))]), "not finite"),
     ],
 )
-def test_bad_input_gets_one_sentence(function, arguments, options, sentence):
+def test_bad_input_gets_one_sentence(function, arguments, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence) as caught:
-        function(network(), *arguments, **options)
+        function(network(), *arguments)
     assert "\n" not in str(caught.value)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
 
+from gasam.analysis.examples import example_gradients, same
 from gasam.analysis.lanczos import Found
 from gasam.analysis.objective import Batches, Named, Objective, each
 from gasam.analysis.products import Watch, connected, dense, vector_type
@@ -21,14 +20,12 @@ SPARSE = 0.2
 
 
 class Examples:
-    """The gradients of single examples. They cost least when each is alone in its batch, so batches are cut into rows
-    where that gives the very losses that the whole batch gave; else each loss is sent back through its whole batch."""
+    """All examples with their losses, and the gradients of single ones."""
 
     def __init__(self, model: nn.Module, objective: Objective, batches: Batches, watch: Watch | None = None) -> None:
         self.model, self.objective, self.batches, self.watch = model, objective, batches, watch
         with torch.no_grad():
             self.losses = [objective(model, batch) for batch in each(batches)]
-        self.cuts: dict[int, int | None] = {}
         self.done = 0
 
     def __len__(self) -> int:
@@ -36,60 +33,17 @@ class Examples:
 
     def gradients(self, weights: list[nn.Parameter]) -> Iterator[tuple[Tensor | None, ...]]:
         for number, (batch, expected) in enumerate(zip(each(self.batches), self.losses, strict=True)):
-            if number not in self.cuts:
-                self.cuts[number] = self._cut(batch, expected)
-            for i, loss in enumerate(self._single(batch, len(expected), self.cuts[number])):
-                if not same(loss.detach(), expected[i]):
-                    raise ValueError(
-                        "batches must give the same examples in the same order each time, got another loss for "
-                        f"example {i} of batch {number}: do not shuffle or draw at random, or take method 'lanczos'"
-                    )
-                yield grad(loss, weights, retain_graph=self.cuts[number] is None, allow_unused=True)
+            losses = connected(self.objective(self.model, batch))
+            if not same(losses.detach(), expected):
+                raise ValueError(
+                    f"batches must give the same examples in the same order each time, got other losses for batch "
+                    f"{number}: do not shuffle or draw at random, or take method 'lanczos'"
+                )
+            for gradients in example_gradients(self.model, self.objective, batch, losses, weights):
+                yield gradients
                 self.done += 1
                 if self.watch is not None:
                     self.watch(self.done)
-
-    def _single(self, batch: Any, rows: int, dimension: int | None) -> Iterator[Tensor]:
-        if dimension is None:
-            yield from self._losses(batch)
-        else:
-            for i in range(rows):
-                yield self._losses(row(batch, dimension, i, rows)).squeeze(0)
-
-    def _losses(self, batch: Any) -> Tensor:
-        return connected(self.objective(self.model, batch))
-
-    def _cut(self, batch: Any, expected: Tensor) -> int | None:
-        """The dimension that counts examples; None where none does."""
-        if len(expected) == 1:
-            return None
-        for dimension in (0, 1):
-            try:
-                losses = [self._losses(row(batch, dimension, i, len(expected))) for i in (0, len(expected) - 1)]
-            except Exception:  # whatever the user's code makes of half a batch, there is another way
-                continue
-            if all(len(x) == 1 for x in losses) and same(torch.cat(losses).detach(), expected[[0, -1]]):
-                return dimension
-        return None
-
-
-def row(batch: Any, dimension: int, i: int, rows: int) -> Any:
-    """The batch with row i alone in every tensor that has that many of them."""
-    if isinstance(batch, Tensor):
-        counts = batch.ndim > dimension and batch.shape[dimension] == rows
-        return batch.narrow(dimension, i, 1) if counts else batch
-    if isinstance(batch, dict):
-        return {name: row(part, dimension, i, rows) for name, part in batch.items()}
-    if isinstance(batch, list | tuple):
-        parts = [row(part, dimension, i, rows) for part in batch]
-        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
-    return batch
-
-
-def same(found: Tensor, expected: Tensor) -> bool:
-    """Alone or in a batch, a loss is rounded differently."""
-    near = torch.finfo(expected.dtype).eps ** 0.5
-    return found.shape == expected.shape and bool(torch.allclose(found, expected, rtol=near, atol=near))
 
 
 def gram(examples: Examples, weights: Named, memory: float) -> Tensor:

@@ -151,7 +151,7 @@ def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Gen
 def remove(vector: Tensor, directions: Tensor) -> Tensor:
     """Subtract the projection on orthonormal directions, in place; gives its coefficients."""
     coefficients = directions @ vector
-    vector.sub_(directions.T @ coefficients)
+    vector.addmv_(directions.T, coefficients, alpha=-1)
     return coefficients.double().cpu()
 
 

@@ -91,9 +91,13 @@ class Products:
 def hessian_action(
     model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
 ) -> tuple[Action, int]:
-    """H v = d (g . v) / dw, g the gradient of the sum of the losses."""
     losses = connected(objective(model, batch))
-    gradients = grad(losses.sum(), weights, create_graph=True, allow_unused=True)
+    return second_derivative(losses.sum(), weights), len(losses)
+
+
+def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
+    """v -> H v = d (g . v) / dw, g the gradient of the value."""
+    gradients = grad(value, weights, create_graph=True, allow_unused=True)
     used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     chosen = [gradients[i] for i in used]
 
@@ -102,7 +106,7 @@ def hessian_action(
             return [torch.zeros_like(weight) for weight in weights]
         return grad(chosen, weights, [parts[i] for i in used], retain_graph=True, materialize_grads=True)
 
-    return act, len(losses)
+    return act
 
 
 def empirical_fisher_action(
@@ -161,7 +165,8 @@ def connected(outputs: Any) -> Tensor:
         raise TypeError(f"forward must give a tensor for the Fisher matrix, got {type(outputs).__name__}")
     if not outputs.requires_grad:
         raise ValueError(
-            "losses do not depend on any weight that requires a gradient: forward must not detach its outputs"
+            "losses must depend on the model's weights, got losses that do not depend on any weight that requires a "
+            "gradient: forward must not detach its outputs"
         )
     return outputs
 

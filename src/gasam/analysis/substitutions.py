@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from gasam.analysis.curvature_pair import CurvaturePair, largest
-from gasam.analysis.example_norms import differentiable_losses, example_squares, squares
+from gasam.analysis.examples import example_gradients, squares
+from gasam.analysis.lanczos import Product, largest, random_normal, random_signs
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
+from gasam.analysis.products import GIBIBYTE, Products, connected
 from gasam.analysis.values import Result, check_whole
 from gasam.tensors import wide
 
@@ -114,22 +115,18 @@ class FisherSubstitution(Result):
         )
 
 
-def norm_substitution(
-    model: nn.Module, objective: Objective, batches: Batches, *, chunk: int | None = None
-) -> NormSubstitution:
-    """Measured for batches of the size that is given, in eval mode.
-
-    The gradient of an example costs a backward pass of its batch. Those of `chunk` examples are held at once.
-    """
-    with examined(model, batches) as named:
+def norm_substitution(model: nn.Module, objective: Objective, batches: Batches) -> NormSubstitution:
+    """Measured for batches of the size that is given, in eval mode."""
+    with examined(model, batches) as named, torch.enable_grad():
         weights = list(named.values())
         joint = torch.zeros(len(weights), dtype=torch.float64)
         single, rows, number = joint.clone(), 0, 0
         for batch in each(batches):
-            losses = differentiable_losses(model, objective, batch)
+            losses = connected(objective(model, batch))
             whole = grad(losses.mean(), weights, retain_graph=True, allow_unused=True)
             joint += len(losses) * squares(whole).sqrt()
-            single += example_squares(losses, weights, chunk).sqrt().sum(0)
+            for gradients in example_gradients(model, objective, batch, losses, weights):
+                single += squares(gradients).sqrt()
             rows, number = rows + len(losses), number + 1
     check_gradients(named, single)
     columns = zip(named.items(), (joint / rows).tolist(), (single / rows).tolist(), real(named, single), strict=True)
@@ -149,24 +146,24 @@ def fisher_substitution(
     *,
     probes: int = 16,
     iterations: int = 30,
-    chunk: int | None = None,
     seed: int = 0,
 ) -> FisherSubstitution:
-    """By `probes` random vectors of signs, and at most `iterations` of the power method for each eigenvalue.
+    """By `probes` random vectors of signs, and at most `iterations` steps of Lanczos for each eigenvalue.
 
     With a vector v of random signs E[v_i (H v)_i] is the trace of block i, E|A v|^2 the squared Frobenius norm of A.
     """
     check_whole("probes", probes, 2)
     check_whole("iterations", iterations, 1)
-    with examined(model, batches) as named, twice_differentiable():
-        pair = CurvaturePair(model, objective, batches, list(named.values()))
-        exact, rows = pair.fisher_traces(chunk)
+    with examined(model, batches) as named, twice_differentiable(), torch.enable_grad():
+        exact, rows = _fisher_traces(model, objective, batches, list(named.values()))
         check_gradients(named, exact)
         draw = torch.Generator().manual_seed(seed)
-        traces, (away, hessian, fisher, both) = _probed(pair, probes, draw)
-        start = torch.randn(sum(pair.sizes), generator=draw, dtype=torch.float64).to(next(iter(named.values())).device)
-        hessian_top, first = largest(lambda v: pair.products(v)[0], start, iterations)
-        fisher_top, second = largest(lambda v: pair.products(v)[1], start, iterations)
+        H = Products(model, objective, batches, named, "hessian", memory=2 * GIBIBYTE)  # noqa: N806
+        F = Products(model, objective, batches, named, "empirical_fisher", memory=2 * GIBIBYTE)  # noqa: N806
+        traces, (away, hessian, fisher, both) = _probed(H, F, probes, draw)
+        start = random_normal(H.like.double(), H.n, draw)
+        hessian_top, first = top_eigenvalue(H, start, iterations)
+        fisher_top, second = top_eigenvalue(F, start, iterations)
     tensors = _tensor_traces(named, traces, exact)
     return FisherSubstitution(
         tensors,
@@ -184,16 +181,37 @@ def fisher_substitution(
     )
 
 
-def _probed(pair: CurvaturePair, probes: int, draw: torch.Generator) -> tuple[Tensor, list[float]]:
+def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
+    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
+    draw = torch.Generator().manual_seed(0)
+    found = largest(product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw)
+    value, residual = float(found.values), float(found.residuals)
+    return value, residual / abs(value) if value else residual
+
+
+def _fisher_traces(
+    model: nn.Module, objective: Objective, batches: Batches, weights: list[nn.Parameter]
+) -> tuple[Tensor, int]:
+    """E|grad_i l|^2, the exact trace of each tensor's block of the empirical Fisher; the number of examples."""
+    total, rows = torch.zeros(len(weights), dtype=torch.float64), 0
+    for batch in each(batches):
+        losses = connected(objective(model, batch))
+        for gradients in example_gradients(model, objective, batch, losses, weights):
+            total += squares(gradients)
+        rows += len(losses)
+    return total / rows, rows
+
+
+def _probed(hessian: Products, fisher: Products, probes: int, draw: torch.Generator) -> tuple[Tensor, list[float]]:
     """Each probe's v_i (H v)_i by tensor; the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
     traces, sums = [], torch.zeros(4, dtype=torch.float64)
+    sizes = [weight.numel() for weight in hessian.weights]
     for _ in range(probes):
-        signs = torch.randint(0, 2, (sum(pair.sizes),), generator=draw).double().mul_(2).sub_(1)
-        v = signs.to(pair.weights[0].device)
-        hessian, fisher = pair.products(v)
-        traces.append(torch.stack([part.sum() for part in torch.split(v * hessian, pair.sizes)]).cpu())
-        away = hessian - fisher
-        sums += torch.stack([away @ away, hessian @ hessian, fisher @ fisher, hessian @ fisher]).cpu()
+        v = random_signs(hessian.like.double(), hessian.n, draw)
+        h, f = hessian(v), fisher(v)
+        traces.append(torch.stack([part.sum() for part in torch.split(v * h, sizes)]).cpu())
+        away = h - f
+        sums += torch.stack([away @ away, h @ h, f @ f, h @ f]).cpu()
     return torch.stack(traces), sums.tolist()
 
 

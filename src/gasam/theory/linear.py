@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor], Tensor]
+from gasam.analysis.lanczos import Krylov, Product
 
 _LOST = 1e-13  # curvature below this part of the largest seen is rounding
 
@@ -93,38 +92,14 @@ class Ends:
 
 
 def spectrum_ends(product: Product, start: Tensor, *, products: int, tolerance: float = 1e-8) -> Ends:
-    """Lanczos with every vector kept orthogonal to all before: exact after as many products as there are dimensions."""
-    limit = min(products, len(start))
-    basis = torch.empty(limit, len(start), dtype=start.dtype, device=start.device)
-    diagonal: list[float] = []
-    beside: list[float] = []
-    vector = start / start.norm()
-    ends = Ends(math.nan, math.nan, math.inf, 0, False)
-    for k in range(limit):
-        basis[k] = vector
-        moved = product(vector)
-        diagonal.append(float(vector @ moved))
-        known = basis[: k + 1]
-        for _ in range(2):  # once leaves rounding behind that grows into ghosts
-            moved = moved - known.T @ (known @ moved)
-        beside.append(float(moved.norm()))
-        last = k + 1 == limit or beside[-1] == 0
-        if last or k % 5 == 4:
-            ends = _ends(diagonal, beside, len(start), tolerance)
-            if ends.resolved or last:
-                return ends
-        vector = moved / beside[-1]
-    return ends
-
-
-def _ends(diagonal: list[float], beside: list[float], dimensions: int, tolerance: float) -> Ends:
-    k = len(diagonal)
-    tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    if k > 1:
-        off = torch.tensor(beside[:-1], dtype=torch.float64)
-        tridiagonal = tridiagonal + torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(tridiagonal)
-    smallest, largest = float(values[0]), float(values[-1])
-    error = 0.0 if k == dimensions else beside[-1] * float(vectors[-1, [0, -1]].abs().max())
-    resolved = error <= tolerance * max(abs(smallest), abs(largest))
-    return Ends(smallest, largest, error, k, resolved)
+    """By Lanczos: exact after as many products as there are dimensions."""
+    krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
+    while True:
+        krylov.step()
+        last = krylov.full or krylov.rest == 0
+        if last or krylov.m % 5 == 0:
+            values, _, residuals = krylov.ritz()
+            smallest, largest, error = float(values[-1]), float(values[0]), float(residuals[[0, -1]].max())
+            resolved = krylov.m == len(start) or error <= tolerance * max(abs(smallest), abs(largest))
+            if last or resolved:
+                return Ends(smallest, largest, error, krylov.m, resolved)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 
+from gasam.analysis.examples import example_gradients
 from gasam.analysis.objective import Named, Objective, each, examined, twice_differentiable
+from gasam.analysis.products import connected, dense, second_derivative, split, split_views
 from gasam.ascent import displaced
 from gasam.theory.distribution import Distribution, Examples, Part, distribution
 
@@ -40,16 +44,12 @@ class Risk:
             yield
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        parts = torch.split(flat, [weight.numel() for weight in self.weights])
-        return [part.view(weight.shape).to(weight) for part, weight in zip(parts, self.weights, strict=True)]
+        return split(flat, self.weights)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """By name, in double precision."""
-        parts = torch.split(flat, [weight.numel() for weight in self.weights])
-        return {
-            name: part.view(weight.shape).clone()
-            for name, part, weight in zip(self.names, parts, self.weights, strict=True)
-        }
+        parts = split_views(flat, self.weights)
+        return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
     def flat(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
         """The vector of what a caller gave by name."""
@@ -72,7 +72,8 @@ class Risk:
         self.evaluations += 1
 
         def contribution(losses: Tensor, shares: Tensor) -> list[Tensor]:
-            return [(losses.detach().double() * shares).sum(), *self._derivatives(losses @ shares.to(losses))]
+            gradients = grad(connected(losses @ shares.to(losses)), self.weights, materialize_grads=True)
+            return [(losses.detach().double() * shares).sum(), *map(dense, gradients)]
 
         total, *gradients = self._expected(contribution)
         here = self.position()
@@ -82,23 +83,19 @@ class Risk:
         )
 
     def product(self, vector: Tensor) -> Tensor:
-        """H v, by differentiating g . v."""
+        """H v; graphs are not kept from product to product, as `analysis.products` does: the weights move."""
         self.evaluations += 1
         direction = self.split(vector)
 
         def contribution(losses: Tensor, shares: Tensor) -> list[Tensor]:
-            gradients = self._derivatives(losses @ shares.to(losses), create_graph=True)
-            along = sum(((g * v).sum() for g, v in zip(gradients, direction, strict=True)), losses.new_zeros(()))
-            return self._derivatives(along) if along.requires_grad else [torch.zeros_like(v) for v in direction]
+            value = connected(losses @ shares.to(losses))
+            return list(map(dense, second_derivative(value, self.weights)(direction)))
 
         with twice_differentiable():
             return _flat(self._expected(contribution)).add_(vector, alpha=self.ridge)
 
     def example_gradients(self) -> Iterator[tuple[float, list[Tensor]]]:
-        """Every example's probability and the gradient of its own loss, ridge included.
-
-        An example's gradient goes back through its whole batch: the cost grows with the batch size.
-        """
+        """Every example's probability and the gradient of its own loss, ridge included."""
         counts = [None if part.weights is not None else 0 for part in self.parts]
         for number, part in enumerate(self.parts):
             if counts[number] is not None:
@@ -106,22 +103,11 @@ class Risk:
                     counts[number] = sum(len(self.objective(self.model, batch)) for batch in each(part.batches))
         ridge = [weight.detach() * self.ridge for weight in self.weights]
         for part, count in zip(self.parts, counts, strict=True):
-            for losses, shares in self._weighted(part):
-                for j, share in enumerate(shares.tolist()):
-                    gradients = self._derivatives(losses[j], retain_graph=j + 1 < len(losses))
+            for batch, losses, shares in self._weighted(part):
+                every = example_gradients(self.model, self.objective, batch, connected(losses), self.weights)
+                for share, gradients in zip(shares.tolist(), every, strict=True):
                     probability = part.share * (share if count is None else share / count)
-                    yield probability, [g + r for g, r in zip(gradients, ridge, strict=True)]
-
-    def _derivatives(self, value: Tensor, *, create_graph: bool = False, retain_graph: bool = False) -> list[Tensor]:
-        if not value.requires_grad:
-            raise ValueError("losses must depend on the model's weights, got losses without a gradient: do not detach")
-        gradients = torch.autograd.grad(
-            value, self.weights, create_graph=create_graph, retain_graph=retain_graph or create_graph, allow_unused=True
-        )
-        return [
-            torch.zeros_like(weight) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
-            for gradient, weight in zip(gradients, self.weights, strict=True)
-        ]
+                    yield probability, [r if g is None else dense(g) + r for g, r in zip(gradients, ridge, strict=True)]
 
     def _expected(self, contribution: Callable[[Tensor, Tensor], list[Tensor]]) -> list[Tensor]:
         """The sum over all parts of share * sum_j w_j h_j / sum_j w_j, h being linear in the losses' weights."""
@@ -129,7 +115,7 @@ class Risk:
         for part in self.parts:
             total: list[Tensor] = []
             weight = 0.0
-            for losses, shares in self._weighted(part):
+            for _, losses, shares in self._weighted(part):
                 found = contribution(losses, shares)
                 total = [a + b.detach() for a, b in zip(total, found, strict=True)] if total else found
                 weight += float(shares.sum())
@@ -137,18 +123,18 @@ class Risk:
             expected = [a + b for a, b in zip(expected, scaled, strict=True)] if expected else scaled
         return expected
 
-    def _weighted(self, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
-        """The losses of each batch, with the weights of its examples."""
+    def _weighted(self, part: Part) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        """Each batch, its losses, and the weights of its examples."""
         start = 0
         for batch in each(part.batches):
             losses = self.objective(self.model, batch)
             weights = part.weights
             if weights is None:
-                yield losses, torch.ones(len(losses), dtype=torch.float64, device=losses.device)
+                yield batch, losses, torch.ones(len(losses), dtype=torch.float64, device=losses.device)
             else:
                 here = weights[start : start + len(losses)].to(losses.device)
                 if len(here) == len(losses):
-                    yield losses, here
+                    yield batch, losses, here
             start += len(losses)
         if part.weights is not None and start != len(part.weights):
             raise ValueError(f"weights must be one number per example, got {len(part.weights)} for {start} examples")
