@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ def sheet(panels: int, *, width: float = 5.4, height: float = 4.0) -> tuple[Figu
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str, log: str = "") -> None:
-    """`log` names the axes with a logarithmic scale: "", "x", "y" or "xy"."""
+    """`log` names the axes with a logarithmic scale: "", "x", "y" or "xy"; one without a number > 0 stays straight."""
     colours = cycle(OKABE_ITO)
     for line in lines:
         colour = line.colour or next(colours)
@@ -54,7 +55,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str,
         if line.marked is not None:
             axes.axvline(line.marked, color=colour, lw=0.9, ls=":")
     for name, scale, axis in (("x", axes.set_xscale, axes.xaxis), ("y", axes.set_yscale, axes.yaxis)):
-        if name in log:
+        numbers = chain.from_iterable(getattr(line, name) for line in lines)
+        if name in log and any(number is not None and 0 < number < math.inf for number in numbers):
             scale("log")
             axis.set_major_formatter(LogFormatter())
             axis.set_minor_formatter(LogFormatter())
@@ -63,11 +65,16 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str,
 
 
 def draw_plane(axes: Axes, x: Sequence[float], y: Sequence[float], heights: Any, *, title: str) -> None:
-    """Contours of a 2-D slice, `heights[i][j]` at (x[j], y[i]); the model itself is the cross at the origin."""
-    drawn = axes.contourf(x, y, heights, levels=24, cmap="viridis")
-    axes.contour(x, y, heights, levels=12, colors="white", linewidths=0.4, alpha=0.6)
+    """Contours of a 2-D slice, `heights[i][j]` at (x[j], y[i]); the model itself is the cross at the origin.
+
+    What is not finite is left blank; where all is equal, or blank, there are no contours.
+    """
+    finite = [[value if math.isfinite(value) else math.nan for value in row] for row in heights]
+    if len({value for row in finite for value in row if not math.isnan(value)}) > 1:
+        drawn = axes.contourf(x, y, finite, levels=24, cmap="viridis")
+        axes.contour(x, y, finite, levels=12, colors="white", linewidths=0.4, alpha=0.6)
+        axes.figure.colorbar(drawn, ax=axes, label="loss")
     axes.plot(0, 0, "+", color="white", ms=10)
-    axes.figure.colorbar(drawn, ax=axes, label="loss")
     finish(axes, title, "first direction", "second direction")
 
 

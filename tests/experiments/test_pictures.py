@@ -1,0 +1,91 @@
+"""Pictures: they show what they are given, the same bytes every time, and say what is missing."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from matplotlib.axes import Axes
+
+from gasam.analysis.pictures import OKABE_ITO, Line, draw_lines, draw_plane, save, sheet
+
+
+def drawn(*lines, **described):
+    figure, [axes] = sheet(1)
+    draw_lines(axes, lines, **({"title": "title", "x": "across", "y": "up"} | described))
+    return figure, axes
+
+
+@pytest.mark.parametrize(("panels", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 3), (7, 3, 3)])
+def test_a_sheet_has_as_many_panels_as_asked_for(panels, rows, columns):
+    figure, axes = sheet(panels)
+    assert len(axes) == panels
+    assert all(isinstance(each, Axes) and each.get_visible() for each in axes)
+    assert axes[0].get_gridspec().get_geometry() == (rows, columns)
+    assert sum(each.get_visible() for each in figure.axes) == panels
+
+
+def test_lines_are_drawn_as_given_with_gaps_where_nothing_was_measured():
+    _, axes = drawn(Line("a", [1, 2, 3], [4.0, None, 6.0], marked=2.5), Line("b", [1, 2], [5.0, 7.0], "#123456", "--"))
+    first, mark, second = axes.lines
+    assert list(first.get_xdata()) == [1, 2, 3]
+    assert [None if math.isnan(y) else y for y in first.get_ydata()] == [4.0, None, 6.0]
+    assert list(mark.get_xdata()) == [2.5, 2.5]
+    assert (first.get_color(), mark.get_color(), second.get_color()) == (OKABE_ITO[0], OKABE_ITO[0], "#123456")
+    assert second.get_linestyle() == "--"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert (axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()) == ("title", "across", "up")
+
+
+@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
+def test_scales_are_those_asked_for(log):
+    _, axes = drawn(Line("a", [1, 10], [2.0, 20.0]), log=log)
+    assert (axes.get_xscale() == "log", axes.get_yscale() == "log") == ("x" in log, "y" in log)
+
+
+@pytest.mark.parametrize("heights", [[0.0, 0.0], [None, None], [-1.0, math.inf]])
+def test_what_has_no_logarithm_is_drawn_straight_and_without_a_warning(heights, tmp_path):
+    figure, axes = drawn(Line("a", [1, 2], heights), log="xy")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert all(file.stat().st_size > 1000 for file in save(figure, tmp_path / "p"))
+
+
+def test_a_plane_has_contours_a_bar_and_a_cross_where_the_model_is():
+    figure, [axes] = sheet(1)
+    heights = [[x + 10 * y for x in (-1, 0, 1)] for y in (-1, 0, 1)]
+    draw_plane(axes, [-1, 0, 1], [-1, 0, 1], heights, title="plane")
+    filled = axes.collections[0]
+    assert (filled.get_clim()[0] <= -11, filled.get_clim()[1] >= 11) == (True, True)
+    assert [list(data) for data in axes.lines[0].get_data()] == [[0], [0]]
+    assert [each.get_ylabel() for each in figure.axes] == ["second direction", "loss"]
+
+
+@pytest.mark.parametrize("height", [math.nan, math.inf, 2.0])
+def test_a_plane_without_slopes_or_numbers_is_drawn_without_a_warning(height, tmp_path):
+    for first in (2.0, 3.0):
+        figure, [axes] = sheet(1)
+        heights = [[height] * 3, [first, 2.0, 1.0], [height] * 3]
+        draw_plane(axes, [-1, 0, 1], [-1, 0, 1], heights, title="")
+        draw_plane(sheet(1)[1][0], [-1, 0, 1], [-1, 0, 1], [[height] * 3] * 3, title="")
+        assert all(file.stat().st_size > 1000 for file in save(figure, tmp_path / "p"))
+
+
+def test_the_same_figure_gives_the_same_bytes_as_png_and_svg(tmp_path):
+    files = []
+    for name in ("one.tiny", "two.tiny"):
+        figure, [left, right] = sheet(2)
+        draw_lines(left, [Line("a", [1, 2], [3.0, 4.0])], title="t", x="x", y="y", log="xy")
+        draw_plane(right, [0, 1], [0, 1], [[0.0, 1.0], [2.0, 3.0]], title="p")
+        files.append(save(figure, tmp_path / "folder" / name))
+    assert [file.name for file in files[0]] == ["one.tiny.png", "one.tiny.svg"]
+    for first, second in zip(*files, strict=True):
+        assert first.read_bytes() == second.read_bytes()
+    assert files[0][0].read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in files[0][1].read_bytes()
+
+
+def test_without_matplotlib_the_extra_is_named():
+    code = "import sys; sys.modules['matplotlib'] = None; import gasam.analysis.pictures"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: pictures need matplotlib: run `pip install 'gasam[analysis]'`" in done.stderr
