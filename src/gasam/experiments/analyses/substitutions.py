@@ -28,7 +28,7 @@ class Substitutions(Analysis):
     def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
         batches = subject.examples(self.split, self.rows)
         watch("the gradients of single examples")
-        found: Found = {"norms": norm_substitution(subject.model, subject.objective, batches).as_json()} | known
+        found = known or {"norms": norm_substitution(subject.model, subject.objective, batches).as_json()}
         keep(found)
         watch("the Hessian")
         curvature = fisher_substitution(subject.model, subject.objective, batches, probes=self.probes, seed=self.seed)

@@ -14,7 +14,10 @@ from gasam.experiments.tasks import Origin
 
 
 class OverTraining(FigureStudy):
-    """Runs of 1, 2, 4, .. epochs: with a constant rate and one seed each is the beginning of the next."""
+    """Runs of 1, 2, 4, .. epochs: with a constant rate and one seed each is the beginning of the next.
+
+    Their last weights (`average` 1), not those of the epoch that validation chose, which may be the same for all.
+    """
 
     title = "The paper's two substitutions over training"
     tasks = ("imdb",)
@@ -23,7 +26,7 @@ class OverTraining(FigureStudy):
 
     def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
         return [
-            plan.make(task, "baseline", size, seed, origin=origin, settings={"epochs": epochs})
+            plan.make(task, "baseline", size, seed, origin=origin, settings={"epochs": epochs, "average": 1})
             for task in names
             for seed in seeds
             for epochs in doubling(tasks.find(task).settings(size).epochs)
