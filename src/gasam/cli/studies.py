@@ -27,7 +27,10 @@ def reproduce_figure(
 ) -> None:
     study = figures.study(name)
     runs = out / "gradient-norms" if study.gradient_norms else out
-    plans = study.plans(size, study.usual_tasks(origin) if tasks is None else tasks, seeds, origin)
+    chosen = study.usual_tasks(origin) if tasks is None else tasks
+    if tasks is None and chosen != study.tasks:
+        errors.print(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is not there")
+    plans = study.plans(size, chosen, seeds, origin)
     done = run_many(plans, runs, jobs, cpu, study.gradient_norms)
     failed = [failure(job) for job in done if job.record is None]
     if failed:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gasam.experiments.analyses import Found, Watch
-from gasam.experiments.analyses.shift import Shift, drawn_mixture, fine_tuned
+from gasam.experiments.analyses.shift import Shift, drawn_mixture, fine_tuned, on_the_cpu
+from gasam.experiments.analyses.showing import run_labels
 from gasam.experiments.checkpoints import Weights
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
@@ -30,6 +31,7 @@ class Mixtures(Shift):
     kind = "mixtures"
 
     def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+        subject = on_the_cpu(subject)
         found: Found = {"controls": [], "fine_tuned": [], "regularised": []} | known
         etas = [number / self.trials for number in range(1, self.trials + 1)]
 
@@ -63,36 +65,37 @@ class Mixtures(Shift):
 
     def table(self, found: Sequence[Record]) -> Table:
         rows = []
-        for each in found:
+        for each, label in zip(found, run_labels(found), strict=True):
             for name, fit in each["found"]["fits"].items():
                 values = (f"{fit[key]:.4g}" for key in ("intercept", "slope", "r_squared", "at_one", "control"))
-                rows.append((each["run"]["task"], name, *values, f"{fit['stationary']} of {fit['trials']}"))
-        columns = ("task", "protocol", "intercept", "slope", "R^2", "|delta| at 1", "at 0", "stationary")
+                rows.append((label, name, *values, f"{fit['stationary']} of {fit['trials']}"))
+        columns = ("run", "protocol", "intercept", "slope", "R^2", "|delta| at 1", "at 0", "stationary")
         return Table("|delta| against the share of shifted data", columns, tuple(rows))
 
     def draw(self, found: Sequence[Record]) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
 
-        figure, axes = sheet(2)
-        each = found[0]["found"]
-        for panel, (name, fit) in zip(axes, each["fits"].items(), strict=True):
-            points = each[name.replace("-", "_")]
+        figure, axes = sheet(2 * len(found))
+        shown = [(each, name, fit) for each in found for name, fit in each["found"]["fits"].items()]
+        for panel, (each, name, fit) in zip(axes, shown, strict=True):
+            points = each["found"][name.replace("-", "_")]
             etas = [point["eta"] for point in points]
             lines = [
                 Line("measured", etas, [point["norm"] for point in points], "#0072B2"),
                 Line(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], [fit["intercept"], fit["intercept"] + fit["slope"]]),
                 Line("no shift (control)", [0, 1], [fit["control"]] * 2, "#4D4D4D", ":"),
             ]
-            title = f"{found[0]['run']['task']}: {name}"
+            title = f"{each['run']['task']}, seed {each['run']['seed']}: {name}"
             draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
         return figure
 
     def sentence(self, found: Sequence[Record]) -> str:
-        fits = found[0]["found"]["fits"]
         return "; ".join(
-            f"{name}: |delta| = {fit['intercept']:.3g} + {fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f}, "
-            f"{fit['control']:.3g} without any shift and {fit['at_one']:.3g} at eta = 1"
-            for name, fit in fits.items()
+            f"{each['run']['task']}, seed {each['run']['seed']}, {name}: |delta| = {fit['intercept']:.3g} + "
+            f"{fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f}, {fit['control']:.3g} without any shift and "
+            f"{fit['at_one']:.3g} at eta = 1"
+            for each in found
+            for name, fit in each["found"]["fits"].items()
         )
 
 
@@ -101,7 +104,8 @@ def length(delta: Weights) -> float:
 
 
 def fits(found: Found) -> dict[str, dict[str, float]]:
-    """|delta| = intercept + slope eta by least squares over eta > 0; the control is the mean at eta = 0."""
+    """|delta| = intercept + slope eta by least squares over eta > 0. The control is the mean at eta = 0; there the
+    regularised problem, solved from its own minimum, has 0 by construction."""
     control = sum(point["norm"] for point in found["controls"]) / len(found["controls"])
     return {
         "fine-tuned": straight(found["fine_tuned"], control),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from gasam.analysis.objective import gradient
+from gasam.experiments import tasks
 from gasam.experiments.analyses import Analysis
 from gasam.experiments.checkpoints import Checkpoints, Weights
 from gasam.experiments.errors import InputError
@@ -58,9 +59,15 @@ class Shift(Analysis):
         return {"ridge": self.ridge, "tolerance": self.tolerance, "iterations": 2_000}
 
 
-def check_images(subject: Subject) -> None:
-    if not isinstance(subject.family, ImageClassification):
-        raise InputError(f"shifts are measured on mnist and digits, got a run of {subject.record['task']}")
+def check_images(task: str) -> None:
+    if not issubclass(tasks.find(task).family, ImageClassification):
+        raise InputError(f"shifts are measured on mnist and digits, got a run of {task}")
+
+
+def on_the_cpu(subject: Subject) -> Subject:
+    """Small models, in double precision, which not every accelerator has."""
+    check_images(subject.record["task"])
+    return replace(subject, model=subject.model.cpu())
 
 
 def softmax_regression(subject: Subject) -> nn.Module:
@@ -99,7 +106,6 @@ def fine_tuned(subject: Subject, data: Labelled, epochs: int, seed: int) -> tupl
 
     The last weights, not those that validation would choose: where training is, not where it was best.
     """
-    check_images(subject)
     config = subject.record["config"]
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in config["settings"].items()}
     plan = make(config["task"], "baseline", config["size"], seed, settings=settings | {"epochs": epochs})

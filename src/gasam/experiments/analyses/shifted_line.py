@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gasam.experiments.analyses import Found, Watch
-from gasam.experiments.analyses.shift import Shift, fine_tuned, whole
+from gasam.experiments.analyses.shift import Shift, fine_tuned, on_the_cpu, whole
+from gasam.experiments.analyses.showing import run_labels
 from gasam.experiments.checkpoints import Weights
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
@@ -29,6 +30,7 @@ class ShiftedLine(Shift):
     kind = "shifted-line"
 
     def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+        subject = on_the_cpu(subject)
         watch("fine-tuning on the test data")
         delta, _ = fine_tuned(subject, subject.family.data["test"], self.epochs, seed=0)
         sides = [list(whole(subject, split, len(subject.family.data[split][1]))) for split in ("train", "test")]
@@ -71,36 +73,38 @@ class ShiftedLine(Shift):
 
     def table(self, found: Sequence[Record]) -> Table:
         rows = [
-            (each["run"]["task"], name, f"{line['delta']:.4g}", *(f"{gap:.3g}" for gap in line["gaps"].values()))
-            for each in found
+            (label, name, f"{line['delta']:.4g}", *(f"{gap:.3g}" for gap in line["gaps"].values()))
+            for each, label in zip(found, run_labels(found), strict=True)
             for name, line in each["found"].items()
         ]
         note = (
             "Root mean square distances from the test loss within half a shift of its minimum, heights matched there."
         )
-        columns = ("task", "protocol", "|delta|", "shifted training loss", "training loss, not shifted")
+        columns = ("run", "protocol", "|delta|", "shifted training loss", "training loss, not shifted")
         return Table("The training loss beside the test loss", columns, tuple(rows), (note,))
 
     def draw(self, found: Sequence[Record]) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
 
-        figure, axes = sheet(2)
+        figure, axes = sheet(2 * len(found))
         names = {"train": "training loss", "test": "test loss", "shifted": "shifted training loss + constant"}
-        for panel, (protocol, line) in zip(axes, found[0]["found"].items(), strict=True):
+        shown = [(each["run"], protocol, line) for each in found for protocol, line in each["found"].items()]
+        for panel, (run, protocol, line) in zip(axes, shown, strict=True):
             lines = [
                 Line(words, line["alphas"], line[name], dashes="--" if name == "shifted" else "-")
                 for name, words in names.items()
             ]
-            draw_lines(
-                panel, lines, title=f"{found[0]['run']['task']}: {protocol}", x="alpha (0 train, 1 test)", y="loss"
-            )
+            title = f"{run['task']}, seed {run['seed']}: {protocol}"
+            draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
         return figure
 
     def sentence(self, found: Sequence[Record]) -> str:
         return "; ".join(
-            f"{protocol}: near the test minimum the shifted training loss is {line['gaps']['shifted']:.3g} from the "
-            f"test loss, the unshifted one {line['gaps']['unshifted']:.3g}"
-            for protocol, line in found[0]["found"].items()
+            f"{each['run']['task']}, seed {each['run']['seed']}, {protocol}: near the test minimum the shifted "
+            f"training loss is {line['gaps']['shifted']:.3g} from the test loss, the unshifted one "
+            f"{line['gaps']['unshifted']:.3g}"
+            for each in found
+            for protocol, line in each["found"].items()
         )
 
 

@@ -42,28 +42,31 @@ class Figure5(Phases):
     def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
         from gasam.analysis.pictures import Line, draw_lines, sheet
 
-        record = found[0]
-        sides = {side: layers_of(record, side) for side in ("encoder", "decoder")}
-        shown = {side: layers for side, layers in sides.items() if layers} or {"layer": layers_of(record, "")}
+        shown = {f"{r['task']}, seed {r['seed']}: {side}": part for r in found for side, part in sides_of(r).items()}
         figure, panels = sheet(len(shown))
-        for panel, (side, layers) in zip(panels, shown.items(), strict=True):
+        for panel, (title, layers) in zip(panels, shown.items(), strict=True):
             lines = [Line(name, range(1, len(values) + 1), values) for name, values in layers.items()]
-            draw_lines(panel, lines, title=f"{record['task']}: {side}", x="epoch", y="mean |g| of an epoch's steps")
-        means = {side: {name: sum(v) / len(v) for name, v in layers.items()} for side, layers in shown.items()}
+            draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
+        means = {title: {name: sum(v) / len(v) for name, v in layers.items()} for title, layers in shown.items()}
         words = [
-            f"in the {side} the mean norm is {', '.join(f'{value:.3g} in {name}' for name, value in layers.items())}"
-            for side, layers in means.items()
+            f"{title}: the mean norm is {', '.join(f'{value:.3g} in {name}' for name, value in layers.items())}"
+            for title, layers in means.items()
         ]
-        return Finding(
-            self.title, {"norms": shown, "means": means, "run": record["identity"]}, figure, "; ".join(words)
-        )
+        data = {"norms": shown, "means": means, "runs": [r["identity"] for r in found]}
+        return Finding(self.title, data, figure, "; ".join(words))
+
+
+def sides_of(record: Record) -> dict[str, dict[str, list[float]]]:
+    """The layers of encoder and decoder; all of them where a model has neither."""
+    sides = {side: layers_of(record, side) for side in ("encoder", "decoder")}
+    return {side: layers for side, layers in sides.items() if layers} or {"layers": layers_of(record, "")}
 
 
 def layers_of(record: Record, side: str) -> dict[str, list[float]]:
-    """The norms of the side's layers by epoch, from the lowest to the highest layer."""
+    """The norms of the side's layers by epoch, in the model's order, from the lowest to the highest layer."""
     rows = [row["layer_gradient_norms"] for row in record["curve"]]
     names = [name for name in rows[0] if name.startswith(side) and rows[0][name] is not None]
-    return {name: [row[name] for row in rows] for name in sorted(names)}
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def values_at(norms: dict[str, list[Any]], place: int) -> float:

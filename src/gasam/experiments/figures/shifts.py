@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gasam.experiments.analyses.mixtures import Mixtures
-from gasam.experiments.analyses.shift import Shift
+from gasam.experiments.analyses.shift import Shift, check_images
 from gasam.experiments.analyses.shifted_line import ShiftedLine
 from gasam.experiments.figures import FigureStudy, Finding, Setting, analysed, finding, rows_for
+from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
+from gasam.experiments.tasks import Origin
 
 
 class ShiftStudy(FigureStudy):
@@ -19,6 +21,11 @@ class ShiftStudy(FigureStudy):
 
     def analysis(self, size: str) -> Shift:
         raise NotImplementedError
+
+    def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
+        for task in names:
+            check_images(task)
+        return super().plans(size, names, seeds, origin)
 
     def find(self, runs: Sequence[Path], found: Sequence[Record], setting: Setting) -> Finding:
         analysis = self.analysis(setting.size)
