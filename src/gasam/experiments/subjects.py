@@ -34,11 +34,14 @@ class Subject:
         return self.family.objective()
 
     def examples(self, split: str, rows: int) -> list[tuple[Tensor, ...]]:
-        if rows < 1:
-            raise InputError(f"rows must be a whole number >= 1, got {rows}")
         device = next(self.model.parameters()).device
         found = self.family.examples(checked(split), rows)
         return [tuple(part.to(device) for part in batch) for batch in found]
+
+    def count(self, split: str, rows: int) -> int:
+        """How many examples those are."""
+        batches = self.family.examples(checked(split), rows)
+        return sum(batch[0].shape[self.family.example_dim] for batch in batches)
 
     def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
         """The task's metric, of the first rows; the worst there is where the model gives no number."""
@@ -55,10 +58,7 @@ def checked(split: str) -> Split:
 
 def load(run: Path, origin: Origin, *, cpu: bool = False) -> Subject:
     """The run whose record is `run`, NAME.json, or whose folder is NAME; its weights lie in NAME/model.pt."""
-    file = run if run.suffix == ".json" else run.with_name(f"{run.name}.json")
-    if not file.exists():
-        raise InputError(f"{file} is not there: name the record of a finished run, such as runs/NAME.json")
-    record = records.read(file)
+    file, record = read_run(run)
     weights = Checkpoints(file.with_suffix("")).load(file.with_suffix("") / "model.pt")
     if not weights:
         reason = "the run diverged" if record["test"] is None else f"{file.with_suffix('')}/model.pt is not there"
@@ -68,6 +68,18 @@ def load(run: Path, origin: Origin, *, cpu: bool = False) -> Subject:
     model.load_state_dict(weights)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() and not cpu else None
     return Subject(file.stem, record, family, model.to(accelerator or torch.device("cpu")).eval())
+
+
+def read_run(run: Path) -> tuple[Path, Record]:
+    """The file of a run's record, and the record."""
+    file = run if run.suffix == ".json" else run.with_name(f"{run.name}.json")
+    if not file.exists():
+        raise InputError(f"{file} is not there: name the record of a finished run, such as runs/NAME.json")
+    record = records.read(file)
+    missing = [key for key in ("identity", "data") if key not in record]
+    if missing:
+        raise InputError(f"{file} cannot be analysed: it lacks {', '.join(missing)}; run it again with another --out")
+    return file, record
 
 
 def family_of(record: Record, origin: Origin) -> Family[Any]:
@@ -81,5 +93,10 @@ def family_of(record: Record, origin: Origin) -> Family[Any]:
         raise InputError(
             f"the data found for {record['task']} is not the data of this run: name the run's own with --data-dir, "
             "or with --train, --valid and --test"
+        )
+    if data["encoding"] != record["data"]["encoding"]:
+        raise InputError(
+            f"the data of {record['task']} is encoded otherwise since this run was made (version {data['encoding']}, "
+            f"not {record['data']['encoding']}): run it again with another --out"
         )
     return task.family(settings, data)

@@ -16,7 +16,7 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table, as_json, markdown
 from gasam.experiments.storage import replaced, write_json
-from gasam.experiments.subjects import Subject, load
+from gasam.experiments.subjects import Subject, checked, load, read_run
 from gasam.experiments.tasks import Origin
 
 if TYPE_CHECKING:
@@ -27,7 +27,19 @@ Found = dict[str, Any]
 Watch = Callable[[str], None]
 """Told in a few words how far a measurement is."""
 
-OF_THE_RUN = ("task", "size", "method", "seed", "metric", "valid", "test", "gradient_evaluations", "config", "data")
+OF_THE_RUN = (
+    "task",
+    "size",
+    "method",
+    "seed",
+    "metric",
+    "valid",
+    "test",
+    "gradient_evaluations",
+    "config",
+    "data",
+    "identity",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +76,13 @@ class Analysis(ABC):
         """How it is measured, in a few words: what sets two analyses of one kind apart."""
         return f"{self.rows} examples of the {self.split} split"
 
+    def __post_init__(self) -> None:
+        checked(self.split)
+        if self.rows < 1:
+            raise InputError(f"rows must be a whole number >= 1, got {self.rows}")
+        if not 0 <= self.seed < 2**31:
+            raise InputError(f"seed must be a whole number from 0 to 2147483647, got {self.seed}")
+
     def options(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
@@ -72,10 +91,11 @@ def run(
     analysis: Analysis, run: Path, folder: Path, origin: Origin, *, cpu: bool = False, watch: Watch = lambda text: None
 ) -> Record:
     """The record of an analysis of a run: read if it is there, else measured, going on from what was kept."""
-    subject = load(run, origin, cpu=cpu)
-    file = folder / f"{name(analysis, subject)}.json"
+    place, known_run = read_run(run)
+    file = folder / f"{name(analysis, place.stem, known_run)}.json"
     if file.exists():
         return read(file)
+    subject = load(run, origin, cpu=cpu)
     unfinished = folder / f".{file.name}"
     known = json.loads(unfinished.read_text(encoding="utf-8")) if unfinished.exists() else {}
     begun, before = time.perf_counter(), known.pop("seconds", 0.0)
@@ -95,9 +115,9 @@ def run(
     return read(file)
 
 
-def name(analysis: Analysis, subject: Subject) -> str:
-    text = json.dumps([analysis.options(), subject.record["identity"]], sort_keys=True)
-    return f"{analysis.kind}-{subject.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def name(analysis: Analysis, run: str, record: Record) -> str:
+    text = json.dumps([analysis.options(), record["identity"]], sort_keys=True)
+    return f"{analysis.kind}-{run}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, code: Mapping[str, Any]) -> Record:
@@ -106,6 +126,7 @@ def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, c
         "kind": analysis.kind,
         "options": analysis.options(),
         "run": {"name": subject.name} | {key: subject.record[key] for key in OF_THE_RUN},
+        "examples": subject.count(analysis.split, analysis.rows),
         "found": found,
         "seconds": seconds,
         **code,

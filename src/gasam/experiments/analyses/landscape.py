@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gasam.analysis.landscape import line, plane
 from gasam.analysis.values import plain_value
 from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import panels, run_labels
+from gasam.experiments.analyses.showing import counted, panels, run_labels
 from gasam.experiments.checkpoints import Checkpoints
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
@@ -47,8 +48,9 @@ class Plane(Analysis):
         for each, label in zip(found, run_labels(found), strict=True):
             grid = heights(each)
             rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
-            rows.append((label, *(f"{value:.4g}" for value in (middle(each), max(rim), min(rim)))))
-        note = f"The loss on {self.rows} examples of the {self.split} split, to {self.radius:g} filter lengths away."
+            highest, lowest = (pick(rim) if not any(map(math.isnan, rim)) else math.nan for pick in (max, min))
+            rows.append((label, *(f"{value:.4g}" for value in (middle(each), highest, lowest))))
+        note = f"The loss on {counted(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
         values = tuple({"run": each["run"]["name"]} | each["found"] for each in found)
         return Table("Loss over a plane", columns, tuple(rows), (note,), values)
 
@@ -71,7 +73,7 @@ class Plane(Analysis):
 
 @dataclass(frozen=True, kw_only=True)
 class Towards(Analysis):
-    """Along w + alpha (other - w), from each run to one other run of the same model."""
+    """Along w + alpha (other - w), from each run to one other run of the same model; both are among the points."""
 
     other: str
     start: float = -0.5
@@ -81,6 +83,7 @@ class Towards(Analysis):
     kind = "line"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.points < 2 or not self.start < self.stop:
             raise InputError(
                 f"a line must have points >= 2 and start < stop, got {self.points}, {self.start:g} and {self.stop:g}"
@@ -95,7 +98,7 @@ class Towards(Analysis):
         if not weights:
             raise InputError(f"--to must be the record of a run whose weights lie beside it, got {self.other}")
         step = (self.stop - self.start) / (self.points - 1)
-        alphas = [self.start + step * number for number in range(self.points)]
+        alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
         found = {}
         for split in dict.fromkeys((self.split, "test")):
             along = line(
@@ -116,7 +119,9 @@ class Towards(Analysis):
             for each, label in zip(found, run_labels(found), strict=True)
             for i, alpha in enumerate(each["found"]["alphas"])
         ]
-        note = f"alpha = 0 is the run, alpha = 1 is {Path(self.other).stem}; {self.rows} examples of each split."
+        note = (
+            f"alpha = 0 is the run, alpha = 1 is {Path(self.other).stem}; {counted(found)} of the {self.split} split."
+        )
         return Table("Loss along a line", ("run", "alpha", *(f"{s} loss" for s in splits)), tuple(rows), (note,))
 
     def draw(self, found: Sequence[Record]) -> Figure:
@@ -128,13 +133,16 @@ class Towards(Analysis):
         return panels(found, drawn, title=f"{self.split} loss along a line", x="alpha", y="loss", log="")
 
     def sentence(self, found: Sequence[Record]) -> str:
-        losses = [float(value) for value in found[0]["found"]["losses"][self.split]]
-        inside = [
-            value for value, alpha in zip(losses, found[0]["found"]["alphas"], strict=True) if 0 <= alpha <= 1
-        ] or losses
-        ends = max(inside[0], inside[-1])
-        barrier = max(inside) - ends
-        return f"between the two the {self.split} loss rises to {max(inside):.3g}, {barrier:.3g} above the higher end"
+        words = []
+        for each, label in zip(found, run_labels(found), strict=True):
+            losses = map(float, each["found"]["losses"][self.split])
+            inside = [loss for loss, alpha in zip(losses, each["found"]["alphas"], strict=True) if 0 <= alpha <= 1]
+            highest, ends = max(inside), max(inside[0], inside[-1])
+            words.append(
+                f"between {label} and {Path(self.other).stem} the highest {self.split} loss is {highest:.3g}, "
+                f"{highest - ends:.3g} above the higher end"
+            )
+        return "; ".join(words)
 
 
 def heights(each: Record) -> list[list[float]]:

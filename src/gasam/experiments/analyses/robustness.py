@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
 from gasam.analysis.values import plain_value
 from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import panels, run_labels, versus_baseline
+from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
@@ -46,6 +46,11 @@ class Robustness(Analysis):
     judged: int | None = None
 
     kind = "attack"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.judged is not None and self.judged < 1:
+            raise InputError(f"judged must be a whole number >= 1, got {self.judged}")
 
     @property
     def ball(self) -> str:
@@ -101,6 +106,8 @@ class Robustness(Analysis):
     def table(self, found: Sequence[Record]) -> Table:
         """Corruptions in the rows, runs in the columns, as Table 4 has it."""
         rows = [("none", *(shown(each["found"]["clean_metric"]) for each in found))]
+        if any(each["found"]["floor"] for each in found):
+            rows.append(("a model that knows nothing", *(shown(each["found"]["floor"]) for each in found)))
         radii = sorted({point["radius"] for each in found for point in each["found"]["points"]})
         for radius in radii:
             for kind, words in (("metric", "attack"), ("random_metric", "random")):
@@ -111,10 +118,11 @@ class Robustness(Analysis):
         rows.append(
             (f"half is lost at ({self.ball}, attack)", *(_half(each["found"]["half_radius"]) for each in found))
         )
-        metric, judged = found[0]["run"]["metric"], "all" if self.judged is None else f"the first {self.judged}"
+        metrics = " and ".join(dict.fromkeys(each["run"]["metric"] for each in found))
+        judged = "all" if self.judged is None else f"the first {self.judged}"
         notes = (
-            f"The attack maximises the loss on {self.rows} examples of the {self.split} split by {self.steps} steps, "
-            f"from the weights and from {self.restarts} random points; {metric} is of {judged} test examples.",
+            f"The attack maximises the loss on {counted(found)} of the {self.split} split by {self.steps} steps, "
+            f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples.",
         )
         values = tuple({"run": each["run"]["name"]} | each["found"] for each in found)
         return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
@@ -128,25 +136,32 @@ class Robustness(Analysis):
             half = each["found"]["half_radius"]["radius"]
             return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
 
-        lower = not found[0]["found"]["higher_is_better"]
-        y = found[0]["run"]["metric"]
-        figure = panels(found, line, title=f"attacked in {self.ball}", x="radius", y=y, log="xy" if lower else "x")
-        if not lower:
-            for axes in figure.axes:
+        figure = panels(
+            found,
+            line,
+            title=f"attacked in {self.ball}",
+            x="radius",
+            y=lambda each: str(each["run"]["metric"]),
+            log=lambda each: "x" if each["found"]["higher_is_better"] else "xy",
+        )
+        for axes in figure.axes:
+            if axes.get_yscale() == "linear":
                 axes.set_ylim(bottom=0)
         return figure
 
     def sentence(self, found: Sequence[Record]) -> str:
         words = []
         for task, label, ours, base, theirs in versus_baseline(found):
-            mine, other = ours["half_radius"]["radius"], theirs["half_radius"]["radius"]
+            mine, other = (each["found"]["half_radius"]["radius"] for each in (ours, theirs))
             if mine is not None and other is not None:
                 words.append(
-                    f"on {task} half the metric is lost at radius {mine:.3g} by {label} and at {other:.3g} by {base}, "
+                    f"on {task} {loss_of_half(ours)} at radius {mine:.3g} by {label} and at {other:.3g} by {base}, "
                     f"{mine / other:.2f} times as far"
                 )
-        lost = [f"{label}: {_half(each['found']['half_radius'])}" for each, label in _named(found)]
-        return "; ".join(words) or f"half of the metric is lost at: {'; '.join(lost)}"
+        alone: dict[str, list[str]] = {}
+        for each, label in zip(found, run_labels(found), strict=True):
+            alone.setdefault(loss_of_half(each), []).append(f"{label}: {_half(each['found']['half_radius'])}")
+        return "; ".join(words or [f"{what} at: {'; '.join(where)}" for what, where in alone.items()])
 
 
 def radii_named(text: str, norm: float) -> tuple[float, ...]:
@@ -158,9 +173,18 @@ def radii_named(text: str, norm: float) -> tuple[float, ...]:
             raise InputError(f"--radii table4 is for the norms 2 and inf, got {norm:g}: name radii with commas")
         return TABLE4[norm]
     try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--radii must be collapse, table4 or numbers with commas, got {text!r}") from None
+
+
+def loss_of_half(each: Record) -> str:
+    """What it means for this run's metric."""
+    metric, found = each["run"]["metric"], each["found"]
+    if not found["higher_is_better"]:
+        return f"{metric} is doubled"
+    above = f" above the {shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
+    return f"half of the {metric}{above} is lost"
 
 
 def shown(value: Any) -> str:
@@ -174,10 +198,6 @@ def _at(each: Record, radius: float, kind: str) -> str:
             clean, value = float(each["found"]["clean_metric"]), float(point[kind])
             return f"{shown(value)} ({shown(value - clean) if value < clean else '+' + shown(value - clean)})"
     return ""
-
-
-def _named(found: Sequence[Record]) -> Iterator[tuple[Record, str]]:
-    return zip(found, run_labels(found), strict=True)
 
 
 def _half(half: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.values import plain_value
 from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import panels, run_labels, versus_baseline
+from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
@@ -69,7 +69,7 @@ class Rises(Analysis):
         notes = (
             f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
             f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
-            f"on {self.rows} examples of the {self.split} split; mean over batches with its 95% interval.",
+            f"on {counted(found)} of the {self.split} split; mean over batches with its 95% interval.",
         )
         values = tuple({"run": each["run"]["name"]} | each["found"] for each in found)
         return Table("Sharpness", columns, tuple(rows), notes, values)
@@ -85,16 +85,20 @@ class Rises(Analysis):
 
     def sentence(self, found: Sequence[Record]) -> str:
         words = [
-            f"on {task} the worst rise at epsilon {self.epsilons[-1]:g} is {largest(ours):.3g} for {label} "
-            f"and {largest(theirs):.3g} for {base}"
+            f"on {task} the worst rise at epsilon {self.epsilons[-1]:g} is {last(ours):.3g} for {label} "
+            f"and {last(theirs):.3g} for {base}"
             for task, label, ours, base, theirs in versus_baseline(found)
         ]
-        return "; ".join(words) or f"the worst rise is {largest(found[0]['found']):.3g}"
+        alone = [
+            f"the worst rise of {label} at epsilon {self.epsilons[-1]:g} is {last(each):.3g}"
+            for each, label in zip(found, run_labels(found), strict=True)
+        ]
+        return "; ".join(words or alone)
 
 
-def largest(found: Found) -> float:
+def last(each: Record) -> float:
     """The worst rise in the last ball."""
-    return float(found["balls"][-1]["worst"]["mean"])
+    return float(each["found"]["balls"][-1]["worst"]["mean"])
 
 
 def interval(estimate: dict[str, Any]) -> str:

@@ -7,66 +7,85 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gasam.experiments.records import Record
-from gasam.experiments.report.groups import grouped, labels
+from gasam.experiments.report.groups import data_hash, grouped, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Found = dict[str, Any]
-
 
 def run_labels(found: Sequence[Record]) -> list[str]:
-    """A name for each analysed run that tells it apart from the others, its task in front where there are several."""
+    """A name for each analysed run that tells it apart from the others: task and size in front where they differ."""
     runs = [each["run"] for each in found]
-    several = len({run["task"] for run in runs}) > 1
+    tasks, sizes = ({run[key] for run in runs} for key in ("task", "size"))
+    fronts = [", ".join([run["task"]] * (len(tasks) > 1) + [f"size {run['size']}"] * (len(sizes) > 1)) for run in runs]
+    return [f"{front}: {label}" if front else label for front, label in zip(fronts, _labels(found), strict=True)]
+
+
+def _labels(found: Sequence[Record]) -> list[str]:
+    """As `run_labels`, among the runs of the same task and size."""
+    runs = [each["run"] for each in found]
     told: dict[str, str] = {}
     for kind in dict.fromkeys(map(_kind, runs)):
         groups = grouped(run for run in runs if _kind(run) == kind)
         for group, label in zip(groups, labels(groups), strict=True):
             for run in group.runs:
-                task = f"{run['task']}: " if several else ""
                 seed = f", seed {run['seed']}" if len(group.runs) > 1 else ""
-                told[run["name"]] = f"{task}{label}{seed}"
-    return [told[run["name"]] for run in runs]
+                told[run["name"]] = f"{label}{seed}"
+    return [told.get(run["name"], run["name"]) for run in runs]  # a copy of a run under another name has that name
 
 
-def versus_baseline(found: Sequence[Record]) -> Iterator[tuple[str, str, Found, str, Found]]:
-    """Task, name and numbers of each run that is not a baseline, beside name and numbers of the baseline of its task
+def versus_baseline(found: Sequence[Record]) -> Iterator[tuple[str, str, Record, str, Record]]:
+    """Task, name and record of each run that is not a baseline, beside name and record of the baseline on the same data
     that spent nearest to as many gradient evaluations."""
     named = list(zip(found, run_labels(found), strict=True))
     for each, label in named:
         plain = [
             (abs(math.log(other["run"]["gradient_evaluations"] / each["run"]["gradient_evaluations"])), number)
             for number, (other, _) in enumerate(named)
-            if other["run"]["method"] == "baseline" and _kind(other["run"]) == _kind(each["run"])
+            if other["run"]["method"] == "baseline"
+            and _kind(other["run"]) == _kind(each["run"])
+            and data_hash(other["run"]) == data_hash(each["run"])
         ]
         if plain and each["run"]["method"] != "baseline":
             base, name = named[min(plain)[1]]
-            yield each["run"]["task"], label, each["found"], name, base["found"]
+            yield each["run"]["task"], label, each, name, base
 
 
-def panels(found: Sequence[Record], line: Callable[..., Any], *, title: str, **described: str) -> Figure:
-    """A panel for each task, a line for each run: grey for the baselines, orange for GA-SAM."""
+def counted(found: Sequence[Record]) -> str:
+    """How many examples the loss was taken on: fewer than asked for where a split has no more."""
+    counts = sorted({each.get("examples", each["options"]["rows"]) for each in found})
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} examples"
+
+
+def panels(
+    found: Sequence[Record], line: Callable[..., Any], *, title: str, **described: str | Callable[[Record], str]
+) -> Figure:
+    """A panel for each task and size, a line for each run: grey for the baselines, orange for GA-SAM.
+
+    `described` goes to `draw_lines`: words, or what makes them of a record of the panel.
+    """
     from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, draw_lines, sheet
 
-    told = dict(zip((each["run"]["name"] for each in found), run_labels(found), strict=True))
+    named = list(zip(found, _labels(found), strict=True))
     kinds = list(dict.fromkeys(_kind(each["run"]) for each in found))
     figure, axes = sheet(len(kinds))
     for kind, panel in zip(kinds, axes, strict=True):
         before: dict[str, int] = {}
         lines = []
-        for each in (each for each in found if _kind(each["run"]) == kind):
+        here = [(each, label) for each, label in named if _kind(each["run"]) == kind]
+        for each, label in here:
             method = each["run"]["method"]
             number = before[method] = before.get(method, -1) + 1
             lines.append(
                 line(
                     each,
-                    label=told[each["run"]["name"]].removeprefix(f"{kind[0]}: "),
+                    label=label,
                     colour={"baseline": BASELINE, "ga-sam": GA_SAM}.get(method),
                     dashes=DASHES[number % len(DASHES)],
                 )
             )
-        draw_lines(panel, lines, title=f"{kind[0]}, size {kind[1]}: {title}", **described)
+        words = {name: text(here[0][0]) if callable(text) else text for name, text in described.items()}
+        draw_lines(panel, lines, title=f"{kind[0]}, size {kind[1]}: {title}", **words)
     return figure
 
 

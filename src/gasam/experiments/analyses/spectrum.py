@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import panels, run_labels, versus_baseline
+from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
@@ -61,7 +61,7 @@ class Spectrum(Analysis):
             shown = [*(top[place - 1] for place in places), sum(top)]
             rows.append((label, *(f"{value:.4g}" for value in shown), f"{converged} of {len(top)}"))
             values.append({"run": each["run"]["name"], "eigenvalues": top, "converged": converged})
-        note = f"{WORDS[self.matrix]} of the training loss on {self.rows} examples of the {self.split} split."
+        note = f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
         return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
 
     def draw(self, found: Sequence[Record]) -> Figure:
@@ -75,9 +75,20 @@ class Spectrum(Analysis):
 
     def sentence(self, found: Sequence[Record]) -> str:
         words = [
-            f"on {task} the largest eigenvalue of {label} is {ours['values'][0]:.3g} against "
-            f"{theirs['values'][0]:.3g} of {base}, and the sum of the top {self.k} is "
-            f"{sum(ours['values']) / sum(theirs['values']):.2f} times as large"
+            f"on {task} the largest eigenvalue of {label} is {largest(ours):.3g} against {largest(theirs):.3g} of "
+            f"{base}, and the sum of the top {self.k} is {total(ours):.3g} against {total(theirs):.3g}"
             for task, label, ours, base, theirs in versus_baseline(found)
         ]
-        return "; ".join(words) or f"the largest eigenvalue is {found[0]['found']['values'][0]:.3g}"
+        alone = [
+            f"the largest eigenvalue of {label} is {largest(each):.3g}"
+            for each, label in zip(found, run_labels(found), strict=True)
+        ]
+        return "; ".join(words or alone)
+
+
+def largest(each: Record) -> float:
+    return float(each["found"]["values"][0])
+
+
+def total(each: Record) -> float:
+    return float(sum(each["found"]["values"]))
