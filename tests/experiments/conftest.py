@@ -1,13 +1,19 @@
 """One cache of encoded data for all tests of the experiments, in all processes; the local layout in small."""
 
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from filelock import FileLock
 
 import local_layout
 from gasam.cli import main
+from gasam.experiments.plan import make
+from gasam.experiments.tasks import Origin
+from gasam.experiments.train import run
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +60,27 @@ def command(monkeypatch, capsys):
         return Ended(ended.value.code or 0, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trained(shared, data_dir):
+    """Records of tiny runs of all families by "TASK METHOD", trained once for all processes of the session."""
+    wanted = [("digits", "baseline"), ("digits", "ga-sam"), ("imdb", "baseline"), ("ptb", "baseline"),
+              ("ptb", "ga-sam"), ("en-vi", "baseline"), ("mnist", "baseline")]  # fmt: skip
+    files = {}
+    with pytest.MonkeyPatch.context() as patch, FileLock(shared / "trained.lock"):
+        patch.setenv("GASAM_CACHE", str(shared / "cache"))
+        for task, method in wanted:
+            plan = make(task, method, "tiny", origin=Origin(data_dir))
+            run(plan, shared / "trained", cpu=True)
+            files[f"{task} {method}"] = shared / "trained" / f"{plan.name(plan.data())}.json"
+        plan = make("en-vi", "baseline", "tiny", origin=Origin(data_dir))
+        run(plan, shared / "trained" / "gradient-norms", cpu=True, gradient_norms=True)
+    return files
+
+
+@pytest.fixture
+def own_trained(trained, tmp_path):
+    """A folder of a test's own with all of these runs."""
+    folder = next(iter(trained.values())).parent
+    return Path(shutil.copytree(folder, tmp_path / "runs", ignore=shutil.ignore_patterns(".lock")))
