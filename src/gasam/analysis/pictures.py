@@ -20,6 +20,8 @@ OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "
 """Colours that colour-blind readers tell apart; those of the baseline and of GA-SAM are kept out."""
 BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
 DASHES = ("-", "--", "-.", ":")
+POINTS = "points"
+"""Instead of dashes: points that no line joins."""
 
 
 class Line(NamedTuple):
@@ -50,8 +52,9 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str,
     for line in lines:
         colour = line.colour or next(colours)
         heights = [float("nan") if value is None else value for value in line.y]
-        marker = "o" if len(line.x) < 40 else None
-        axes.plot(line.x, heights, line.dashes, color=colour, marker=marker, ms=3.5, lw=1.8, label=line.label)
+        marker = "o" if len(line.x) < 40 or line.dashes == POINTS else None
+        dashes = "none" if line.dashes == POINTS else line.dashes
+        axes.plot(line.x, heights, ls=dashes, color=colour, marker=marker, ms=3.5, lw=1.8, label=line.label)
         if line.marked is not None:
             axes.axvline(line.marked, color=colour, lw=0.9, ls=":")
     for name, scale, axis in (("x", axes.set_xscale, axes.xaxis), ("y", axes.set_yscale, axes.yaxis)):

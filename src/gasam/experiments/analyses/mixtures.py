@@ -73,20 +73,22 @@ class Mixtures(Shift):
         return Table("|delta| against the share of shifted data", columns, tuple(rows))
 
     def draw(self, found: Sequence[Record]) -> Figure:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
+        from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, Line, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
         shown = [(each, name, fit) for each in found for name, fit in each["found"]["fits"].items()]
         for panel, (each, name, fit) in zip(axes, shown, strict=True):
             points = each["found"][name.replace("-", "_")]
             etas = [point["eta"] for point in points]
+            fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
             lines = [
-                Line("measured", etas, [point["norm"] for point in points], "#0072B2"),
-                Line(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], [fit["intercept"], fit["intercept"] + fit["slope"]]),
-                Line("no shift (control)", [0, 1], [fit["control"]] * 2, "#4D4D4D", ":"),
+                Line("measured", etas, [point["norm"] for point in points], OKABE_ITO[0], POINTS),
+                Line(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
+                Line("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
             ]
             title = f"{each['run']['task']}, seed {each['run']['seed']}: {name}"
             draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
+            panel.set_ylim(bottom=0)
         return figure
 
     def sentence(self, found: Sequence[Record]) -> str:
