@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.examples import example_gradients, same
+from gasam.analysis.factors import Factors, factored
 from gasam.analysis.lanczos import Found
 from gasam.analysis.objective import Batches, Named, Objective, each
 from gasam.analysis.products import Watch, connected, dense, vector_type
@@ -32,34 +33,65 @@ class Examples:
         return sum(map(len, self.losses))
 
     def gradients(self, weights: list[nn.Parameter]) -> Iterator[tuple[Tensor | None, ...]]:
-        for number, (batch, expected) in enumerate(zip(each(self.batches), self.losses, strict=True)):
-            losses = connected(self.objective(self.model, batch))
-            if not same(losses.detach(), expected):
-                raise ValueError(
-                    f"batches must give the same examples in the same order each time, got other losses for batch "
-                    f"{number}: do not shuffle or draw at random, or take method 'lanczos'"
-                )
+        for number, batch in enumerate(each(self.batches)):
+            losses = self._again(number, connected(self.objective(self.model, batch)))
             for gradients in example_gradients(self.model, self.objective, batch, losses, weights):
                 yield gradients
-                self.done += 1
-                if self.watch is not None:
-                    self.watch(self.done)
+                self._count(1)
+
+    def factors(self, weights: list[nn.Parameter], memory: float) -> dict[int, Factors]:
+        """Of all examples, for the weights whose gradients have them in every batch; none if that takes more memory."""
+        found: dict[int, list[Factors]] | None = None
+        used = 0
+        for number, batch in enumerate(each(self.batches)):
+            losses, here = factored(self.model, self.objective, batch, weights)
+            self._again(number, losses)
+            used += sum(part.nbytes for factors in here.values() for part in factors)
+            found = {i: [*(found or {}).get(i, []), here[i]] for i in here if found is None or i in found}
+            if not found or used > memory:
+                return {}
+            self._count(len(losses))
+        return {i: tuple(map(torch.cat, zip(*parts, strict=True))) for i, parts in (found or {}).items()}
+
+    def _again(self, number: int, losses: Tensor) -> Tensor:
+        if number >= len(self.losses) or not same(losses.detach(), self.losses[number]):
+            raise ValueError(
+                "batches must give the same examples in the same order each time, got other losses for batch "
+                f"{number}: do not shuffle or draw at random, or take method 'lanczos'"
+            )
+        return losses
+
+    def _count(self, examples: int) -> None:
+        for _ in range(examples):
+            self.done += 1
+            if self.watch is not None:
+                self.watch(self.done)
 
 
 def gram(examples: Examples, weights: Named, memory: float) -> Tensor:
-    """G = J J' / N in double precision. J, N x n, is made in blocks of columns that fit into `memory` bytes; there are
-    as many passes over the examples as blocks."""
+    """G = J J' / N in double precision. J, N x n, is made in blocks of columns that fit into `memory` bytes, but for
+    weights whose gradients have factors; there are as many passes over the examples as blocks."""
     tensors, rows = list(weights.values()), len(examples)
     kind, device = vector_type(tensors), tensors[0].device
     found = torch.zeros(rows, rows, dtype=torch.float64, device=device)
-    n = sum(weight.numel() for weight in tensors)
+    factors = examples.factors(tensors, memory - 2 * found.nbytes)
+    for parts in factors.values():
+        found += row_products(parts)
+    left = [weight for i, weight in enumerate(tensors) if i not in factors]
+    n = sum(weight.numel() for weight in left)
     width = min(n, max(1, int((memory - 2 * found.nbytes) // (rows * kind.itemsize))))
     block = torch.empty(rows, width, dtype=kind, device=device)
-    for first in range(0, n, width):
-        fill(block, examples, tensors, first)
+    for first in range(0, n, width or 1):
+        fill(block, examples, left, first)
         for columns in torch.split(block[:, : n - first], COLUMNS, dim=1):
             add_products(found, columns)
     return (found.tril() + found.tril(-1).T) / rows
+
+
+def row_products(factors: Factors) -> Tensor:
+    """(b_i a_i') . (b_j a_j') = (b_i . b_j) (a_i . a_j)"""
+    made = [factor.double() @ factor.double().T for factor in factors]
+    return made[0] if len(made) == 1 else made[0].mul_(made[1])
 
 
 def fill(block: Tensor, examples: Examples, weights: list[nn.Parameter], first: int) -> None:

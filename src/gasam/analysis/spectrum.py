@@ -85,9 +85,10 @@ def top_eigenvalues(
 
     A value has converged when its residual is at most `tolerance` times the largest |value|; it is then at least as
     near to an eigenvalue, mostly much nearer. `method` is chosen by cost unless given: "gram" (empirical Fisher only)
-    takes each example's gradient, "lanczos" a few products for each value, "dense" one for each weight. Lanczos starts
-    from one random vector, so of several equal eigenvalues it may miss some. `memory` in GiB bounds blocks of gradients
-    and kept graphs, and the basis of Lanczos down to k + 20 vectors. `watch(done)` is called after each unit of work.
+    takes each example's gradient, of linear layers in factors, "lanczos" a few products for each value, "dense" one for
+    each weight. Lanczos starts from one random vector, so of several equal eigenvalues it may miss some. `memory` in
+    GiB bounds blocks of gradients and kept graphs, and the basis of Lanczos down to k + 20 vectors. `watch(done)` is
+    called after each unit of work.
     """
     check_matrix(matrix, objective)
     check(k, tolerance, method, matrix, max_products, memory)
