@@ -137,6 +137,14 @@ def largest(
     return Found(values[:k], residuals[:k], converged if settled or krylov.m == n else converged & False)
 
 
+def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
+    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
+    draw = torch.Generator().manual_seed(0)
+    found = largest(product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw)
+    value, residual = float(found.values), float(found.residuals)
+    return value, residual / abs(value) if value else residual
+
+
 def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Nodes and weights of Gauss' rule for the measure of `start`: sum w f(node) = start' f(A) start / |start|^2."""
     krylov = Krylov(product, start, steps, generator)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from gasam.analysis.examples import example_gradients, squares
-from gasam.analysis.lanczos import Product, largest, random_normal, random_signs
+from gasam.analysis.lanczos import random_normal, random_signs, top_eigenvalue
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import GIBIBYTE, Products, connected
 from gasam.analysis.values import Result, check_whole
@@ -179,14 +179,6 @@ def fisher_substitution(
         distance=math.sqrt(away / hessian) if hessian else None,
         cosine=both / math.sqrt(hessian * fisher) if hessian and fisher else None,
     )
-
-
-def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
-    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
-    draw = torch.Generator().manual_seed(0)
-    found = largest(product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw)
-    value, residual = float(found.values), float(found.residuals)
-    return value, residual / abs(value) if value else residual
 
 
 def _fisher_traces(
