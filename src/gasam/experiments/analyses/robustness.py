@@ -107,7 +107,8 @@ class Robustness(Analysis):
         """Corruptions in the rows, runs in the columns, as Table 4 has it."""
         rows = [("none", *(shown(each["found"]["clean_metric"]) for each in found))]
         if any(each["found"]["floor"] for each in found):
-            rows.append(("a model that knows nothing", *(shown(each["found"]["floor"]) for each in found)))
+            floors = [each["found"]["floor"] if each["found"]["higher_is_better"] else None for each in found]
+            rows.append(("a model that knows nothing", *("" if floor is None else shown(floor) for floor in floors)))
         radii = sorted({point["radius"] for each in found for point in each["found"]["points"]})
         for radius in radii:
             for kind, words in (("metric", "attack"), ("random_metric", "random")):
