@@ -22,6 +22,8 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning calls what torch 2.13 deprecates
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem != "digits"], ids=lambda path: path.stem)
 def test_example_runs_and_verifies_itself(example):
     assert "\nassert " in example.read_text()

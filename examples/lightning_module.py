@@ -1,0 +1,65 @@
+"""Lightning: a mixin, and the optimizer stays plain, with accumulation, clipping and mixed precision as ever."""
+
+import lightning
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from gasam import SharpnessAware, ga_sam
+from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
+
+
+class Classifier(SharpnessAwareModule, lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+        self.perturbation = ga_sam(1e-3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = cross_entropy(self.model(x), y)
+        self.log("loss", loss, on_epoch=True)  # the clean loss; sharpness and perturbation_norm are logged as well
+        return loss
+
+    def on_train_epoch_start(self):
+        self.sharp.enabled = self.current_epoch >= 1  # if you like: an epoch of plain training first
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class WithClosure(lightning.LightningModule):
+    """The simple case without the mixin: no accumulation, no clipping by the Trainer, no 16-mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return cross_entropy(self.model(x), y)
+
+    def configure_optimizers(self):
+        base = torch.optim.Adam(self.parameters(), lr=1e-2)
+        return SharpnessAware(base, ga_sam(1e-3), around=lightning_closure(self))
+
+
+def trainer(**options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options)
+
+
+lightning.seed_everything(0, verbose=False)
+data = DataLoader(TensorDataset(torch.randn(64, 20), torch.randint(3, (64,))), batch_size=8)
+
+classifier = Classifier()
+fitting = trainer(accumulate_grad_batches=2, gradient_clip_val=1.0, precision="bf16-mixed")
+fitting.fit(classifier, data)
+
+simple = WithClosure()
+trainer().fit(simple, data)
+
+assert fitting.callback_metrics["sharpness"] > 0
+assert classifier.sharp.last.climbed
+assert simple.optimizers().optimizer.last.climbed

@@ -1,0 +1,116 @@
+"""A walk whose clean pass the framework runs itself: what is kept of it, and how the later passes follow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gasam.backward import SharpBackward
+from gasam.evaluation import Backward, now
+from gasam.risk import share
+
+
+class FirstPass:
+    """Opened before the framework's forward pass, so that `around(0, ..)` surrounds all of it, as in a plain loop."""
+
+    def __init__(self, sharp: SharpBackward) -> None:
+        self.sharp = sharp
+        self.loss: Tensor | None = None
+        self._around = sharp.around
+        self._stack = ExitStack()
+        self._stack.enter_context(self._around(0, not _walks(sharp)))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def fold(
+        self, made: Tensor, backward: Backward, again: Callable[[], Any], *, items: Tensor | float = 1.0
+    ) -> Tensor:
+        """Run the walk; return by what the framework multiplied the loss before it backed it, say 1 / accumulation.
+
+        The clean pass is backed through `made`, what the framework made of its loss; the later ones are computed by
+        `again` and multiplied by the same factor, d(made)/d(loss), which two hooks read off on the way back.
+        `items` is how many times the mean over its own examples the loss is, on top of what the user says.
+        """
+        loss, scale = self.loss, self.sharp.gradient_scale
+        assert loss is not None
+        factors: list[Tensor] = []
+
+        def back(backed: Tensor) -> None:
+            if factors:
+                backward(backed * factors[0])
+                return
+            with _derivative(loss) as at_loss, _derivative(made) as at_made:
+                backward(made if backed is loss else made * share(self.sharp.perturbation))
+            if not at_loss:
+                raise RuntimeError("what was backed does not come from the loss of the clean pass: is it detached?")
+            factors.append(at_loss[0] / at_made[0])
+
+        with shadowed(self.sharp, backward=back, around=self._pass, gradient_scale=lambda: now(scale) * items):
+            self.sharp(lambda: again() if factors else loss)
+        return factors[0]
+
+    def _pass(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        return self._stack if k == 0 else self._around(k, last)
+
+
+def _walks(sharp: SharpBackward) -> bool:
+    return sharp.enabled and sharp.perturbation.epsilon > 0
+
+
+@contextmanager
+def _derivative(tensor: Tensor) -> Iterator[list[Tensor]]:
+    """What comes back to the tensor in a backward pass."""
+    seen: list[Tensor] = []
+    hook = tensor.register_hook(seen.append)  # type: ignore[no-untyped-call]
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def shadowed(owner: object, **attributes: object) -> Iterator[None]:
+    """Attributes of one object replaced for a while."""
+    missing = object()
+    before = {name: vars(owner).get(name, missing) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
+    """That the walk knows all that is trained, and leaves the backward to the framework."""
+    if not isinstance(sharp, SharpBackward):
+        raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
+    if sharp.backward is not torch.Tensor.backward:
+        raise ValueError(f"the backward of {builder}'s SharpBackward must be left out: the framework has its own")
+    known = set(map(id, sharp.parameters))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in known:
+            raise RuntimeError(
+                f"parameter {name!r} is trained, but not in what {builder} gave to SharpBackward: give all of "
+                "named_parameters(), those that should not move in a group with 'perturb': False"
+            )
+
+
+def warn_of_mixed_perturbations(sharp: SharpBackward, model: object) -> None:
+    """DDP while accumulating: the early micro-batches walk by a worker's own gradient, the last by that of all."""
+    if _walks(sharp) and getattr(model, "require_backward_grad_sync", True) is False:
+        warnings.warn(
+            "DDP does not synchronise while gradients accumulate, so each worker walks by its own gradient there, and "
+            "by that of all workers at the last micro-batch: both are sound, but they are not the same",
+            stacklevel=2,
+        )

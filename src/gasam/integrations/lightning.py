@@ -1,0 +1,171 @@
+"""Lightning: a mixin that walks where the module's backward is, and the closure form made safe for the Trainer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gasam.backward import SharpBackward
+from gasam.evaluation import Around
+from gasam.integrations import require
+from gasam.integrations.first_pass import FirstPass, check_parts, shadowed, warn_of_mixed_perturbations
+from gasam.perturbation import Perturbation, check_perturbation
+
+if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well
+    require("lightning", "lightning")
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+else:
+    LightningModule = object
+
+_REFUSED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+
+
+class SharpnessAwareModule(LightningModule):
+    """Goes before LightningModule, or before a module of yours, in the list of bases; wants `self.perturbation`.
+
+    The optimizer stays what it is, and so do accumulation, clipping, precision and DDP. `training_step` runs K+1
+    times; what it logs and counts in torchmetrics is the clean pass, and `self.clean_pass` says which one it is in.
+    Logs `sharpness` and `perturbation_norm`. Override `configure_sharp_backward` for contexts, groups or details.
+    """
+
+    perturbation: Perturbation | None = None
+    clean_pass = True
+    _sharp: SharpBackward | None = None
+    _first: FirstPass | None = None
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    _inside = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        step = getattr(cls, "training_step", None)
+        if step is not None and step.__qualname__ != "LightningModule.training_step" and not hasattr(step, "_kept"):
+            cls.training_step = _keeping(step)  # type: ignore[method-assign]
+
+    def configure_sharp_backward(self) -> SharpBackward:
+        """Called once, when `self.sharp` is first asked for."""
+        check_perturbation(self.perturbation)
+        assert self.perturbation is not None
+        return SharpBackward(self.named_parameters(), self.perturbation)
+
+    @property
+    def sharp(self) -> SharpBackward:
+        """Has `enabled`, `perturbation` and `last`."""
+        if self._sharp is None:
+            self._sharp = self.configure_sharp_backward()
+        return self._sharp
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        first, self._first = self._first, None
+        if first is None:  # not Trainer.fit
+            super().backward(loss, *args, **kwargs)
+            return
+        check_parts(self.sharp, self, "configure_sharp_backward")
+        backward = super().backward
+        try:
+            first.fold(loss, lambda backed: backward(backed, *args, **kwargs), functools.partial(self._again, first))
+        finally:
+            first.close()
+            self._arguments = ((), {})
+        if self.sharp.last is not None and not self.trainer.barebones:
+            self.log("sharpness", self.sharp.last.sharpness)
+            self.log("perturbation_norm", self.sharp.last.norms[-1])
+
+    def _again(self, first: FirstPass) -> Any:
+        arguments, named = self._arguments
+        with shadowed(self, clean_pass=False), _quiet(self):
+            return _loss(self.trainer.strategy.training_step(*arguments, **named))
+
+
+def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A training_step that keeps its arguments and its loss for the passes to come."""
+    if "dataloader_iter" in signature(step).parameters:
+        raise TypeError("training_step(dataloader_iter) can't be run again on the same batch: take (batch, batch_idx)")
+
+    @functools.wraps(step)
+    def training_step(self: SharpnessAwareModule, *args: Any, **kwargs: Any) -> Any:
+        if self._inside or not self.clean_pass or self._trainer is None or not self._trainer.training:
+            return step(self, *args, **kwargs)  # by super(), in a later pass, by hand
+        _refuse(self)
+        if self._first is not None:  # its backward never came
+            self._first.close()
+        warn_of_mixed_perturbations(self.sharp, self.trainer.strategy.model)
+        first, self._first, self._arguments = FirstPass(self.sharp), None, (args, kwargs)
+        with ExitStack() as failing:
+            failing.callback(first.close)
+            with shadowed(self, _inside=True):
+                output = step(self, *args, **kwargs)
+            first.loss = _loss(output)
+            if first.loss is not None:
+                self._first = first
+                failing.pop_all()
+        return output
+
+    training_step._kept = True  # type: ignore[attr-defined]
+    return training_step
+
+
+def lightning_closure(module: LightningModule) -> Around:
+    """`around` for SharpnessAware in configure_optimizers: keeps later passes from logging, and refuses what a
+    closure can't do right: accumulation, the Trainer's clipping. 16-mixed gives no closure and is refused as well.
+    """
+
+    def around(k: int, last: bool) -> AbstractContextManager[None]:
+        trainer = module.trainer
+        if trainer.accumulate_grad_batches != 1:
+            raise RuntimeError(
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, for Lightning "
+                "gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
+            )
+        if trainer.gradient_clip_val:
+            raise RuntimeError(
+                f"gradient_clip_val={trainer.gradient_clip_val} would clip in every pass, before the fold: "
+                "use SharpnessAwareModule with the plain optimizer, or clip in SharpnessAware's before_step"
+            )
+        return nullcontext() if k == 0 else _quiet(module)
+
+    return around
+
+
+def _loss(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, Mapping) else output
+
+
+def _refuse(module: SharpnessAwareModule) -> None:
+    if not module.automatic_optimization:
+        raise RuntimeError(
+            "SharpnessAwareModule is for automatic optimisation: in a loop of your own use "
+            "SharpBackward(self.parameters(), ..., backward=self.manual_backward)"
+        )
+    strategy = type(module.trainer.strategy).__name__
+    if strategy in _REFUSED:
+        raise RuntimeError(f"{strategy} shards the weights, and only whole ones can be moved: use the strategy 'ddp'")
+
+
+@contextmanager
+def _quiet(module: LightningModule) -> Iterator[None]:
+    """Nothing logged, and no metric counts; a metric that is called answers what it did in the clean pass."""
+    from torchmetrics import Metric
+
+    with ExitStack() as stack:
+        stack.enter_context(shadowed(module, log=_nothing))
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                answer = functools.partial(_value, metric._forward_cache)
+                stack.enter_context(shadowed(metric, update=_nothing, forward=answer))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _value(value: Any, *args: Any, **kwargs: Any) -> Any:
+    return value

@@ -1,0 +1,103 @@
+"""A module as people write them, with and without the mixin, and the same training in a plain loop."""
+
+from contextlib import nullcontext
+
+import lightning
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from gasam import SharpBackward, asam, ga_sam, sam
+from gasam.integrations.lightning import SharpnessAwareModule
+from problems import batch, network
+from tolerances import flat
+
+PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1), "asam": asam(0.1)}
+QUIET = {
+    "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
+}  # fmt: skip
+
+
+class Plain(lightning.LightningModule):
+    """A module as people write them; remembers what it was given to log."""
+
+    def __init__(self, model=None, perturbation=None, lr=0.1):
+        super().__init__()
+        self.model = network() if model is None else model
+        self.perturbation, self.lr = perturbation, lr
+        self.calls, self.outputs, self.traces = 0, [], []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.calls += 1
+        loss = cross_entropy(self.model(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True, batch_size=len(y))
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.outputs.append(outputs["loss"].item())
+        if getattr(self, "_sharp", None) is not None:
+            self.traces.append(self.sharp.last)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Sharp(SharpnessAwareModule, Plain):
+    pass
+
+
+def batches(count, dtype=torch.float64):
+    return [batch(dtype, rows=8, seed=seed) for seed in range(count)]
+
+
+def loader(data):
+    return DataLoader(data, batch_size=None)
+
+
+def fit(module, data, **options):
+    validation = options.pop("validation", None)
+    checkpoint = options.pop("ckpt_path", None)
+    trainer = lightning.Trainer(**QUIET | options)
+    trainer.fit(module, loader(data), loader(validation) if validation else None, ckpt_path=checkpoint)
+    return trainer
+
+
+def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None):
+    """The same training without Lightning."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    scale = scaler.scale if scaler else lambda loss: loss
+    options = {"around": around} if around else {}
+    sharp = SharpBackward(
+        model.parameters(), perturbation, backward=lambda loss: scale(loss / accumulate).backward(), **options
+    )
+
+    def loss():
+        with autocast():
+            return cross_entropy(model(x), y)
+
+    losses = []
+    for i, (x, y) in enumerate(data):  # noqa: B007 - the loss function reads them
+        losses.append(sharp(loss).item())
+        if (i + 1) % accumulate == 0:
+            if scaler:
+                scaler.unscale_(optimizer)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return losses
+
+
+def weights(module):
+    return flat(getattr(module, "model", module).parameters())

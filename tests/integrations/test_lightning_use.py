@@ -1,0 +1,196 @@
+"""Lightning: the clean loss in the logs, the closure form, and what is said to mistakes."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning_modules import PERTURBATIONS, Plain, Sharp, batches, fit, plain_loop, weights
+from torch.nn.functional import cross_entropy
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from gasam import SharpBackward, SharpnessAware, ga_sam
+from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
+from problems import batch, network
+from tolerances import EXACT, error
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),  # five batches
+    pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning calls what torch 2.13 deprecates
+]
+
+
+def test_clean_loss_is_logged_and_handed_on():
+    data = batches(5)
+    module, expected = Sharp(perturbation=ga_sam(0.1, steps=2)), network()
+    trainer = fit(module, data)
+    losses = plain_loop(expected, data, ga_sam(0.1, steps=2))
+    assert module.calls == 15
+    assert trainer.callback_metrics["loss_step"].item() == pytest.approx(losses[-1], rel=1e-6)
+    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
+    assert module.outputs == pytest.approx(losses)
+    last = module.traces[-1]
+    assert trainer.callback_metrics["sharpness"].item() == pytest.approx(last.sharpness.item(), rel=1e-6)
+    assert trainer.callback_metrics["perturbation_norm"].item() == pytest.approx(last.norms[-1].item(), rel=1e-6)
+    assert last.sharpness > 0
+
+
+def test_validation_sees_the_weights_at_home():
+    class Validated(Sharp):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.log("val_loss", cross_entropy(self.model(x), y), batch_size=len(y))
+
+    module, data = Validated(perturbation=ga_sam(0.1)), batches(4)
+    trainer = fit(module, data, validation=data[:1], val_check_interval=1.0, num_sanity_val_steps=0)
+    x, y = data[0]
+    expected = cross_entropy(module.model(x), y).item()
+    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert module.calls == 8
+
+
+def test_walk_may_start_late():
+    class Late(Sharp):
+        def on_train_epoch_start(self):
+            self.sharp.enabled = self.current_epoch >= 1
+
+    module = Late(perturbation=ga_sam(0.1))
+    fit(module, batches(3), max_epochs=2)
+    assert module.calls == 3 + 6
+    assert [bool(trace.climbed) for trace in module.traces] == [False] * 3 + [True] * 3
+
+
+def test_metrics_count_the_clean_pass_only():
+    class Measured(Sharp):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.accuracy = MulticlassAccuracy(3, average="micro")
+            self.both = MetricCollection({"a": MulticlassAccuracy(3), "b": MulticlassAccuracy(3)})
+            self.clean = []
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            scores = self.model(batch[0]).detach()
+            self.log("accuracy", self.accuracy(scores, batch[1]))
+            self.both.update(scores, batch[1])
+            self.clean.append(self.clean_pass)
+            return {"loss": loss, "extra": 1}
+
+    module = Measured(perturbation=ga_sam(0.1, steps=2))
+    fit(module, batches(4))
+    assert module.accuracy._update_count == module.both["a"]._update_count == 4
+    assert module.clean == [True, False, False] * 4
+    assert module.clean_pass
+
+
+def test_copies_and_steps_by_hand_are_plain():
+    module = copy.deepcopy(Sharp(perturbation=ga_sam(0.1)))
+    with pytest.warns(UserWarning, match="reference is not registered"):
+        loss = module.training_step(batch(), 0)
+    module.backward(loss)
+    assert module.calls == 1
+    assert module.model[0].weight.grad is not None
+
+
+def test_failing_step_leaves_weights_at_home_and_contexts_closed():
+    class Failing(Sharp):
+        def training_step(self, batch, batch_idx):
+            if not self.clean_pass and batch_idx == 1:
+                raise KeyboardInterrupt
+            return super().training_step(batch, batch_idx)
+
+    module, expected = Failing(perturbation=ga_sam(0.1)), network()
+    with pytest.raises(SystemExit):
+        fit(module, batches(2))
+    plain_loop(expected, batches(1), ga_sam(0.1))
+    assert error(weights(module), weights(expected)) < EXACT
+    assert module.clean_pass
+    assert "log" not in vars(module)
+
+
+class Closure(Plain):
+    def configure_optimizers(self):
+        base = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        optimizer = SharpnessAware(base, self.perturbation, around=lightning_closure(self))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_closure_form_equals_a_plain_loop(name):
+    data, module, expected = batches(5), Closure(perturbation=PERTURBATIONS[name]), network()
+    trainer = fit(module, data)
+    losses = plain_loop(expected, data, PERTURBATIONS[name])
+    assert error(weights(module), weights(expected)) < EXACT
+    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 can't be done by a closure.*use SharpnessAwareModule"),
+    ({"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would clip in every pass.*use SharpnessAwareModule"),
+    ({"plugins": "16-mixed"}, "needs a closure.*use SharpBackward with the plain optimizer"),
+])  # fmt: skip
+def test_closure_form_refuses_what_it_cannot_do(options, sentence):
+    if "plugins" in options:
+        options = {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}
+    module = Closure(network(torch.float32), ga_sam(0.1))
+    before = weights(module).clone()
+    with pytest.raises(RuntimeError, match=sentence):
+        fit(module, batches(2, torch.float32), **options)
+    assert torch.equal(weights(module), before)
+
+
+def test_manual_optimisation_is_refused_and_the_cure_works():
+    class Manual(Sharp):
+        automatic_optimization = False
+
+    with pytest.raises(RuntimeError, match=r"SharpBackward\(self.parameters\(\), ..., backward=self.manual_backward"):
+        fit(Manual(perturbation=ga_sam(0.1)), batches(1))
+
+    class Cured(Plain):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            sharp = SharpBackward(self.parameters(), self.perturbation, backward=self.manual_backward)
+            sharp(lambda: cross_entropy(self.model(x), y))
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+            self.lr_schedulers().step()
+            return {"loss": torch.zeros(())}
+
+    module, expected = Cured(perturbation=ga_sam(0.1)), network()
+    fit(module, batches(5))
+    plain_loop(expected, batches(5), ga_sam(0.1))
+    assert error(weights(module), weights(expected)) < EXACT
+
+
+def test_mistakes_are_named():
+    with pytest.raises(TypeError, match="perturbation must be a Perturbation"):
+        fit(Sharp(), batches(1))
+    with pytest.raises(TypeError, match="can't be run again on the same batch"):
+        type("Iterating", (SharpnessAwareModule,), {"training_step": lambda self, dataloader_iter: None})
+
+    class Partly(Sharp):
+        def configure_sharp_backward(self):
+            return SharpBackward(self.model[0].parameters(), self.perturbation)
+
+    with pytest.raises(RuntimeError, match=r"parameter 'model.2.weight' is trained, but not in what"):
+        fit(Partly(perturbation=ga_sam(0.1)), batches(1))
+
+    class Backing(Sharp):
+        def configure_sharp_backward(self):
+            return SharpBackward(self.parameters(), self.perturbation, backward=lambda loss: loss.backward())
+
+    with pytest.raises(ValueError, match="must be left out: the framework has its own"):
+        fit(Backing(perturbation=ga_sam(0.1)), batches(1))
+
+
+def test_walk_changes_with_the_perturbation_of_sharp():
+    module = Sharp(perturbation=ga_sam(0.1))
+    module.sharp.perturbation = replace(module.sharp.perturbation, steps=3)
+    fit(module, batches(2))
+    assert module.calls == 8
