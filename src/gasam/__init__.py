@@ -4,7 +4,7 @@ from gasam.ascent import Visit, climb, displaced, uniform_start
 from gasam.backward import SharpBackward
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
-from gasam.passes import frozen_batchnorm, same_noise, together
+from gasam.passes import frozen_batchnorm, per_worker, same_noise, shared_walk, together
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.scales import SCALES, Group, Weight
 from gasam.trace import Trace
@@ -30,8 +30,10 @@ __all__ = [
     "ga_sam",
     "layer_sam",
     "multi_step_defense",
+    "per_worker",
     "sam",
     "same_noise",
+    "shared_walk",
     "together",
     "uniform_start",
 ]

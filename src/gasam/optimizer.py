@@ -17,6 +17,7 @@ from gasam.ascent import traced_climb
 from gasam.evaluation import Around, GradientScale, check_around, now, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
+from gasam.passes import leaves_passes_local
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.risk import Fold, share
 from gasam.trace import Trace, plain_trace
@@ -84,6 +85,11 @@ class SharpnessAware(Optimizer):
             )
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         walks, mean = self.enabled and self.perturbation.epsilon > 0, self.perturbation.risk == "mean"
+        if walks and mean and leaves_passes_local(self.around):
+            raise RuntimeError(
+                "per_worker needs SharpBackward for the mean risk: a closure may clear the gradients of the earlier "
+                "passes, and then the last pass can't reduce them"
+            )
         passes = Fold(parameters)
         clean: list[Any] = []
 

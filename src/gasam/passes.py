@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from gasam.evaluation import Around
 
@@ -66,17 +67,82 @@ def frozen_batchnorm(model: nn.Module) -> Around:
     return lambda k, last: frozen() if k > 0 else ExitStack()
 
 
-def together(*arounds: Around) -> Around:
-    """All of them around each pass, the first outermost."""
+class per_worker:  # noqa: N801
+    """Each worker of a DistributedDataParallel model walks by its own gradient: one all-reduce a step, whatever K.
+
+    All passes but the last are under `no_sync`; the last one reduces what all of them left in `.grad`. The result is
+    the mean of the workers' own folded gradients. In a caller's `no_sync` the last pass stays local too.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        _check_distributed("per_worker", model)
+        self.model = model
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        if last:
+            return ExitStack()
+        if self.model.static_graph and not self.model._static_graph_delay_allreduce_enqueued:
+            raise RuntimeError(
+                "a DistributedDataParallel model with static_graph=True must see one synchronised backward before "
+                "per_worker can leave one out: let the first step be plain (sharp.enabled = False), or leave "
+                "static_graph out"
+            )
+        return self.model.no_sync()
+
+
+class shared_walk:  # noqa: N801
+    """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
+
+    Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
+    are reduced all the same, for it must not be each worker's own; only the last pass is left to the caller's wish.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        _check_distributed("shared_walk", model)
+        self.model = model
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        return ExitStack() if last else self._synchronised()
 
     @contextmanager
-    def around(k: int, last: bool) -> Iterator[None]:
+    def _synchronised(self) -> Iterator[None]:
+        before, self.model.require_backward_grad_sync = self.model.require_backward_grad_sync, True
+        try:
+            yield
+        finally:
+            self.model.require_backward_grad_sync = before
+
+
+class together:  # noqa: N801
+    """All of them around each pass, the first outermost."""
+
+    def __init__(self, *arounds: Around) -> None:
+        self.arounds = arounds
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
+        return self._pass(k, last)
+
+    @contextmanager
+    def _pass(self, k: int, last: bool) -> Iterator[None]:
         with ExitStack() as stack:
-            for each in arounds:
+            for each in self.arounds:
                 stack.enter_context(each(k, last))
             yield
 
-    return around
+
+def leaves_passes_local(around: Around) -> bool:
+    """Whether `per_worker` is among what surrounds a pass: then only a fold that the last pass reduces is right."""
+    if isinstance(around, together):
+        return any(map(leaves_passes_local, around.arounds))
+    return isinstance(around, per_worker)
+
+
+def _check_distributed(name: str, model: object) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"{name} needs the model as DistributedDataParallel wrapped it, got {type(model).__name__}; with FSDP the "
+            "walk is shared by itself, and can't be each worker's own"
+        )
 
 
 def _accelerators() -> list[tuple[Any, int]]:

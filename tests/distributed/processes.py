@@ -1,0 +1,53 @@
+"""What the scripts that torchrun starts share: each process runs every check, the first one writes what was found."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+TESTS = Path(__file__).parent.parent
+
+
+def start(script: str, processes: int, *words: str, timeout: float = 240) -> subprocess.CompletedProcess:
+    """Run a script of this folder under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "distributed"), str(TESTS.parent)])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [*command, str(TESTS / "distributed" / script), *words],
+        capture_output=True, text=True, check=False, timeout=timeout, env=environment,
+    )  # fmt: skip
+
+
+def findings(script: str, processes: int, file: Path) -> dict:
+    """What the script's checks found, by name."""
+    done = start(script, processes, str(file))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(file.read_text())
+
+
+def run(checks: dict, file: str) -> None:
+    """Every check in every process; what the first one returns is written."""
+    found = {name: check() for name, check in checks.items()}
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps(found))
+
+
+def worst(value: float) -> float:
+    """The largest over the processes."""
+    values = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.item()
+
+
+def bits_agree(tensors) -> bool:
+    """Whether these tensors have the same bits in all processes."""
+    mine = hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+    all_of_them = [""] * dist.get_world_size()
+    dist.all_gather_object(all_of_them, mine)
+    return len(set(all_of_them)) == 1

@@ -1,0 +1,60 @@
+"""DistributedDataParallel: one walk for all workers, or each its own; the checks run in processes of their own."""
+
+import json
+import time
+
+import pytest
+from processes import findings, start
+
+from tolerances import EXACT
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, tmp_path_factory):
+    return findings("ddp_checks.py", request.param, tmp_path_factory.mktemp("ddp") / "found.json")
+
+
+def test_shared_walk_equals_one_process_on_the_joint_batch(found):
+    assert found["shared"] < EXACT
+    assert found["closure"] < EXACT
+
+
+def test_own_walks_equal_the_mean_of_the_workers_folds(found):
+    assert found["per worker"] < EXACT
+    assert found["closure, per worker, final"] < EXACT
+
+
+def test_own_walks_need_one_all_reduce_however_many_steps(found):
+    assert found["all-reduces, per worker"] == [1, 1, 1]
+    assert found["all-reduces, shared"] == [2, 3, 4]
+
+
+def test_accumulation_in_no_sync(found):
+    """12 perturbations with K = 1, 2, 3: shared, the first micro-batch has K all-reduces and the second K + 1."""
+    error, all_reduces = found["accumulated, shared"]
+    assert error < EXACT
+    assert all_reduces == 4 * (3 + 5 + 7)
+    error, all_reduces = found["accumulated, per worker"]
+    assert error < EXACT
+    assert all_reduces == 12
+    # Without a word about it, what is not synchronised is each worker's own, as the guide says.
+    assert found["accumulated, nothing said"][0] < EXACT
+
+
+def test_weights_are_the_same_bits_in_all_processes_after_every_step(found):
+    assert found["weights agree"] == [True] * 20
+
+
+def test_what_can_not_be_right_is_refused_with_the_cure(found):
+    assert "per_worker needs SharpBackward for the mean risk" in found["refused: closure, per worker, mean"]
+    assert "let the first step be plain" in found["refused: static graph"]
+    assert "as DistributedDataParallel wrapped it, got Sequential" in found["refused: not DDP"]
+
+
+def test_no_process_waits_for_ever_for_one_that_failed(tmp_path):
+    began = time.monotonic()
+    done = start("ddp_checks.py", 2, str(tmp_path / "found.json"), "fail")
+    assert time.monotonic() - began < 90
+    found = json.loads((tmp_path / "found.json").read_text())["failure"]
+    assert "imed out" in found["said"], done.stderr[-2000:]
+    assert found["home"]
