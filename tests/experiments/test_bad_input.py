@@ -65,7 +65,7 @@ CASES = {
     "compare digits --walk ga-sam.radius=1": "a walk has no 'radius': it has epsilon, granularity, norm,",
     "compare digits --walk ga-sam.epsilon=big": "epsilon must be a finite number >= 0, got 'big'",
     "compare classify --train fields.csv": "fields.csv, line 22: 3 fields, but the header has 2",
-    "reproduce table9": "study must be one of table1, table2, table3, table5, got 'table9'",
+    "reproduce table9": "study must be one of figure1, figure2, figure3",
     "reproduce table1 --seeds 0": "--seeds must be a whole number >= 1, got 0",
     "reproduce table1 --tasks mnist": "table1 has no task 'mnist': it has imdb, ptb, en-vi, de-en",
     "reproduce table1 --data-dir nowhere": "imdb needs imdb/train.jsonl.gz in nowhere, which is not there",
