@@ -89,11 +89,11 @@ def finish(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, place: Path) -> list[Path]:
+def save(figure: Figure, place: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """As PNG and SVG; the same figure gives the same bytes every time."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    files = [place.with_name(f"{place.name}.{kind}") for kind in ("png", "svg")]
+    files = [place.with_name(f"{place.name}.{kind}") for kind in kinds]
     with rc_context({"svg.hashsalt": "gasam"}):
-        figure.savefig(files[0], dpi=150)
-        figure.savefig(files[1], metadata={"Date": None})
+        for file in files:
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gasam.analysis.values import plain_value
 from gasam.experiments import records
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
@@ -106,7 +107,7 @@ def run(
     code = records.code()
     try:
         found = analysis.measure(
-            subject, known, lambda part: write_json(unfinished, part | {"seconds": seconds()}), watch
+            subject, known, lambda part: write_json(unfinished, plain_value(part) | {"seconds": seconds()}), watch
         )
     except ValueError as error:  # of the analysis: one sentence
         raise InputError(str(error)) from None
@@ -127,7 +128,7 @@ def record(analysis: Analysis, subject: Subject, found: Found, seconds: float, c
         "options": analysis.options(),
         "run": {"name": subject.name} | {key: subject.record[key] for key in OF_THE_RUN},
         "examples": subject.count(analysis.split, analysis.rows),
-        "found": found,
+        "found": plain_value(found),
         "seconds": seconds,
         **code,
         "machine": records.machine(next(subject.model.parameters()).device),

@@ -58,7 +58,7 @@ class Robustness(Analysis):
 
     @property
     def filed(self) -> str:
-        return f"{self.kind}-{self.ball}"
+        return f"{self.kind}-{self.ball}{'-listed' if self.radii else ''}"
 
     @property
     def manner(self) -> str:

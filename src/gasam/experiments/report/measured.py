@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gasam.experiments import analyses
 from gasam.experiments.analyses import Analysis
@@ -13,29 +14,43 @@ from gasam.experiments.analyses.showing import run_labels
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import markdown
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectra", "sharpness": "Sharpness"}
 
 
 def sections(root: Path) -> Iterator[str]:
     """Each analysis by kind and task, all its runs in one table; then the figures, a sentence each."""
-    found = [analyses.read(file) for file in sorted((root / "results" / "analysis").glob("*.json"))]
-    for kind in dict.fromkeys(each["kind"] for each in found):
-        yield f"## {HEADS.get(kind, kind)}"
-        for group in _groups([each for each in found if each["kind"] == kind]):
-            yield from _shown(restored(group[0]), group)
+    kind = None
+    for analysis, found in _groups(root):
+        if kind != analysis.kind:
+            kind = analysis.kind
+            yield f"## {HEADS.get(kind, kind)}"
+        yield from _shown(analysis, found)
     figures = sorted((root / "results" / "figures").glob("*.json"))
     if figures:
         yield "## Figures"
         yield "\n".join(f"- {_figure(file)}" for file in figures)
 
 
-def _groups(found: Sequence[Record]) -> list[list[Record]]:
-    """Those with the same options on one task, in the order of the methods."""
+def pictures(root: Path) -> Iterator[tuple[str, Figure]]:
+    """Of each analysis, with the name that its section links to."""
+    return ((_picture(analysis, found), analysis.draw(found)) for analysis, found in _groups(root))
+
+
+def _groups(root: Path) -> list[tuple[Analysis, list[Record]]]:
+    """Records with the same options on one task, in the order of the methods."""
     groups: dict[str, list[Record]] = {}
-    for each in found:
-        key = json.dumps([each["run"]["task"], each["run"]["size"], each["options"]], sort_keys=True)
-        groups.setdefault(key, []).append(each)
-    return [sorted(group, key=_place) for _, group in sorted(groups.items())]
+    for file in sorted((root / "results" / "analysis").glob("*.json")):
+        each = analyses.read(file)
+        same = [each["kind"], each["run"]["task"], each["run"]["size"], each["options"]]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(each)
+    return [(restored(group[0]), sorted(group, key=_place)) for _, group in sorted(groups.items())]
+
+
+def _picture(analysis: Analysis, found: Sequence[Record]) -> str:
+    return f"{analysis.filed}-{found[0]['run']['task']}-{found[0]['run']['size']}"
 
 
 def _place(each: Record) -> tuple[bool, int, float]:
@@ -47,6 +62,7 @@ def _shown(analysis: Analysis, found: Sequence[Record]) -> Iterator[str]:
     run, sentence = found[0]["run"], analysis.sentence(found)
     yield f"### {run['task']}, size {run['size']}: {analysis.manner}"
     yield f"{sentence[0].upper()}{sentence[1:]}."
+    yield f"![{analysis.kind} of {run['task']}](figures/{_picture(analysis, found)}.svg)"
     yield markdown(analysis.table(found))
     spent = "; ".join(
         f"{label} {each['run']['gradient_evaluations']:,}" for each, label in zip(found, run_labels(found), strict=True)

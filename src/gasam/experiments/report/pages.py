@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from gasam.analysis import pictures
 from gasam.experiments import records, studies, tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
@@ -25,12 +26,15 @@ NOTHING = "Nothing has been measured on the paper's tasks yet: no record is in `
 
 
 def write(root: Path) -> list[Path]:
-    """Bring both files up to date with the records; gives those that changed."""
+    """Bring both files and the pictures up to date with the records; gives the files that changed."""
     made = _made(root)
     changed = [file for file, text in made.items() if _read(file) != text]
     for file in changed:
         with replaced(file) as partial:
             partial.write_text(made[file], encoding="utf-8")
+    if changed:
+        for name, figure in measured.pictures(root):
+            pictures.save(figure, root / PAGE.parent / "figures" / name, kinds=("svg",))
     return changed
 
 
