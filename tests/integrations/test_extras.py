@@ -18,6 +18,8 @@ def test_importing_gasam_imports_no_framework():
 
 @pytest.mark.parametrize(("module", "missing", "packages"), [
     ("lightning", ["lightning", "pytorch_lightning"], "lightning"),
+    ("transformers", ["transformers", "accelerate"], "transformers and accelerate"),
+    ("transformers", ["accelerate"], "accelerate"),
 ])  # fmt: skip
 def test_missing_extra_is_named_in_one_sentence(module, missing, packages, monkeypatch):
     found = importlib.util.find_spec

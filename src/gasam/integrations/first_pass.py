@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
 from gasam.evaluation import Backward, now
+from gasam.passes import leaves_passes_local, shared_walk, together
 from gasam.risk import share
 
 
 class FirstPass:
     """Opened before the framework's forward pass, so that `around(0, ..)` surrounds all of it, as in a plain loop."""
 
-    def __init__(self, sharp: SharpBackward) -> None:
+    def __init__(self, sharp: SharpBackward, model: object) -> None:
         self.sharp = sharp
         self.loss: Tensor | None = None
         self._around = sharp.around
+        if isinstance(model, DistributedDataParallel) and not leaves_passes_local(sharp.around):
+            # Frameworks accumulate under no_sync, where the early micro-batches would be walked by each on its own.
+            self._around = together(shared_walk(model), sharp.around)
         self._stack = ExitStack()
-        self._stack.enter_context(self._around(0, not _walks(sharp)))
+        walks = sharp.enabled and sharp.perturbation.epsilon > 0
+        self._stack.enter_context(self._around(0, not walks))
 
     def close(self) -> None:
         self._stack.close()
@@ -57,10 +62,6 @@ class FirstPass:
 
     def _pass(self, k: int, last: bool) -> AbstractContextManager[Any]:
         return self._stack if k == 0 else self._around(k, last)
-
-
-def _walks(sharp: SharpBackward) -> bool:
-    return sharp.enabled and sharp.perturbation.epsilon > 0
 
 
 @contextmanager
@@ -104,13 +105,3 @@ def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
                 f"parameter {name!r} is trained, but not in what {builder} gave to SharpBackward: give all of "
                 "named_parameters(), those that should not move in a group with 'perturb': False"
             )
-
-
-def warn_of_mixed_perturbations(sharp: SharpBackward, model: object) -> None:
-    """DDP while accumulating: the early micro-batches walk by a worker's own gradient, the last by that of all."""
-    if _walks(sharp) and getattr(model, "require_backward_grad_sync", True) is False:
-        warnings.warn(
-            "DDP does not synchronise while gradients accumulate, so each worker walks by its own gradient there, and "
-            "by that of all workers at the last micro-batch: both are sound, but they are not the same",
-            stacklevel=2,
-        )

@@ -14,7 +14,7 @@ from torch import Tensor
 from gasam.backward import SharpBackward
 from gasam.evaluation import Around
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, shadowed, warn_of_mixed_perturbations
+from gasam.integrations.first_pass import FirstPass, check_parts, shadowed
 from gasam.perturbation import Perturbation, check_perturbation
 
 if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well
@@ -96,8 +96,8 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
         _refuse(self)
         if self._first is not None:  # its backward never came
             self._first.close()
-        warn_of_mixed_perturbations(self.sharp, self.trainer.strategy.model)
-        first, self._first, self._arguments = FirstPass(self.sharp), None, (args, kwargs)
+        first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
+        self._arguments = (args, kwargs)
         with ExitStack() as failing:
             failing.callback(first.close)
             with shadowed(self, _inside=True):

@@ -1,0 +1,180 @@
+"""Hugging Face Trainer: a mixin that walks where the backward of training_step is, and leaves all else alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gasam.backward import SharpBackward
+from gasam.integrations import require
+from gasam.integrations.first_pass import FirstPass, check_parts, shadowed
+from gasam.perturbation import Perturbation, check_perturbation
+
+require("transformers", "transformers", "accelerate")
+
+from transformers import Seq2SeqTrainer, Trainer  # noqa: E402 - what is missing was said first
+
+if TYPE_CHECKING:
+    _Trainer = Trainer
+else:
+    _Trainer = object
+
+_REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
+
+
+class SharpnessAwareTrainerMixin(_Trainer):
+    """Goes before Trainer, or before a trainer of yours, in the list of bases; wants the argument `perturbation`.
+
+    The first pass is the Trainer's own; later ones call `compute_loss` again. Optimizer, scheduler, clipping,
+    accumulation, checkpoints and callbacks stay the Trainer's. Beside the clean loss `sharpness`, the mean of
+    L(w + a_K) - L(w) in the loss's units, and `perturbation_norm`, the mean |a_K|, are logged.
+    Override `create_sharp_backward` for contexts, groups or details.
+    """
+
+    def __init__(self, *args: Any, perturbation: Perturbation, **kwargs: Any) -> None:
+        check_perturbation(perturbation)
+        self.perturbation = perturbation
+        self._sharp: SharpBackward | None = None
+        self._made_for: nn.Module | None = None
+        self._seen = _Seen()
+        self._multiple: float | None = None
+        super().__init__(*args, **kwargs)
+
+    def create_sharp_backward(self) -> SharpBackward:
+        """Called once for a model, when `self.sharp` is first asked for."""
+        assert self.model is not None
+        return SharpBackward(self.model.named_parameters(), self.perturbation)
+
+    @property
+    def sharp(self) -> SharpBackward:
+        """Has `enabled`, `perturbation` and `last`."""
+        if self._sharp is None or self._made_for is not self.model:
+            self._sharp, self._made_for, self._multiple = self.create_sharp_backward(), self.model, None
+        return self._sharp
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        _refuse(self)
+        check_parts(self.sharp, model, "create_sharp_backward")
+        first = FirstPass(self.sharp, model)
+        items = _items(self, model, inputs, num_items_in_batch)
+        losses = _Losses(self.compute_loss, self.compute_loss_context_manager, first)
+        accelerated = self.accelerator.backward
+
+        def backward(loss: Tensor, **kwargs: Any) -> None:
+            factor = first.fold(loss, partial(accelerated, **kwargs), losses.again, items=items)
+            assert self.sharp.last is not None
+            self._seen.add(self.sharp.last.sharpness * factor, self.sharp.last.norms[-1], self.state.global_step)
+
+        with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs and self._seen.walks:
+            logs |= self._seen.means(self.accelerator.gather, self.state.global_step)
+        super().log(logs, *args, **kwargs)
+
+
+class SharpnessAwareTrainer(SharpnessAwareTrainerMixin, Trainer):
+    """`Trainer` with `perturbation=ga_sam(1e-4)`."""
+
+
+class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
+    """`Seq2SeqTrainer` with `perturbation=ga_sam(1e-4)`."""
+
+
+class _Losses:
+    """compute_loss that keeps what it was given, for it takes the labels out where it smooths them."""
+
+    def __init__(self, compute_loss: Callable[..., Any], context: Callable[[], Any], first: FirstPass) -> None:
+        self.compute_loss, self.context, self.first = compute_loss, context, first
+        self.given: tuple[nn.Module, dict[str, Any], tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __call__(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self.given = model, dict(inputs), args, kwargs
+        self.first.loss = self.compute_loss(model, inputs, *args, **kwargs)
+        return self.first.loss
+
+    def again(self) -> Any:
+        assert self.given is not None
+        model, inputs, args, kwargs = self.given
+        with self.context():
+            return self.compute_loss(model, dict(inputs), *args, **kwargs)
+
+
+class _Seen:
+    """Sums over the walks since the last log; they stay on the device until then."""
+
+    def __init__(self) -> None:
+        self.walks, self.sharpness, self.norm, self.start = 0, torch.zeros(()), torch.zeros(()), 0
+
+    def add(self, sharpness: Tensor, norm: Tensor, step: int) -> None:
+        if self.walks == 0:
+            self.sharpness, self.norm, self.start = torch.zeros_like(sharpness), torch.zeros_like(norm), step
+        self.walks += 1
+        self.sharpness += sharpness
+        self.norm += norm
+
+    def means(self, gather: Callable[[Tensor], Tensor], step: int) -> dict[str, float]:
+        """The sharpness is summed over micro-batches and averaged over steps, as the Trainer does with the loss."""
+        each = torch.stack([self.sharpness / max(step - self.start, 1), self.norm.to(self.sharpness) / self.walks])
+        sharpness, norm = gather(each.unsqueeze(0)).mean(0).tolist()
+        self.walks = 0
+        return {"sharpness": sharpness, "perturbation_norm": norm}
+
+
+def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
+    """How many times the mean over its own examples a micro-batch's loss is.
+
+    The Trainer has sums over tokens divided by those of all micro-batches and workers, and multiplies by the workers.
+    """
+    if of_all is None or (trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1):
+        return 1.0
+    if trainer._multiple is None:
+        trainer._multiple = _multiple(trainer, model, inputs)
+    if trainer._multiple != math.inf:
+        return trainer._multiple or 1.0
+    own = trainer._get_num_items_in_batch([inputs], trainer.args.device)
+    return 1.0 if own is None else own / of_all
+
+
+@torch.no_grad()
+def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any]) -> float | None:
+    """How many times its own mean compute_loss gives, or infinity where that depends on the number of items.
+
+    Many a model takes the number and gives its own mean all the same; so it is asked, once, in eval mode.
+    """
+    training, prepared = model.training, trainer._prepare_inputs(inputs)
+
+    def loss(items: int | None) -> float:
+        count = None if items is None else torch.tensor(items, device=trainer.args.device)
+        with trainer.compute_loss_context_manager():
+            return cast(Tensor, trainer.compute_loss(model, dict(prepared), num_items_in_batch=count)).item()
+
+    model.eval()
+    try:
+        by_one, by_two = loss(1), loss(2)
+        if by_one == 0 or not math.isfinite(by_one):  # say, a batch without a label: ask the next one
+            return None
+        return math.inf if abs(by_one - 2 * by_two) < abs(by_one - by_two) else by_one / loss(None)
+    finally:
+        model.train(training)
+
+
+def _refuse(trainer: Trainer) -> None:
+    kind = trainer.accelerator.distributed_type.value
+    if kind in _REFUSED:
+        raise RuntimeError(f"{kind} shards weights or gradients, and only whole ones can be moved: use DDP")
+    if trainer.args.n_gpu > 1:
+        raise RuntimeError("DataParallel gives a loss for each device: start one process a device, with torchrun")
+    if "lomo" in str(trainer.args.optim).lower():
+        raise RuntimeError(
+            f"optim={trainer.args.optim!s} steps inside backward, before the walk is folded: use another"
+        )

@@ -1,0 +1,138 @@
+"""Accelerate: SharpBackward with its backward equals a plain loop; saved state resumes bit for bit."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from gasam import SharpBackward, SharpnessAware, ga_sam, sam
+from problems import batch, network
+from tolerances import EXACT, SINGLE, error, flat, same_bits
+
+PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1)}
+
+
+def rows(count, dtype=torch.float64):
+    x, y = batch(dtype, rows=count)
+    return list(zip(x, y, strict=True))
+
+
+def accelerated(model, data, perturbation, *, accumulate=1, clip=None, precision="no", folder=None, save_at=None):
+    """The loop that Accelerate's pages show, with one call in place of accelerator.backward(loss)."""
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(gradient_accumulation_steps=accumulate, mixed_precision=precision, cpu=True)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), DataLoader(data, batch_size=4)
+    )
+    sharp = SharpBackward(model.parameters(), perturbation, backward=accelerator.backward)
+    norms = []
+    if folder and not save_at:
+        accelerator.load_state(folder)
+        loader = accelerator.skip_first_batches(loader, 3)
+    for step, (x, y) in enumerate(loader):
+        with accelerator.accumulate(model):
+            sharp(lambda: cross_entropy(model(x), y))  # noqa: B023
+            norms.append(torch.stack(sharp.last.norms))
+            if clip and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        if save_at == step + 1:
+            accelerator.save_state(folder)
+    return torch.stack(norms)
+
+
+def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sharp = SharpBackward(model.parameters(), perturbation, backward=lambda loss: (loss / accumulate).backward())
+
+    def loss():
+        with autocast():
+            return cross_entropy(model(x).float() if autocast is not nullcontext else model(x), y)
+
+    for i, (x, y) in enumerate(DataLoader(data, batch_size=4)):  # noqa: B007 - the loss function reads them
+        sharp(loss)
+        if (i + 1) % accumulate == 0:
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("clip", [None, 0.25])
+def test_five_steps_equal_a_plain_loop(name, accumulate, clip):
+    model, expected, data = network(), network(), rows(20 * accumulate)
+    accelerated(model, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip)
+    plain_loop(expected, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip)
+    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+
+
+def test_bf16_equals_autocast_in_a_plain_loop():
+    model, expected = network(torch.float32), network(torch.float32)
+    data = rows(20, torch.float32)
+    norms = accelerated(model, data, ga_sam(0.1), precision="bf16")
+    plain_loop(expected, data, ga_sam(0.1), autocast=lambda: torch.autocast("cpu", torch.bfloat16))
+    assert error(flat(model.parameters()), flat(expected.parameters())) < SINGLE
+    assert (norms[:, 1] > 0).all()
+
+
+def test_accumulation_does_not_change_the_walk():
+    """Accelerate divides the loss; the first walk is from the same weights."""
+    norms = [accelerated(network(), rows(4), ga_sam(0.1, steps=2), accumulate=accumulate) for accumulate in (1, 3)]
+    assert error(norms[1], norms[0]) < EXACT
+
+
+def test_epsilon_zero_is_plain_accelerate_bit_for_bit():
+    model, expected = network(), network()
+    accelerated(model, rows(20), ga_sam(0.0), accumulate=2)
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    expected, optimizer, loader = accelerator.prepare(expected, optimizer, DataLoader(rows(20), batch_size=4))
+    for x, y in loader:
+        with accelerator.accumulate(expected):
+            accelerator.backward(cross_entropy(expected(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert same_bits(model.parameters(), expected.parameters())
+
+
+def test_saved_state_resumes_bit_for_bit(tmp_path):
+    whole, resumed = network(), network(seed=5)
+    accelerated(whole, rows(20), ga_sam(0.1, steps=2), folder=str(tmp_path), save_at=3)
+    accelerated(resumed, rows(20), ga_sam(0.1, steps=2), folder=str(tmp_path))
+    assert same_bits(resumed.parameters(), whole.parameters())
+
+
+def test_closure_optimizer_survives_prepare():
+    """Accelerate puts the optimizer's state through state_dict and back; the closure is handed on."""
+    model, expected, (x, y) = network(), network(), batch()
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(cpu=True)
+    sharp = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
+    model, optimizer = accelerator.prepare(model, sharp)
+
+    def closure():
+        loss = cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    reference = SharpnessAware(torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
+
+    def plain_closure():
+        loss = cross_entropy(expected(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        reference.step(plain_closure)
+    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
