@@ -13,6 +13,7 @@ from torch import Tensor
 from gasam.layout import Weights
 from gasam.parameters import Parameters, read, weights_of
 from gasam.perturbation import Perturbation
+from gasam.sharded import forget_derived, local
 from gasam.trace import Trace
 from gasam.walk import Pass, Start, Walk
 
@@ -94,7 +95,7 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
         with torch.no_grad():
             for weight, step in zip(weights, offset, strict=True):
                 weight.add_(step)
-        torch.clear_autocast_cache()
+        forget_derived(weights)
         yield
     finally:
         surely(lambda: _copy(home, weights))
@@ -125,5 +126,5 @@ def surely(action: Callable[[], object]) -> None:
 
 @torch.no_grad()
 def _copy(home: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    torch._foreach_copy_(list(weights), list(home))
-    torch.clear_autocast_cache()
+    torch._foreach_copy_([local(weight) for weight in weights], [local(bits) for bits in home])
+    forget_derived(weights)

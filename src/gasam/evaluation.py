@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gasam.sharded import is_sharded
 from gasam.trace import Trace, plain_trace
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
@@ -88,5 +89,16 @@ def check_untouched(parameters: Sequence[Tensor]) -> None:
 
 
 def check_reached(parameters: Sequence[Tensor]) -> None:
-    if all(parameter.grad is None for parameter in parameters):
-        raise RuntimeError("no parameter got a gradient: the loss does not depend on the parameters given here")
+    if any(parameter.grad is not None for parameter in parameters):
+        return
+    check_reduced(parameters)
+    raise RuntimeError("no parameter got a gradient: the loss does not depend on the parameters given here")
+
+
+def check_reduced(parameters: Sequence[Tensor]) -> None:
+    """Called where there is no gradient: say so if that is FSDP's doing."""
+    if any(map(is_sharded, parameters)):
+        raise RuntimeError(
+            "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "
+            "every pass must be reduced, for the walk reads it: leave it True, also while accumulating"
+        )

@@ -1,4 +1,4 @@
-"""Who moves together: the weights cut into stretches of handy size, and the groups that share a scale."""
+"""The weights cut into stretches of handy size, and sums over their pieces, wherever they lie."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from gasam.groups import Groups
+from gasam.sharded import Kind, by_sharding, forget_derived, is_sharded, kinds_of, local, sharding, shardings_of
 from gasam.tensors import Bundle, Slice, SparseRows, Stretch, wide
 
 Granularity = Literal["element", "filter", "layer", "module", "model"]
@@ -45,15 +47,24 @@ class Layout:
     dimensions: Tensor  # of each group's tensor, the most where there are several
     labels: Sequence[str]
     total: int  # n
+    kinds: Sequence[Kind] = ()  # how they are sharded; empty where every weight is here
 
-    def to_groups(self, pieces: Tensor) -> Tensor:
-        return torch.zeros_like(self.sizes).index_add_(0, self.groups, pieces)
+    def to_groups(self, pieces: Tensor, doubt: Tensor | float = 0.0) -> Tensor:
+        """Sums over each group's pieces, wherever they lie. A doubt is 0, or NaN: that reaches all processes."""
+
+        def here(part: slice = slice(None)) -> Tensor:
+            sums = pieces.new_zeros(*pieces.shape[:-1], len(self.sizes))
+            return sums.index_add_(-1, self.groups[part], pieces[..., part])
+
+        if not self.kinds:
+            return here()
+        return self._over_kinds([here(kind.pieces) + doubt for kind in self.kinds]).sum(0)
 
     def to_pieces(self, groups: Tensor) -> Tensor:
         return groups[self.groups]
 
     def collect(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
-        """One number a piece, measured stretch by stretch and brought together in the type of sums."""
+        """One number a piece, or one a stretch, brought together in the type of sums."""
         return self.together([measure(stretch) for stretch in self.stretches])
 
     @property
@@ -62,11 +73,33 @@ class Layout:
         return self.sizes.new_ones(())
 
     def total_of(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
-        return self.collect(measure).sum()
+        """Of one number a stretch."""
+        return self.sum_of_stretches(self.collect(measure))
+
+    def sum_of_pieces(self, pieces: Tensor) -> Tensor:
+        if not self.kinds:
+            return pieces.sum()
+        return self._over_kinds([pieces[kind.pieces].sum() for kind in self.kinds]).sum()
+
+    def sum_of_stretches(self, rows: Tensor) -> Tensor:
+        """Of a number or a row a stretch."""
+        if not self.kinds:
+            return rows.sum(0)
+        return self._over_kinds([rows[kind.stretches].sum(0) for kind in self.kinds]).sum(0)
 
     def largest_of(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
+        """Of one number a stretch, none of them below 0."""
         measured = self.collect(measure)
-        return measured.amax() if measured.numel() else measured.sum()
+        if not self.kinds:
+            return _largest(measured)
+        return self._over_kinds([_largest(measured[kind.stretches]) for kind in self.kinds], "max").amax()
+
+    def are_finite(self, measure: Callable[[Stretch], Tensor]) -> Tensor:
+        """Of one number a stretch. Counted, for the largest over processes may pass over a NaN."""
+        return self.sum_of_stretches((~self.collect(measure).isfinite()).to(self.sizes)) == 0
+
+    def _over_kinds(self, here: Sequence[Tensor], how: str = "sum") -> Tensor:
+        return torch.stack([kind.over_processes(part, how) for kind, part in zip(self.kinds, here, strict=True)])
 
     def spread(self, pieces: Tensor) -> Callable[[Stretch], Tensor]:
         """One value a piece, over the weights of each stretch; a number where one is for all, or the piece is all."""
@@ -95,6 +128,7 @@ class Weights:
     def __init__(self, tensors: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
         self.tensors = list(tensors)
         self.names = names
+        self.sharded = any(map(is_sharded, self.tensors))
         self.walking = False
         self.moved: list[Stretch] = []  # what is not at home
         self._signature: object = None
@@ -117,10 +151,12 @@ class Weights:
         present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
         sparse = [t for t in present if t.grad.is_sparse and _has_rows(t)]  # type: ignore[union-attr]
         dense = [t for t in present if not _has_rows(t)] if sparse else present
-        signature = _signature(dense), granularity
+        if self.sharded:
+            dense = by_sharding(dense)
+        signature = _signature(dense, self.sharded), granularity
         if signature != self._signature:
             self._signature, self._layout = signature, None
-            self._stretches = list(_cut([t for t in dense if t.numel()]))
+            self._stretches = list(_cut([t for t in dense if local(t).numel()]))
         if sparse:
             rows = [SparseRows(t, by_row=granularity == "filter") for t in sparse]
             return self._lay_out([*self._stretches, *rows], present, granularity)
@@ -132,7 +168,7 @@ class Weights:
     def offset(self) -> list[Tensor]:
         """Where the weights are, less where they are at home."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
-        of = {id(tensor): offset for tensor, offset in zip(self.tensors, offsets, strict=True)}
+        of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
         for stretch in self.moved:
             stretch.put(stretch.weights() - stretch.home, [of[id(tensor)] for tensor in stretch.tensors])
         return offsets
@@ -143,14 +179,23 @@ class Weights:
         for stretch in reversed(self.moved):
             stretch.restore()
         self.moved = []
-        torch.clear_autocast_cache()
+        self.forget_derived()
+
+    def forget_derived(self) -> None:
+        """The weights have been written: what was computed from them is out of date."""
+        if self.sharded:
+            forget_derived(self.tensors)
+        else:
+            torch.clear_autocast_cache()
 
     def _lay_out(self, stretches: Sequence[Stretch], present: Sequence[Tensor], granularity: str) -> Layout:
         names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
         groups = Groups(granularity, {id(t): name for t, name in zip(self.tensors, names, strict=True)})
+        if self.sharded:  # each process has but parts, and all must count alike
+            groups.count(present)
         for stretch in stretches:
             groups.add(stretch)
-        device = stretches[0].device if stretches else torch.device("cpu")
+        device = present[0].device if present else torch.device("cpu")
         sums = torch.float32 if device.type == "mps" else torch.float64  # tiny vectors: as wide as the device can
         return Layout(
             stretches=stretches,
@@ -159,6 +204,7 @@ class Weights:
             dimensions=torch.tensor(groups.dimensions, dtype=sums, device=device),
             labels=groups.labels,
             total=_weights_in(present),
+            kinds=kinds_of(shardings_of(present), stretches) if self.sharded else (),
         )
 
 
@@ -167,27 +213,32 @@ def _has_rows(tensor: Tensor) -> bool:
     return tensor.grad is not None and tensor.grad.is_sparse and tensor.grad._nnz() > 0
 
 
-def _signature(tensors: Sequence[Tensor]) -> object:
+def _largest(values: Tensor) -> Tensor:
+    return values.amax() if values.numel() else values.sum()
+
+
+def _signature(tensors: Sequence[Tensor], sharded: bool) -> object:
     """What the buffers were made for. Lists, not a tuple a tensor: a thousand new tuples a step wake the collector."""
     kinds = [t.dtype for t in tensors], [t.device for t in tensors], [t.is_contiguous() for t in tensors]
-    return [id(t) for t in tensors], [t.shape for t in tensors], *kinds
+    places = [id(local(t)) for t in tensors] if sharded else []
+    return [id(t) for t in tensors], [t.shape for t in tensors], *kinds, places
 
 
 def _cut(tensors: Sequence[Tensor]) -> Iterator[Stretch]:
     """Large tensors in slices, neighbouring small ones of a kind together; what is not contiguous stays whole."""
-    for (device, dtype), run in groupby(tensors, key=lambda t: (t.device, t.dtype)):
+    for (device, dtype, _), run in groupby(tensors, key=lambda t: (t.device, t.dtype, sharding(t))):
         sizes = CPU if device.type == "cpu" else ACCELERATOR
         slices: list[tuple[Tensor, int, int]] = []
         bundles: list[list[Tensor]] = []
         for tensor in run:
-            n = tensor.numel()
-            if n >= sizes.small and tensor.is_contiguous():
+            n = local(tensor).numel()
+            if n >= sizes.small and local(tensor).is_contiguous():
                 slices += [(tensor, start, min(start + sizes.large, n)) for start in range(0, n, sizes.large)]
-            elif bundles and _weights_in(bundles[-1]) + n <= sizes.bundle:
+            elif bundles and _weights_here(bundles[-1]) + n <= sizes.bundle:
                 bundles[-1].append(tensor)
             else:
                 bundles.append([tensor])
-        largest = max([stop - start for _, start, stop in slices] + [_weights_in(bundle) for bundle in bundles])
+        largest = max([stop - start for _, start, stop in slices] + [_weights_here(bundle) for bundle in bundles])
         scratch = torch.empty(largest, dtype=wide(dtype), device=device)
         yield from (Slice(*part, scratch) for part in slices)
         yield from (Bundle(bundle, scratch) for bundle in bundles)
@@ -197,56 +248,5 @@ def _weights_in(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-class Groups:
-    """Numbers the groups as the stretches come, and tells each stretch its pieces."""
-
-    def __init__(self, granularity: str, names: dict[int, str]) -> None:
-        self.granularity = granularity
-        self.names = names
-        self.numbers: dict[object, int] = {}
-        self.labels: list[str] = []
-        self.sizes: list[int] = []
-        self.dimensions: list[int] = []
-        self.of_pieces: list[int] = []
-
-    def add(self, stretch: Stretch) -> None:
-        """Neighbouring runs of one group are one piece."""
-        first, lengths = len(self.of_pieces), list[int]()
-        for tensor in stretch.tensors:
-            for group, length in self._runs(stretch, tensor):
-                if lengths and self.of_pieces[-1] == group:
-                    lengths[-1] += length
-                else:
-                    self.of_pieces.append(group)
-                    lengths.append(length)
-        stretch.pieces = slice(first, len(self.of_pieces))
-        stretch.lengths = torch.tensor(lengths, device=stretch.device) if len(lengths) > 1 else None
-
-    def _runs(self, stretch: Stretch, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        """(group, how many weights) in the order they lie."""
-        name = self.names[id(tensor)]
-        start, stop = (stretch.start, stretch.stop) if isinstance(stretch, Slice) else (0, tensor.numel())
-        if isinstance(stretch, SparseRows):
-            stop = stretch.size
-        if self.granularity == "filter" and tensor.ndim >= 2:
-            row = tensor[0].numel()
-            numbers = stretch.rows.tolist() if isinstance(stretch, SparseRows) else range(len(tensor))
-            for i in range(start // row, -(-stop // row)):
-                length = min((i + 1) * row, stop) - max(i * row, start)
-                yield self._group((id(tensor), numbers[i]), f"{name}[{numbers[i]}]", length, tensor.ndim), length
-            return
-        # The rows that a sparse gradient did not touch are not here, and count.
-        counted = tensor.numel() if isinstance(stretch, SparseRows) else stop - start
-        module = name.rpartition(".")[0]
-        key, label = {"module": (module, module), "model": ("", "(model)")}.get(self.granularity, (id(tensor), name))
-        yield self._group(key, label, counted, tensor.ndim), stop - start
-
-    def _group(self, key: object, label: str, size: int, dimensions: int) -> int:
-        group = self.numbers.setdefault(key, len(self.numbers))
-        if group == len(self.labels):
-            self.labels.append(label)
-            self.sizes.append(0)
-            self.dimensions.append(0)
-        self.sizes[group] += size
-        self.dimensions[group] = max(self.dimensions[group], dimensions)
-        return group
+def _weights_here(tensors: Sequence[Tensor]) -> int:
+    return sum(local(tensor).numel() for tensor in tensors)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import traced_climb
-from gasam.evaluation import Around, GradientScale, check_around, now, plainly
+from gasam.evaluation import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
 from gasam.passes import leaves_passes_local
@@ -163,6 +163,7 @@ def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
     if not isinstance(returned, Tensor | Real) or (isinstance(returned, Tensor) and returned.numel() != 1):
         raise TypeError(f"the closure must return the loss as a single number, got {type(returned).__name__}")
     if all(parameter.grad is None for parameter in parameters):
+        check_reduced(parameters)
         raise RuntimeError(
             "the closure left no gradient on any parameter: it must call loss.backward() before it returns"
         )

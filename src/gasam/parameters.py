@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gasam.layout import Weights
 from gasam.perturbation import Perturbation
+from gasam.sharded import check_sharding, is_sharded
 
 Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -73,7 +74,5 @@ def _check(entry: Entry, who: str) -> None:
             f"{who} has type {entry.tensor.dtype}, and only real floating-point weights can be moved: "
             "leave it out, or put it into a group with 'perturb': False"
         )
-    if entry.perturb and hasattr(entry.tensor, "to_local"):
-        raise TypeError(
-            f"{who} is a sharded DTensor, which this version can't move: put it in a group with 'perturb': False"
-        )
+    if entry.perturb and is_sharded(entry.tensor):
+        check_sharding(entry.tensor, who)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gasam.sharded import local, sharding
+
 _SUMMED_AT_ONCE = 1 << 18
 
 
@@ -29,7 +31,7 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 
 
 class Stretch(ABC):
-    """Weights that are handled at once.
+    """Weights that are handled at once: `tensors`, or of sharded ones the `places`, the parts in this process.
 
     What `weights` and `gradient` return is flat and in the wide type. It may be the tensors themselves, so it is read
     only; it may be the scratch, so it is valid until the next call.
@@ -40,6 +42,8 @@ class Stretch(ABC):
 
     def __init__(self, tensors: Sequence[Tensor], size: int, scratch: Tensor) -> None:
         self.tensors = list(tensors)
+        self.places = [local(tensor) for tensor in tensors]
+        self.sharding = sharding(self.tensors[0])
         self.size = size
         self.scratch = scratch[:size]
         first = self.tensors[0]
@@ -72,7 +76,7 @@ class Stretch(ABC):
 
     @abstractmethod
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Write flat values where this stretch lies in tensors shaped like the weights."""
+        """Write flat values where this stretch lies in tensors shaped like the places."""
 
     def weight_squares(self) -> Tensor:
         """The sum of squares of each piece's weights."""
@@ -87,6 +91,12 @@ class Stretch(ABC):
     def empty(self, size: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(size, dtype=dtype or self.wide, device=self.device)
 
+    def _gradients(self) -> list[Tensor | None]:
+        gradients = [tensor.grad for tensor in self.tensors]
+        if self.sharding is None:
+            return gradients
+        return [None if gradient is None else local(gradient) for gradient in gradients]
+
     def _widened(self, flat: Tensor) -> Tensor:
         return flat if flat.dtype == self.wide else flat.to(self.wide)
 
@@ -100,10 +110,10 @@ class Slice(Stretch):
         self._here: Tensor | None = None  # the weights, from save to restore
 
     def weights(self) -> Tensor:
-        return self._widened(self._part(self.tensors[0]))
+        return self._widened(self._part(self.places[0]))
 
     def gradient(self) -> Tensor:
-        gradient = self.tensors[0].grad
+        [gradient] = self._gradients()
         if gradient is None:
             return self.empty(self.size).zero_()
         return self._widened(self._part(gradient.to_dense() if gradient.is_sparse else gradient))
@@ -111,7 +121,7 @@ class Slice(Stretch):
     def save(self) -> None:
         if not self.home.numel():
             self.home = self.empty(self.size, self.dtype)
-        self._here = self._part(self.tensors[0])
+        self._here = self._part(self.places[0])
         self.home.copy_(self._here)
 
     def restore(self) -> None:
@@ -136,34 +146,34 @@ class Bundle(Stretch):
     """Several small tensors side by side, or one that is not contiguous: gathered and scattered by one call each."""
 
     def __init__(self, tensors: Sequence[Tensor], scratch: Tensor) -> None:
-        super().__init__(tensors, sum(tensor.numel() for tensor in tensors), scratch)
-        self._scratch_views = _parts(self.scratch, self.tensors)
+        super().__init__(tensors, sum(local(tensor).numel() for tensor in tensors), scratch)
+        self._scratch_views = _parts(self.scratch, self.places)
         self._home_views: list[Tensor] = []
 
     def weights(self) -> Tensor:
-        torch._foreach_copy_(self._scratch_views, self.tensors)
+        torch._foreach_copy_(self._scratch_views, self.places)
         return self.scratch
 
     def gradient(self) -> Tensor:
-        gradients = [tensor.grad for tensor in self.tensors]
+        gradients = self._gradients()
         if any(gradient is None or gradient.is_sparse for gradient in gradients):
-            pairs = zip(gradients, self.tensors, strict=True)
-            gradients = [torch.zeros_like(tensor) if grad is None else grad.to_dense() for grad, tensor in pairs]
+            pairs = zip(gradients, self.places, strict=True)
+            gradients = [torch.zeros_like(place) if grad is None else grad.to_dense() for grad, place in pairs]
         torch._foreach_copy_(self._scratch_views, gradients)  # type: ignore[arg-type]
         return self.scratch
 
     def save(self) -> None:
         if not self._home_views:
             self.home = self.empty(self.size, self.dtype)
-            self._home_views = _parts(self.home, self.tensors)
-        torch._foreach_copy_(self._home_views, self.tensors)
+            self._home_views = _parts(self.home, self.places)
+        torch._foreach_copy_(self._home_views, self.places)
 
     def restore(self) -> None:
-        torch._foreach_copy_(self.tensors, self._home_views)
+        torch._foreach_copy_(self.places, self._home_views)
 
     def displace(self, direction: Tensor, reach: Tensor) -> None:
         torch.addcmul(self._widened(self.home), direction, reach, out=self.scratch)
-        torch._foreach_copy_(self.tensors, self._scratch_views)
+        torch._foreach_copy_(self.places, self._scratch_views)
 
     def put(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(tensors), _parts(values, tensors))
@@ -224,7 +234,8 @@ def added(total: Tensor | None, gradient: Tensor) -> Tensor:
 
 def aliased(gradients: Sequence[Tensor | None]) -> bool:
     """Whether two of them begin at one place of one storage, as autograd may leave them: adding in place is wrong."""
-    places = [(g.untyped_storage()._cdata, g.storage_offset()) for g in gradients if g is not None and not g.is_sparse]
+    here = [local(g) for g in gradients if g is not None and not g.is_sparse]
+    places = [(g.untyped_storage()._cdata, g.storage_offset()) for g in here]
     return len(set(places)) < len(places)
 
 

@@ -76,8 +76,8 @@ def realised(stretch: Stretch, offset: Tensor) -> Tensor:
     return torch.stack([torch.dot(difference, difference), torch.dot(difference, offset)])
 
 
-def detail(layout: Layout, offset_squares: Tensor, home_squares: Tensor, realised_sums: Tensor) -> Detail:
-    """From the squares of each piece, and the sums of `realised` over the stretches."""
+def detail(layout: Layout, offset_squares: Tensor, home_squares: Tensor, norm: Tensor, realised_sums: Tensor) -> Detail:
+    """From the squares of each piece, |a|, and the sums of `realised` over the stretches."""
     ratios = layout.to_groups(offset_squares).sqrt() * inverse(layout.to_groups(home_squares).sqrt())
-    norm = realised_sums[0].sqrt()
-    return Detail(layout.labels, ratios, norm, realised_sums[1] * inverse(norm * offset_squares.sum().sqrt()))
+    realised_norm = realised_sums[0].sqrt()
+    return Detail(layout.labels, ratios, realised_norm, realised_sums[1] * inverse(realised_norm * norm))

@@ -51,10 +51,10 @@ class Walk:
         self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
         self._layout = weights.taking_part(perturbation.granularity)
-        self._home_squares = self._layout.collect(lambda s: s.weight_squares()) if detailed else None
-        self._squares = self._gradient_squares()
+        self._home_squares = self._weight_squares() if detailed else None
         self._scale: Tensor | None = None  # T of each piece; element-wise it lies in the stretches
-        self._finite = self._is_finite(clean) & self._choose_scale(clean.gradient_scale)
+        self._finite = self._measure(clean, weigh=bool(self._layout.kinds))
+        self._finite = self._finite & self._choose_scale(clean.gradient_scale)
         if keeps_position:
             for stretch in self._layout.stretches:
                 stretch.position = _kept(stretch.position, stretch).zero_()
@@ -67,8 +67,7 @@ class Walk:
     @torch.no_grad()
     def look(self, seen: Pass) -> None:
         """Take note of another pass's gradient: the walk goes on only while all is finite."""
-        self._squares = self._gradient_squares()
-        self._finite = self._finite & self._is_finite(seen)
+        self._finite = self._finite & self._measure(seen)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -87,29 +86,41 @@ class Walk:
         """Onto the surface, the way that `start` says; for p = inf to the very point."""
         self._move(lambda stretch: stretch.position.copy_(start(stretch.position)), rescale=inverse)
 
-    def _gradient_squares(self) -> Tensor:
-        """The squared norm of each piece's gradient."""
-        return self._layout.collect(lambda stretch: stretch.squares(stretch.gradient()))
+    def _measure(self, seen: Pass, weigh: bool = False) -> Tensor:
+        """The squared norms of the gradient, of each piece and each group; returns if they and the loss are finite.
 
-    def _is_finite(self, seen: Pass) -> Tensor:
-        return self._squares.sum().isfinite() & seen.loss.isfinite().to(self._squares.device)
+        Of sharded weights all norms come by one collective: the weights' too, whether or not the scale will ask.
+        """
+        layout, loss = self._layout, seen.loss.to(self._layout.sizes)
+        self._squares = layout.collect(lambda stretch: stretch.squares(stretch.gradient()))
+        squares = [self._squares, self._weight_squares()] if weigh else [self._squares]
+        sums = layout.to_groups(torch.stack(squares), doubt=loss - loss)
+        self._group_squares, self._group_weight_squares = sums[0], sums[1] if weigh else None
+        return self._group_squares.sum().isfinite() & loss.isfinite()
+
+    def _weight_squares(self) -> Tensor:
+        return self._layout.collect(lambda stretch: stretch.weight_squares())
+
+    def _group_weights(self) -> Tensor:
+        squares = self._group_weight_squares
+        return (self._layout.to_groups(self._weight_squares()) if squares is None else squares).sqrt()
 
     def _choose_scale(self, gradient_scale: Tensor | float) -> Tensor:
         """T from the weights and the gradient of the mean loss at home, for the whole walk; returns if it is finite."""
-        layout, squares = self._layout, self._squares
+        layout, squares = self._layout, self._group_squares
         factor = torch.as_tensor(gradient_scale, dtype=squares.dtype, device=squares.device).abs()
         if self.perturbation.granularity == "element":
-            return layout.largest_of(lambda stretch: self._choose_element_scale(stretch, factor)).isfinite()
+            return layout.are_finite(lambda stretch: self._choose_element_scale(stretch, factor))
         group = Group(
             size=layout.sizes,
             total=layout.total,
             floor=self.perturbation.floor,
-            measure_gradient=lambda: layout.to_groups(squares).sqrt() / factor,
-            measure_weight=lambda: layout.to_groups(layout.collect(lambda stretch: stretch.weight_squares())).sqrt(),
+            measure_gradient=lambda: squares.sqrt() / factor,
+            measure_weight=self._group_weights,
             measure_dimensions=lambda: layout.dimensions,
         )
         scale = self.perturbation.scale_function(group).expand_as(layout.sizes)
-        self._scale = layout.to_pieces(scale)
+        self._group_scale, self._scale = scale, layout.to_pieces(scale)
         return scale.isfinite().all()
 
     def _choose_element_scale(self, stretch: Stretch, factor: Tensor) -> Tensor:
@@ -132,7 +143,7 @@ class Walk:
         if p == math.inf:
             return Direction(lambda s: torch.sign(s.gradient(), out=s.scratch), layout.one)
         if p == 2.0 and self._scale is not None:  # |h| from the norms at hand: one reading of the gradient less
-            share = self._scale * inverse((self._scale.square() * self._squares).sum().sqrt())
+            share = self._scale * inverse((self._group_scale.square() * self._group_squares).sum().sqrt())
             values = lambda s: torch.nan_to_num(s.gradient(), 0.0, 0.0, 0.0, out=s.scratch)  # noqa: E731
             return Direction(values, share, self._squares)
 
@@ -182,11 +193,12 @@ class Walk:
             stretch.displace(values, own_reach)
             if offset is not None:
                 sums.append(realised(stretch, offset).to(layout.sizes))
-        torch.clear_autocast_cache()
+        self.weights.forget_derived()
         offset_squares = reach.square() * (layout.together(squares) if y.squares is None else y.squares).nan_to_num(0.0)
-        self.norm = offset_squares.sum().sqrt()
-        if self._home_squares is not None and sums:
-            self.detail = detail(layout, offset_squares, self._home_squares, torch.stack(sums).sum(0))
+        self.norm = layout.sum_of_pieces(offset_squares).sqrt()
+        if self._home_squares is not None:
+            rows = torch.stack(sums) if sums else layout.sizes.new_zeros(0, 2)
+            self.detail = detail(layout, offset_squares, self._home_squares, self.norm, layout.sum_of_stretches(rows))
 
 
 def _kept(buffer: Tensor, stretch: Stretch) -> Tensor:

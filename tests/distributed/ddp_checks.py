@@ -1,15 +1,13 @@
 """Started by torchrun: DDP with a shared walk and with each worker's own, against the reference on one process."""
 
-import datetime
 import itertools
 import math
 import sys
-import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from processes import bits_agree, run, worst
+from processes import bits_agree, refusal, run, worst
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
@@ -20,7 +18,6 @@ from gasam import Perturbation, SharpBackward, SharpnessAware, ga_sam, per_worke
 from problems import batch, network
 from tolerances import error, flat, same_bits
 
-PATIENCE = 6  # seconds until a process gives up on the others
 PERTURBATIONS = [
     Perturbation(epsilon=0.3, norm=norm, steps=steps, risk=risk)
     for norm, steps, risk in itertools.product((2.0, math.inf), (1, 2, 3), ("mean", "final"))
@@ -168,14 +165,6 @@ def closure_error(risk: str, make_around=None) -> float:
     return worst(error(before - flat(model.parameters()), expected))
 
 
-def refusal(action) -> str:
-    try:
-        action()
-    except (RuntimeError, TypeError) as refused:
-        return str(refused)
-    return ""
-
-
 def weights_agree() -> list[bool]:
     """After each of five steps, for both policies and two optimizers."""
     agree = []
@@ -190,29 +179,6 @@ def weights_agree() -> list[bool]:
             optimizer.step()
             agree.append(bits_agree(model.parameters()))
     return agree
-
-
-def others_give_up() -> dict:
-    """The last process fails in its second pass and stays alive; the others leave the walk by an error, and home."""
-    model, x_y = wrap(), part(joint(), dist.get_rank())
-    home = [p.detach().clone() for p in model.parameters()]
-    calls = []
-
-    def loss():
-        calls.append(1)
-        if len(calls) == 2 and dist.get_rank() == dist.get_world_size() - 1:
-            raise ValueError("a batch that can't be read")
-        return cross_entropy(model(x_y[0]), x_y[1])
-
-    began = time.monotonic()
-    said = ""
-    try:
-        SharpBackward(model.parameters(), ga_sam(0.3, steps=2))(loss)
-    except (RuntimeError, ValueError) as failure:
-        said = str(failure)
-    seconds = time.monotonic() - began
-    time.sleep(max(0.0, 2 * PATIENCE - seconds) if "batch" in said else 0.0)
-    return {"said": said, "seconds": seconds, "home": same_bits(model.parameters(), home)}
 
 
 CHECKS = {
@@ -234,9 +200,6 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE if "fail" in sys.argv else 120))
-    if "fail" in sys.argv:
-        run({"failure": others_give_up}, sys.argv[1])
-    else:
-        run(CHECKS, sys.argv[1])
-        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    run(CHECKS, sys.argv[1])
+    dist.destroy_process_group()

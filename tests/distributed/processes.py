@@ -51,3 +51,12 @@ def bits_agree(tensors) -> bool:
     all_of_them = [""] * dist.get_world_size()
     dist.all_gather_object(all_of_them, mine)
     return len(set(all_of_them)) == 1
+
+
+def refusal(action) -> str:
+    """What an error says."""
+    try:
+        action()
+    except (RuntimeError, TypeError) as refused:
+        return str(refused)
+    return ""

@@ -1,0 +1,72 @@
+"""FSDP2: the walk over shards equals that of one process; the checks run in processes of their own."""
+
+import pytest
+from processes import findings
+
+from tolerances import EXACT
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return findings("fsdp_checks.py", 2, tmp_path_factory.mktemp("fsdp") / "found.json")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return findings("fsdp_checks.py", 4, tmp_path_factory.mktemp("fsdp") / "found.json")
+
+
+def test_uneven_shards_walk_as_one_process_does(two):
+    """Every scale at every granularity, for three norms and K = 1, 2."""
+    assert two["walks"] < EXACT
+    assert two["offsets"] < EXACT
+    assert two["closure"] < EXACT
+
+
+def test_shards_that_are_cut_walk_alike(two):
+    assert two["cut"] < EXACT
+
+
+def test_empty_shards_walk_as_one_process_does(four):
+    assert four["walks"] < EXACT
+
+
+def test_hybrid_shards_walk_as_one_process_does(four):
+    assert four["hybrid"] < EXACT
+
+
+def test_whole_tensors_walk_along_with_sharded_ones(two):
+    assert two["whole and sharded"] < EXACT
+
+
+def test_gathered_weights_are_never_out_of_date(two):
+    assert two["stale"] < EXACT
+
+
+def test_mixed_precision_policy(two):
+    """float32 against float32, the same roundings to bfloat16."""
+    assert two["mixed precision"] < 1e-6
+
+
+def test_one_collective_has_all_norms_of_a_pass(two):
+    """One for the norms of gradient and weights, one for |a|; one for the projection of p = 2 where K > 1."""
+    assert two["collectives"] == {"2.0": [2, 6], "inf": [2, 4]}
+
+
+@pytest.mark.parametrize("world", ["two", "four"])
+def test_all_processes_have_the_same_bits_after_every_step(world, request):
+    assert request.getfixturevalue(world)["weights agree"] == [True] * 5
+
+
+@pytest.mark.parametrize("world", ["two", "four"])
+def test_resumed_from_a_distributed_checkpoint_equals_never_stopped(world, request):
+    assert request.getfixturevalue(world)["resumed"]
+
+
+def test_loss_that_is_not_finite_in_one_process_keeps_all_at_home(two):
+    assert two["doubt"]
+
+
+def test_what_can_not_be_right_is_refused_by_name(two):
+    assert "with set_requires_gradient_sync(False) FSDP keeps it to itself" in two["refused: not reduced"]
+    assert "parameter 'some.weight' is a DTensor placed as (Shard(dim=1),)" in two["refused: columns"]
