@@ -9,14 +9,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from processes import bits_agree, refusal, run, worst
-from sharded_problem import joint, mesh, own, perturbations, reference_walk, shard, whole
+from processes import Counting, bits_agree, mean, refusal, run, worst
+from sharded_problem import joint, mesh, own, perturbations, reference_walk, shard, sharded_parameters, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gasam.layout
 from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, climb, displaced, ga_sam
@@ -43,8 +42,10 @@ def walk_error(model, chosen, before: float = 0.0) -> float:
 
 
 def every_walk() -> float:
-    norms, steps = ((1.5, 2.0, math.inf), (1, 2)) if dist.get_world_size() == 2 else ((2.0, math.inf), (2,))
-    return walk_error(shard(), perturbations(norms, steps))
+    chosen = list(perturbations((2.0, math.inf), (2,)))
+    if dist.get_world_size() == 2:
+        chosen += [*perturbations((1.5,), (2,)), *perturbations((2.0, math.inf), (1,), ("layer",))]
+    return walk_error(shard(), chosen)
 
 
 def cut_walks() -> float:
@@ -75,24 +76,6 @@ def stale_error() -> float:
         sharp(lambda: model(x).detach().sum() * 0 + cross_entropy(model(x), y))
         found = max(found, error(flat(whole(p.grad for p in params)), folded))
     return worst(found)
-
-
-def sharded_parameters(model) -> list:
-    for module in (model[0], model[2], model):
-        module.reshard()
-    return list(model.parameters())
-
-
-class Counting(TorchDispatchMode):
-    """Counts all-reduces; torch's own CommDebugMode does not survive FSDP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all_reduces = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.all_reduces += "all_reduce" in str(func) or "allreduce" in str(func)
-        return func(*args, **(kwargs or {}))
 
 
 def collectives() -> dict[str, list[int]]:
@@ -187,11 +170,6 @@ def whole_and_sharded_error() -> float:
         gradients = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
         found = max(found, error(flat(gradients), folded))
     return worst(found)
-
-
-def mean(tensor: torch.Tensor) -> None:
-    dist.all_reduce(tensor)
-    tensor.div_(dist.get_world_size())
 
 
 def train(model, optimizer, seeds, agree=None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TESTS = Path(__file__).parent.parent
 
@@ -60,3 +61,21 @@ def refusal(action) -> str:
     except (RuntimeError, TypeError) as refused:
         return str(refused)
     return ""
+
+
+def mean(tensor: torch.Tensor) -> None:
+    """Over the processes, in place; gloo has no such reduction."""
+    dist.all_reduce(tensor)
+    tensor.div_(dist.get_world_size())
+
+
+class Counting(TorchDispatchMode):
+    """Counts all-reduces; torch's own CommDebugMode does not survive FSDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_reduces = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.all_reduces += "all_reduce" in str(func) or "allreduce" in str(func)
+        return func(*args, **(kwargs or {}))

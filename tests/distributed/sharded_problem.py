@@ -67,3 +67,9 @@ def perturbations(norms, steps, granularities=GRANULARITIES, scales=SCALES):
         risk = "mean" if K > 1 else "final"
         epsilon = EPSILON.get(scale, 0.2)
         yield Perturbation(epsilon=epsilon, norm=norm, scale=scale, granularity=granularity, steps=K, risk=risk)
+
+
+def sharded_parameters(model) -> list:
+    for module in (model[0], model[2], model):
+        module.reshard()
+    return list(model.parameters())

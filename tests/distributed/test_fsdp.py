@@ -17,7 +17,7 @@ def four(tmp_path_factory):
 
 
 def test_uneven_shards_walk_as_one_process_does(two):
-    """Every scale at every granularity, for three norms and K = 1, 2."""
+    """Every scale at every granularity, for three norms and K = 2; layer by layer for K = 1."""
     assert two["walks"] < EXACT
     assert two["offsets"] < EXACT
     assert two["closure"] < EXACT
