@@ -105,41 +105,51 @@ aimed at 1.03 or less; sizes of the embedded tasks, whose steps are the shortest
 """
 
 
-def spectrum(measured: dict[str, dict[str, float]]) -> str:
+def spectrum(measured: dict[str, Any]) -> str:
+    names = {
+        "PyHessian": "PyHessian's 10",
+        "PyHessian, tol 1e-5": "PyHessian's 10, `tol=1e-5`",
+        "hessian, 10 at 1e-3": "10 of the Hessian, `tolerance=1e-3`",
+        "hessian, 50 at 1e-3": "50 of the Hessian, `tolerance=1e-3`",
+        "hessian, 50": "50 of the Hessian",
+        "empirical_fisher, 50": "50 of the empirical Fisher",
+    }
     rows = [
         [
-            f"{name}, {found['weights']:,.0f} weights",
-            f"{found['PyHessian, s']:.1f} s",
-            f"{found['PyHessian: error']:.1%}",
-            f"{found['hessian, s']:.1f} s",
-            "below 1e-6" if found["hessian: error"] < 1e-6 else f"{found['hessian: error']:.0e}",
-            f"{found['hessian: times faster']:.2f}",
-            f"{found['empirical_fisher, s']:.2f} s",
-            f"{found['empirical_fisher: times faster']:.1f}",
+            f"{net}: {name}",
+            f"{found['s']:.2f} s",
+            f"{found['error']:.1e}",
+            f"{found['error, of the largest']:.1e}",
+            f"{found['times faster']:.2f}",
+            f"{found['times faster than exacting']:.2f}",
         ]
-        for name, found in measured.items()
+        for net, about in measured.items()
+        for name, found in ((name, about["ways"][way]) for way, name in names.items())
     ]
-    header = [
-        "net",
-        "PyHessian's 10",
-        "error",
-        "50 of the Hessian",
-        "error",
-        "times faster",
-        "50 of the Fisher",
-        "times",
-    ]
+    header = ["values", "time", "error, of the value", "of the largest", "times faster than PyHessian", "`tol=1e-5`"]
+    fisher, hessian = verdict(measured, "empirical_fisher"), verdict(measured, "hessian")
+    sizes = " and ".join(f"{about['weights']:,} ({net})" for net, about in measured.items())
     return f"""## Eigenvalues
 
-`top_eigenvalues` finds 50 values in the time given, PyHessian's power iteration 10 of the Hessian, both as they come,
-on the same 200 examples in float32. Aimed at 5 times faster, which of all here only the empirical Fisher matrix can be,
-by its Gram matrix: the more so the more often a weight is used, since what is left to do for each weight is the product
-of gradients. The Hessian misses the aim: 50 values need about as many products with it as PyHessian takes for 10, for
-it leaves a value after some 15, when two estimates in a row differ by less than a thousandth. Errors are the worst of
-the 10 and of the 50, relative to the value itself, against Lanczos to a millionth of the largest value.
+`top_eigenvalues` beside PyHessian's power iteration for the Hessian, on 200 examples in float32. The nets have
+{sizes} weights.
+
+Aimed at: 50 values 5 times faster than PyHessian finds 10. The empirical Fisher {fisher},
+by its Gram matrix, for which gradients of linear layers are not even made. The Hessian {hessian}:
+products with it cost both the same, PyHessian takes some 15 for a value and 50 values take Lanczos some 200, and on
+large nets as much time again to keep its vectors orthogonal. For as many values Lanczos is faster, and nearer.
+
+Both are as they come unless said; PyHessian leaves a value when two estimates in a row differ by a thousandth, or by
+`tol`. Errors are the worst of the values found, against ARPACK for the Hessian and explicit gradients for the
+Fisher, both in float64: on the fully connected net what is left is the rounding of float32, for its losses are tiny.
 
 {table(header, rows)}
 """
+
+
+def verdict(measured: dict[str, Any], matrix: str) -> str:
+    least = min(net["ways"][f"{matrix}, 50"]["times faster"] for net in measured.values())
+    return "meets that" if least >= 5 else "misses it"
 
 
 SECTIONS = {
