@@ -42,6 +42,7 @@ class SharpnessAwareModule(LightningModule):
     _first: FirstPass | None = None
     _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _inside = False
+    _checked: object = None  # the Trainer for which it was
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,14 +68,13 @@ class SharpnessAwareModule(LightningModule):
         if first is None:  # not Trainer.fit
             super().backward(loss, *args, **kwargs)
             return
-        check_parts(self.sharp, self, "configure_sharp_backward")
         backward = super().backward
         try:
             first.fold(loss, lambda backed: backward(backed, *args, **kwargs), functools.partial(self._again, first))
         finally:
             first.close()
             self._arguments = ((), {})
-        if self.sharp.last is not None and not self.trainer.barebones:
+        if self.sharp.last is not None and _is_read(self.trainer):
             self.log("sharpness", self.sharp.last.sharpness)
             self.log("perturbation_norm", self.sharp.last.norms[-1])
 
@@ -96,6 +96,9 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
         _refuse(self)
         if self._first is not None:  # its backward never came
             self._first.close()
+        if self._checked is not self._trainer:
+            check_parts(self.sharp, self, "configure_sharp_backward")
+            self._checked = self._trainer
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
         self._arguments = (args, kwargs)
         with ExitStack() as failing:
@@ -132,6 +135,11 @@ def lightning_closure(module: LightningModule) -> Around:
         return nullcontext() if k == 0 else _quiet(module)
 
     return around
+
+
+def _is_read(trainer: Any) -> bool:
+    """Whether what is logged now reaches a logger or the end of the epoch: each call of `log` costs a millisecond."""
+    return not trainer.barebones and (trainer.is_last_batch or trainer._logger_connector.should_update_logs)
 
 
 def _loss(output: Any) -> Any:

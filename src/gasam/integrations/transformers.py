@@ -44,6 +44,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
         self._made_for: nn.Module | None = None
         self._seen = _Seen()
         self._multiple: float | None = None
+        self._checked = False
         super().__init__(*args, **kwargs)
 
     def create_sharp_backward(self) -> SharpBackward:
@@ -55,23 +56,27 @@ class SharpnessAwareTrainerMixin(_Trainer):
     def sharp(self) -> SharpBackward:
         """Has `enabled`, `perturbation` and `last`."""
         if self._sharp is None or self._made_for is not self.model:
-            self._sharp, self._made_for, self._multiple = self.create_sharp_backward(), self.model, None
+            self._sharp, self._made_for = self.create_sharp_backward(), self.model
+            self._multiple, self._checked = None, False
         return self._sharp
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         _refuse(self)
-        check_parts(self.sharp, model, "create_sharp_backward")
-        first = FirstPass(self.sharp, model)
+        sharp = self.sharp
+        if not self._checked:
+            check_parts(sharp, model, "create_sharp_backward")
+            self._checked = True
         items = _items(self, model, inputs, num_items_in_batch)
+        first = FirstPass(sharp, model)
         losses = _Losses(self.compute_loss, self.compute_loss_context_manager, first)
         accelerated = self.accelerator.backward
 
         def backward(loss: Tensor, **kwargs: Any) -> None:
             factor = first.fold(loss, partial(accelerated, **kwargs), losses.again, items=items)
-            assert self.sharp.last is not None
-            self._seen.add(self.sharp.last.sharpness * factor, self.sharp.last.norms[-1], self.state.global_step)
+            assert sharp.last is not None
+            self._seen.add(sharp.last.sharpness * factor, sharp.last.norms[-1], self.state.global_step)
 
         with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
             return super().training_step(model, inputs, num_items_in_batch)
