@@ -94,9 +94,10 @@ def family_of(record: Record, origin: Origin) -> Family[Any]:
             f"the data found for {record['task']} is not the data of this run: name the run's own with --data-dir, "
             "or with --train, --valid and --test"
         )
-    if data["encoding"] != record["data"]["encoding"]:
+    then = record["data"].get("encoding", data["encoding"])  # the first records do not say
+    if data["encoding"] != then:
         raise InputError(
             f"the data of {record['task']} is encoded otherwise since this run was made (version {data['encoding']}, "
-            f"not {record['data']['encoding']}): run it again with another --out"
+            f"not {then}): run it again with another --out"
         )
     return task.family(settings, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +20,8 @@ class ShiftStudy(FigureStudy):
     otherwise = ("digits",)
     methods = ("baseline",)
 
-    def analysis(self, size: str) -> Shift:
-        raise NotImplementedError
+    @abstractmethod
+    def analysis(self, size: str) -> Shift: ...
 
     def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
         for task in names:
