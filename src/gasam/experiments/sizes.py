@@ -43,9 +43,9 @@ EN_VI = TransformerSettings(
 DE_EN = replace(EN_VI, epochs=70, vocabularies=(8_848, 6_632), units="bpe")
 MNIST = MLPSettings(epochs=20, batch=64, learning_rate=1e-3, dropout=0.0)
 
-SMALL_CNN = replace(IMDB, dropout=0.2, embedding=50, maps=50)
+SMALL_CNN = replace(IMDB, epochs=8, learning_rate=2e-3, dropout=0.2, embedding=32, maps=32)
 SMALL_LSTM = replace(
-    PTB, rows=5_000, epochs=15, halve_after=8, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
+    PTB, rows=3_000, epochs=10, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
 )
 SMALL_TRANSFORMER = replace(
     EN_VI,
@@ -66,7 +66,7 @@ SMALL_TRANSFORMER = replace(
 SMALL_EN_VI = replace(SMALL_TRANSFORMER, rows=12_000, vocabularies=(8_000, 4_000))
 SMALL_DE_EN = replace(SMALL_TRANSFORMER, vocabularies=(5_000, 4_000), units="bpe")
 
-TWIN_CNN = replace(SMALL_CNN, epochs=12, learning_rate=2e-3, dropout=0.1, length=48, vocabulary=10_000)
+TWIN_CNN = replace(SMALL_CNN, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
 TWIN_LSTM = replace(SMALL_LSTM, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64)
 TWIN_TRANSFORMER = replace(
     SMALL_TRANSFORMER, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None

@@ -53,20 +53,24 @@ class TextClassification(Labelled[TextCNNSettings]):
 
 
 class TextCNN(nn.Module):
-    """Embeddings, convolutions of several windows, the largest value over time of each map, a linear layer."""
+    """Embeddings, convolutions of several windows, the largest value over time of each map, a linear layer.
+
+    A text is an image one pixel high, for in two dimensions torch takes embeddings as they lie in memory.
+    """
 
     def __init__(self, words: int, classes: int, settings: TextCNNSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, settings.embedding, padding_idx=0)
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(settings.embedding, settings.maps, window, padding=window - 1) for window in settings.windows
+            nn.Conv2d(settings.embedding, settings.maps, (1, window), padding=(0, window - 1))
+            for window in settings.windows
         )
         self.dropout = nn.Dropout(settings.dropout)
         self.output = nn.Linear(settings.maps * len(settings.windows), classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        embedded = self.embedding(tokens).transpose(1, 2)
-        largest = [convolution(embedded).amax(dim=2).relu() for convolution in self.convolutions]
+        embedded = self.embedding(tokens).transpose(1, 2).unsqueeze(2)
+        largest = [convolution(embedded).amax(dim=(2, 3)).relu() for convolution in self.convolutions]
         return self.output(self.dropout(torch.cat(largest, dim=1)))  # type: ignore[no-any-return]
 
 
