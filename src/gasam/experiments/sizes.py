@@ -45,7 +45,7 @@ MNIST = MLPSettings(epochs=20, batch=64, learning_rate=1e-3, dropout=0.0)
 
 SMALL_CNN = replace(IMDB, epochs=8, learning_rate=2e-3, dropout=0.2, embedding=32, maps=32)
 SMALL_LSTM = replace(
-    PTB, rows=3_000, epochs=10, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
+    PTB, rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
 )
 SMALL_TRANSFORMER = replace(
     EN_VI,
