@@ -1,8 +1,13 @@
 """Small problems that the tests share."""
 
+import copy
+
 import numpy as np
 import torch
 from torch import nn
+
+import reference
+from tolerances import flat
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
 
@@ -42,3 +47,29 @@ def batch(dtype=torch.float64, rows: int = 12, seed: int = 1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 6, generator=generator, dtype=torch.float64).to(dtype)
     return x, torch.randint(3, (rows,), generator=generator)
+
+
+def paper_walk(model: nn.Module, loss, perturbation):
+    """(offsets, losses, T, the folded gradient) by the reference, where loss(model) is evaluated on a copy."""
+    twin = copy.deepcopy(model)
+    weights, dtype = list(twin.parameters()), next(twin.parameters()).dtype
+    shapes = {name: tuple(p.shape) for name, p in twin.named_parameters()}
+
+    def loss_and_gradient(w):
+        nn.utils.vector_to_parameters(torch.from_numpy(w).to(dtype), weights)
+        value = loss(twin)
+        return value.item(), flat(torch.autograd.grad(value, weights)).double().numpy()
+
+    return reference.walk(
+        flat(weights).double().numpy(), loss_and_gradient, reference.groups_of(shapes, perturbation.granularity),
+        scale=perturbation.scale, epsilon=perturbation.epsilon, p=perturbation.norm, K=perturbation.steps,
+        risk=perturbation.risk,
+    )  # fmt: skip
+
+
+def put_gradient(model: nn.Module, values) -> None:
+    """Into `.grad`, from one flat vector."""
+    weights = list(model.parameters())
+    parts = torch.from_numpy(values).split([p.numel() for p in weights])
+    for parameter, part in zip(weights, parts, strict=True):
+        parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)

@@ -13,9 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import reference
 from gasam import Perturbation, SharpBackward, SharpnessAware, ga_sam, per_worker, same_noise, shared_walk, together
-from problems import batch, network
+from problems import batch, network, paper_walk
 from tolerances import error, flat, same_bits
 
 PERTURBATIONS = [
@@ -48,20 +47,7 @@ def joint(seed: int = 1):
 
 def reference_fold(rows, perturbation: Perturbation) -> np.ndarray:
     """The folded gradient by the paper's algorithm, in one process."""
-    model = network()
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-    def loss_and_gradient(w):
-        nn.utils.vector_to_parameters(torch.from_numpy(w), model.parameters())
-        loss = cross_entropy(model(rows[0]), rows[1])
-        return loss.item(), flat(torch.autograd.grad(loss, list(model.parameters()))).numpy()
-
-    *_, folded = reference.walk(
-        flat(model.parameters()).numpy().copy(), loss_and_gradient, reference.groups_of(shapes, "layer"),
-        scale="gradient_strength", epsilon=perturbation.epsilon, p=perturbation.norm, K=perturbation.steps,
-        risk=perturbation.risk,
-    )  # fmt: skip
-    return folded
+    return paper_walk(network(), lambda model: cross_entropy(model(rows[0]), rows[1]), perturbation)[-1]
 
 
 def own_folds(rows, perturbation: Perturbation) -> np.ndarray:

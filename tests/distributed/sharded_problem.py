@@ -2,22 +2,17 @@
 
 import itertools
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-import reference
 from gasam import SCALES, Perturbation
 from gasam.layout import GRANULARITIES
-from problems import batch, network
-from tolerances import flat
+from problems import batch, network, paper_walk
 
 EPSILON = {"one": 0.3, "gradient_strength": 2.0, "weight_over_gradient": 0.3, "inverse_gradient": 0.3}
-SHAPES = {name: tuple(p.shape) for name, p in network().named_parameters()}
 
 
 def mesh(hybrid: bool = False):
@@ -47,19 +42,9 @@ def whole(tensors) -> list[torch.Tensor]:
     return [t.detach().full_tensor() for t in tensors]
 
 
-def loss_and_gradient(w: np.ndarray):
-    model, (x, y) = network(), joint()
-    nn.utils.vector_to_parameters(torch.from_numpy(w), model.parameters())
-    loss = cross_entropy(model(x), y)
-    return loss.item(), flat(torch.autograd.grad(loss, list(model.parameters()))).numpy()
-
-
 def reference_walk(perturbation: Perturbation):
-    return reference.walk(
-        flat(network().parameters()).numpy().copy(), loss_and_gradient,
-        reference.groups_of(SHAPES, perturbation.granularity), scale=perturbation.scale,
-        epsilon=perturbation.epsilon, p=perturbation.norm, K=perturbation.steps, risk=perturbation.risk,
-    )  # fmt: skip
+    x, y = joint()
+    return paper_walk(network(), lambda model: cross_entropy(model(x), y), perturbation)
 
 
 def perturbations(norms, steps, granularities=GRANULARITIES, scales=SCALES):
