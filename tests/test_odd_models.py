@@ -1,13 +1,14 @@
 """Models as they come: unused, frozen, tied, mixed, shared, empty, changing weights."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, SharpnessAware, ga_sam, sam
+from gasam import Perturbation, SharpBackward, SharpnessAware, asam, ga_sam, sam
 from gasam.trace import CLIMBED, NO_GRADIENT
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
@@ -150,6 +151,22 @@ def test_all_weights_may_stand_still():
     model.zero_grad()
     cross_entropy(model(x), y).backward()
     assert error(flat(folded), flat([p.grad for p in model.parameters()])) < EXACT
+
+
+@pytest.mark.parametrize("unit_vectors", [False, True])
+def test_vectors_move_by_their_own_size_or_as_asams_authors_have_it(unit_vectors):
+    """T of a bias is |b| in the paper and 1 in ASAM's own code; for norm inf each weight moves by epsilon T."""
+    model, (x, y) = network(), batch()
+    seen = []
+
+    def loss():
+        seen.append([p.detach().clone() for p in model.parameters()])
+        return cross_entropy(model(x), y)
+
+    SharpBackward(model.parameters(), asam(0.1, norm=math.inf, unit_vectors=unit_vectors))(loss)
+    for home, moved in zip(*seen, strict=True):
+        scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
+        assert error((moved - home).abs(), 0.1 * scale) < EXACT
 
 
 def test_empty_and_single_number_parameters_walk_along():

@@ -111,6 +111,31 @@ def test_low_precision_weights_come_home_and_report_what_was_realised(dtype, ste
     assert sharp.last.detail.realised_norm.item() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-1])
+def test_what_was_realised_is_what_the_passes_saw(dtype, epsilon):
+    """Against the offset in float64 and the weights as the second pass finds them."""
+    model, (x, y) = network(dtype), batch(dtype)
+    places, gradients = [], []
+
+    def loss():
+        places.append(flat(model.parameters()).double())
+        return cross_entropy(model(x).float(), y)
+
+    def backward(value):
+        value.backward()
+        gradients.append(flat([p.grad for p in model.parameters()]).double())
+
+    sharp = SharpBackward(model.parameters(), sam(epsilon), backward=backward, detailed=True)
+    sharp(loss)
+    offset, realised = epsilon * gradients[0] / gradients[0].norm(), places[1] - places[0]
+    detail = sharp.last.detail
+    assert detail.realised_norm.item() == pytest.approx(realised.norm().item(), rel=1e-5)
+    cosine = torch.nn.functional.cosine_similarity(offset, realised, dim=0).item()
+    assert detail.realised_cosine.item() == pytest.approx(cosine, rel=1e-5)
+    assert (cosine < 0.95) == (epsilon == 1e-3 and dtype == torch.bfloat16)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_autocast_around_the_call_sees_the_moved_weights(steps):
     """Autocast keeps low-precision copies of weights for the length of its block: they must be forgotten."""
