@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gasam.cli import analysis
+from gasam.cli import analysis, tuning
 from gasam.cli import options as opt
 
 if TYPE_CHECKING:
@@ -239,5 +239,5 @@ def get(task: TaskName, data_dir: opt.DataDir = None) -> None:
         typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")
 
 
-for analyse in analysis.COMMANDS:
-    app.command()(analyse)
+for command in (tuning.tune, *analysis.COMMANDS):
+    app.command()(command)

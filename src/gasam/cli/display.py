@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -39,11 +40,38 @@ def print_table(table: Table) -> None:
         console.print(f"- {note}", soft_wrap=not console.is_terminal)
 
 
-class Live:
-    """A bar for each running job on a terminal. Elsewhere a line when a run ends, and for a single run every epoch."""
+def label(job: Job) -> str:
+    name = f"{job.plan.task} {job.plan.choice.method} seed {job.plan.seed}"
+    return f"{name}, {job.remark}" if job.remark else name
 
-    def __init__(self, total: int) -> None:
-        self.total, self.ended, self.epoch = total, 0, 1
+
+def describe(record: Record) -> str:
+    if record["test"] is None:
+        return f"diverged after {len(record['curve'])} epochs"
+    return (
+        f"{record['metric']} valid {record['valid']:.2f}, test {record['test']:.2f}; "
+        f"{record['gradient_evaluations']} gradient evaluations, {record['seconds']:.0f} s"
+    )
+
+
+def describe_try(outcome: Record) -> str:
+    """Of a search, which knows validation only."""
+    spent = f"{outcome['gradient_evaluations']} gradient evaluations, {outcome['seconds']:.0f} s"
+    if outcome["valid"] is not None:
+        return f"valid {outcome['valid']:.2f}; {spent}"
+    return (
+        f"{'diverged' if outcome['diverged'] else 'hopeless, given up'} after {len(outcome['curve'])} epochs; {spent}"
+    )
+
+
+class Live:
+    """A bar for each running job on a terminal. Elsewhere a line when a run ends, and for a single run every epoch.
+
+    `total` None: nobody knows how many there will be.
+    """
+
+    def __init__(self, total: int | None, describe: Callable[[Record], str] = describe) -> None:
+        self.total, self.describe, self.ended, self.epoch = total, describe, 0, 1
         self.lines: dict[str, TaskID] = {}
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -71,8 +99,9 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = describe(value) if kind == "done" else f"failed: {value} (all of it: {job.log})"
-            errors.print(f"{self.ended}/{self.total} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
+            result = self.describe(value) if kind == "done" else f"failed: {value} (all of it: {job.log})"
+            count = self.ended if self.total is None else f"{self.ended}/{self.total}"
+            errors.print(f"{count} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
 
     def _update(self, job: Job, update: Update) -> None:
         valid = "" if update.valid is None else f", valid {update.valid:.2f}"
@@ -81,16 +110,3 @@ class Live:
         if not errors.is_terminal and self.total == 1 and valid and self.epoch != update.epoch:
             self.epoch = update.epoch
             errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
-
-
-def label(job: Job) -> str:
-    return f"{job.plan.task} {job.plan.choice.method} seed {job.plan.seed}"
-
-
-def describe(record: Record) -> str:
-    if record["test"] is None:
-        return f"diverged after {len(record['curve'])} epochs"
-    return (
-        f"{record['metric']} valid {record['valid']:.2f}, test {record['test']:.2f}; "
-        f"{record['gradient_evaluations']} gradient evaluations, {record['seconds']:.0f} s"
-    )

@@ -100,6 +100,14 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise InputError(f"{option} must be numbers with commas, got {text!r}") from None
 
 
+def exponents(text: str) -> tuple[int, int]:
+    try:
+        low, high = (int(part) for part in listed("--exponents", text))
+    except ValueError:
+        raise InputError(f"--exponents must be two whole numbers with a comma, as -6,0, got {text!r}") from None
+    return low, high
+
+
 def positive(option: str, number: int) -> int:
     if number < 1:
         raise InputError(f"{option} must be a whole number >= 1, got {number}")

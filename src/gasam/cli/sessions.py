@@ -9,13 +9,16 @@ from typing import Any
 
 import typer
 
-from gasam.cli.display import Live, console, describe, errors, label, print_json, print_table
+from gasam.analysis import pictures
+from gasam.cli.display import Live, console, describe, describe_try, errors, label, print_json, print_table
 from gasam.cli.options import positive
 from gasam.experiments.compare import Job, default_jobs, prepare, run_all
 from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import Table, as_json, markdown
 from gasam.experiments.report.figure import comparison_figure
+from gasam.experiments.report.tuning import tuning_figure, tuning_table
+from gasam.experiments.search.tuning import Question, TryFailedError, tune
 from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
 
@@ -52,6 +55,29 @@ def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, grad
     with Live(len(todo)) as live:
         run_all(found, out, parallel, live.watch, cpu=cpu, gradient_norms=gradient_norms)
     return found
+
+
+def search(
+    question: Question, out: Path, budget: int | None, full_grid: bool, jobs: int | None, cpu: bool, json: bool
+) -> None:
+    """Tune, with a line for every try, and at the end the picture and the one line that matters."""
+    prepared([question.plan(None)], out)
+    parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
+    try:
+        with Live(None, describe_try) as live:
+            options: dict[str, Any] = {"budget": budget, "full_grid": full_grid, "parallel": parallel, "cpu": cpu}
+            finding = tune(question, out, watch=live.watch, **options)
+    except TryFailedError as error:
+        errors.print(f"failed: {error}; the same command goes on", soft_wrap=True)
+        raise typer.Exit(1) from None
+    place = out / "tuning" / finding.name
+    pictures.save(tuning_figure([finding]), place)
+    if json:
+        print_json(finding.as_json())
+        return
+    print_table(tuning_table([finding]))
+    console.print(finding.sentence(), soft_wrap=True)
+    console.print(f"saved: {place}.json, .png and .svg", soft_wrap=True)
 
 
 def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:

@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gasam.experiments import records
+from gasam.experiments import progress, records
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Encoded
 from gasam.experiments.plan import Plan
@@ -36,6 +37,11 @@ class Job:
     record: Record | None = None
     error: str | None = None
     log: Path | None = None
+    remark: str = ""
+
+
+Work = Callable[[Job, Path, progress.Watch], Record]
+"""What a process does for a job, telling how far it is; it can be pickled."""
 
 
 @dataclass
@@ -77,8 +83,13 @@ def _without_examples(data: Encoded) -> Encoded:
 def run_all(
     jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False, gradient_norms: bool = False
 ) -> None:
-    """Run what has no record yet. Ctrl-C, or whatever else ends this early, lets every running one write its
-    checkpoint first."""
+    """Run what has no record yet."""
+    do_all(jobs, folder, parallel, watch, partial(_train, cpu=cpu, gradient_norms=gradient_norms))
+
+
+def do_all(jobs: Sequence[Job], folder: Path, parallel: int, watch: Watch, work: Work) -> None:
+    """`work` on every job that has no record yet, each in a process. Ctrl-C, or whatever else ends this early, lets
+    every running one write its checkpoint first."""
     if parallel < 1:
         raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
     waiting = [job for job in jobs if job.record is None]
@@ -87,7 +98,7 @@ def run_all(
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(_start(waiting.pop(0), folder, threads, cpu, gradient_norms))
+                running.append(_start(waiting.pop(0), folder, threads, work))
                 watch(running[-1].job, ("start", None))
             ready = wait([worker.pipe for worker in running])
             for worker in [worker for worker in running if worker.pipe in ready]:
@@ -97,30 +108,26 @@ def run_all(
         _stop(running)
 
 
-def _start(job: Job, folder: Path, threads: int, cpu: bool, gradient_norms: bool) -> Worker:
+def _train(job: Job, folder: Path, watch: progress.Watch, *, cpu: bool, gradient_norms: bool) -> Record:
+    return run(job.plan, folder, watch=watch, cpu=cpu, gradient_norms=gradient_norms)
+
+
+def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    given = (job.plan, folder, threads, cpu, gradient_norms, theirs)
-    process = context.Process(target=_work, args=given, name=job.name)
+    process = context.Process(target=_work, args=(work, job, folder, threads, theirs), name=job.name)
     process.start()
     theirs.close()
     return Worker(job, process, ours)
 
 
-def _work(plan: Plan, folder: Path, threads: int, cpu: bool, gradient_norms: bool, pipe: Connection) -> None:
+def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) -> None:
     """A process of its own: a crash, of whatever kind, is this run's alone."""
     os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     try:
-        record = run(
-            plan,
-            folder,
-            watch=lambda update: pipe.send(("update", update)),
-            cpu=cpu,
-            gradient_norms=gradient_norms,
-        )
-        pipe.send(("done", record))
+        pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
     except KeyboardInterrupt:
         pipe.send(("failed", "interrupted; run the same command to go on"))
     except InputError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.experiments import records
 from gasam.experiments.checkpoints import Checkpoints, Weights
+from gasam.experiments.data.corpus import Split
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Family
 from gasam.experiments.interruption import Interruption
@@ -77,6 +79,7 @@ class Training:
         self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
+        self.give_up: Callable[[Sequence[dict[str, Any]]], bool] = lambda curve: False
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
         self.code = records.code()
@@ -125,11 +128,15 @@ class Training:
     def train(self) -> None:
         self.model.train()
         with Interruption() as interruption:
-            while self.progress.epoch < self.settings.epochs and not self.progress.diverged:
+            while self.goes_on():
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
                 interruption.stop_if_wanted()
+
+    def goes_on(self) -> bool:
+        progress = self.progress
+        return progress.epoch < self.settings.epochs and not progress.diverged and not self.give_up(progress.curve)
 
     def train_epoch(self, interruption: Interruption) -> None:
         progress = self.progress
@@ -220,15 +227,18 @@ class Training:
             return self.checkpoints.average(self.progress.epoch, min(self.settings.average, self.progress.epoch))
         return self.checkpoints.load(self.checkpoints.best)
 
-    def finish(self) -> Record:
-        weights, scores = self.chosen(), dict[str, float]()
-        begun = time.perf_counter()
+    def scores(self, *splits: Split) -> dict[str, float]:
+        """The metric of the chosen weights, if there are any, which are kept as the run's model."""
+        weights, begun = self.chosen(), time.perf_counter()
+        found: dict[str, float] = {}
         if weights is not None:
             self.plain_model.load_state_dict(weights)
-            scores["valid"] = self.judge(lambda: self.family.score(self.plain_model, "valid"))
-            scores["test"] = self.judge(lambda: self.family.score(self.plain_model, "test"))
-        scores["evaluation_seconds"] = round(time.perf_counter() - begun, 2)
+            found = {split: self.judge(partial(self.family.score, self.plain_model, split)) for split in splits}
         self.checkpoints.save(self.checkpoints.model, weights or {})
+        return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
+
+    def finish(self) -> Record:
+        scores = self.scores("valid", "test")
         return records.make(self.plan, self.family, self.plain_model, self.progress, self.code) | scores
 
 

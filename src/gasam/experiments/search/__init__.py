@@ -1,0 +1,1 @@
+"""The search for epsilon: strategy, journal, tries, and what was found."""

@@ -1,0 +1,135 @@
+"""What a search found: every try, the radius to use, its gain and its cost; and finding it again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gasam.experiments import tasks
+from gasam.experiments.errors import InputError
+from gasam.experiments.families import Metric
+from gasam.experiments.plan import Plan
+from gasam.experiments.search.journal import Journal
+from gasam.experiments.search.strategy import Candidate, Outcome, best_of
+from gasam.experiments.search.trial import Worth
+
+if TYPE_CHECKING:
+    from gasam.experiments.search.tuning import Question
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`baseline` and each of `tries` hold valid, worthless, curve, gradient_evaluations, seconds; a try that diverged
+    or was given up has no valid."""
+
+    schema: int
+    name: str
+    task: str
+    size: str
+    method: str
+    seed: int
+    settings: dict[str, Any]
+    data: str
+    exponents: tuple[int, int]
+    tolerance: float
+    baseline: dict[str, Any]
+    tries: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, question: Question, journal: Journal, data: str) -> Finding:
+        baseline = journal.baseline
+        if baseline is None or baseline["valid"] is None:
+            raise InputError(f"the baseline of {question.task} diverges: mend its settings before anything is tuned")
+        tries = tuple(
+            {"norm": _norm(each.norm), "exponent": each.exponent, "mantissa": each.mantissa, **outcome}
+            for each, outcome in journal.tries().items()
+        )
+        settings = question.plan(None).config()["settings"]
+        names = question.task, question.size, question.method, question.seed
+        return cls(
+            SCHEMA, journal.name, *names, settings, data, question.exponents, question.tolerance, baseline, tries
+        )
+
+    @property
+    def metric(self) -> Metric:
+        return tasks.find(self.task).family.metric
+
+    def outcomes(self, norms: Sequence[float] = (math.inf, 2.0)) -> dict[Candidate, Outcome]:
+        worth = Worth(self.metric, self.baseline["worthless"])
+        return {
+            candidate: Outcome(None if one["valid"] is None else worth.gain(one["valid"], self.baseline["valid"]))
+            for one in self.tries
+            if (candidate := candidate_of(one)).norm in norms
+        }
+
+    def chosen(self, norms: Sequence[float] = (math.inf, 2.0)) -> Candidate | None:
+        return best_of(self.outcomes(norms))
+
+    def one(self, candidate: Candidate) -> dict[str, Any]:
+        return next(one for one in self.tries if candidate_of(one) == candidate)
+
+    @property
+    def gradient_evaluations(self) -> int:
+        return sum(one["gradient_evaluations"] for one in (self.baseline, *self.tries))
+
+    def sentence(self) -> str:
+        """The line at the end of a search."""
+        best, spent = self.chosen(), f"{len(self.tries)} tries with {self.gradient_evaluations:,} gradient evaluations"
+        if best is None:
+            return f"every radius collapses ({spent}): give smaller --exponents than {self.exponents[0]}"
+        one, plain = self.one(best), self.baseline
+        gain = one["valid"] - plain["valid"]
+        cost = one["gradient_evaluations"] / plain["gradient_evaluations"]
+        beaten = "" if (self.outcomes()[best].gain or 0.0) > 0 else "; no radius is better than none"
+        return (
+            f"{self.method} on {self.task}: use --norm {_norm(best.norm)} --epsilon {best.epsilon:g}: "
+            f"{self.metric.name} {one['valid']:.2f} on validation, {gain:+.2f} to the baseline's {plain['valid']:.2f}, "
+            f"for {cost:.1f} times its gradient evaluations{beaten} ({spent})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        best = self.chosen()
+        found = None if best is None else {"norm": _norm(best.norm), "epsilon": best.epsilon}
+        return asdict(self) | {"chosen": found, "gradient_evaluations": self.gradient_evaluations}
+
+
+def read(file: Path) -> Finding:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        names = list(Finding.__dataclass_fields__)
+        values = {name: raw[name] for name in names}
+        return Finding(**values | {"exponents": tuple(raw["exponents"]), "tries": tuple(raw["tries"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not what a search found ({error}): delete it and tune again") from None
+
+
+def read_all(folder: Path) -> Iterator[Finding]:
+    """Of a folder of results, in the order of their names."""
+    return map(read, sorted((folder / "tuning").glob("*.json")))
+
+
+def tuned(plan: Plan, folder: Path) -> tuple[Candidate, str]:
+    """The radius that was found for the method of a plan on its task with its settings, and where it comes from."""
+    settings, method = plan.config()["settings"], plan.choice.method
+    for found in read_all(folder):
+        alike = (found.task, found.size, found.method) == (plan.task, plan.size, method)
+        if alike and found.settings == settings and (best := found.chosen()) is not None:
+            return best, f"tuned on validation, {len(found.tries)} tries"
+    raise InputError(
+        f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
+        f"these settings: run `gasam tune {plan.task} --method {method} --size {plan.size}` first"
+    )
+
+
+def _norm(norm: float) -> str:
+    return "inf" if math.isinf(norm) else f"{norm:g}"
+
+
+def candidate_of(one: dict[str, Any]) -> Candidate:
+    return Candidate(float(one["norm"]), one["exponent"], one["mantissa"])

@@ -1,0 +1,96 @@
+"""The memory of a search: an Optuna study in a journal file, which survives whatever kills the process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+
+from gasam.experiments.search.strategy import MANTISSAS, Candidate
+
+if TYPE_CHECKING:
+    from gasam.experiments.search.trial import Worth
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+SPACE = {
+    "norm": CategoricalDistribution(["2", "inf"]),
+    "exponent": FloatDistribution(-30, 30, step=1),
+    "mantissa": CategoricalDistribution(MANTISSAS),
+}
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A study, opened anew by every process; `prune` None tries everything to its end, else it is the tolerance."""
+
+    file: Path
+    name: str
+    prune: float | None
+
+    def study(self, pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        place = str(self.file)
+        storage = JournalStorage(JournalFileBackend(place, lock_obj=JournalFileOpenLock(place)))
+        return optuna.create_study(
+            storage=storage, study_name=self.name, load_if_exists=True, pruner=pruner or optuna.pruners.NopPruner()
+        )
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self.study().user_attrs.get(BASELINE)
+        return found
+
+    def tries(self) -> dict[Candidate, dict[str, Any]]:
+        """What was tried to its end, or given up, with its outcome; in the order of the tries."""
+        ended = (TrialState.COMPLETE, TrialState.PRUNED)
+        return {candidate(trial): trial.user_attrs["outcome"] for trial in self._trials(*ended)}
+
+    def forget_unfinished(self) -> list[Candidate]:
+        """Tries whose process died are failed, so that they are proposed again."""
+        left = list(self._trials(TrialState.RUNNING))
+        for trial in left:
+            self.study().tell(trial.number, state=TrialState.FAIL)
+        return [candidate(trial) for trial in left]
+
+    def begin(self, chosen: Candidate) -> int:
+        """A new try; its number."""
+        norm = "inf" if math.isinf(chosen.norm) else f"{chosen.norm:g}"
+        params = {"norm": norm, "exponent": float(chosen.exponent), "mantissa": chosen.mantissa}
+        study = self.study()
+        study.add_trial(optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=SPACE))
+        return study.get_trials(deepcopy=False)[-1].number
+
+    def trial(self, number: int, worth: Worth) -> optuna.Trial:
+        """To report to, from the process that tries."""
+        from gasam.experiments.search.trial import BehindBaseline
+
+        pruner = None
+        if self.prune is not None and self.baseline is not None:
+            pruner = BehindBaseline(worth, self.baseline["curve"], self.prune)
+        study = self.study(pruner)
+        return optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+
+    def tell(self, trial: optuna.Trial | None, outcome: dict[str, Any]) -> None:
+        if trial is None:
+            self.study().set_user_attr(BASELINE, outcome)
+            return
+        trial.set_user_attr("outcome", outcome)
+        state = TrialState.PRUNED if outcome["valid"] is None else TrialState.COMPLETE
+        trial.study.tell(trial, outcome["valid"], state=state)
+
+    def _trials(self, *states: TrialState) -> Iterator[FrozenTrial]:
+        return iter(self.study().get_trials(deepcopy=False, states=states))
+
+
+def candidate(trial: FrozenTrial) -> Candidate:
+    given = trial.params
+    return Candidate(float(given["norm"]), int(given["exponent"]), int(given["mantissa"]))

@@ -1,0 +1,132 @@
+"""Which radius to try next: the paper's two stages, as a function of what was tried before and of nothing else.
+
+First the order of magnitude, by bisection on the exponent between a radius that does nothing and one at which training
+collapses; then the grid {1, 2, 5, 8} within it. Being a function of outcomes, a search that was killed goes on where it
+was, and one can be replayed on a full grid that was measured before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+MANTISSAS = (1, 2, 5, 8)
+GRID_ORDER = (5, 2, 8)
+"""1 was tried by the bisection; should the budget end here, the middle is known."""
+
+
+class Candidate(NamedTuple):
+    """A ball: its norm, and its radius as mantissa times ten to the exponent."""
+
+    norm: float
+    exponent: int
+    mantissa: int = 1
+
+    @property
+    def epsilon(self) -> float:
+        return float(f"{self.mantissa}e{self.exponent}")
+
+    def __str__(self) -> str:
+        return f"L-{'inf' if math.isinf(self.norm) else f'{self.norm:g}'} {self.epsilon:g}"
+
+    def below(self) -> Candidate:
+        """The next smaller radius of the grid."""
+        place = MANTISSAS.index(self.mantissa)
+        if place:
+            return self._replace(mantissa=MANTISSAS[place - 1])
+        return self._replace(exponent=self.exponent - 1, mantissa=MANTISSAS[-1])
+
+
+class Outcome(NamedTuple):
+    """`gain` over the baseline in units of the baseline's worth, so that more is better for every metric; None where
+    there is no number, because it diverged or was given up."""
+
+    gain: float | None
+
+
+Outcomes = Mapping[Candidate, Outcome]
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """A radius that loses more than `tolerance` of the baseline's worth has collapsed."""
+
+    norms: tuple[float, ...]
+    low: int
+    high: int
+    tolerance: float
+
+    def propose(self, known: Outcomes) -> list[Candidate]:
+        """All that may be tried now, the norms in turn; nothing when the search is done."""
+        wanted = [list(self._of_norm(norm, known)) for norm in self.norms]
+        return [each for turn in zip_longest(*wanted) for each in turn if each is not None]
+
+    def decade(self, norm: float, known: Outcomes) -> int | Candidate:
+        """The largest order of magnitude that has not collapsed, or what must be tried to know it."""
+        fine, collapsed = self.low - 1, self.high + 1
+        while collapsed - fine > 1:
+            middle = Candidate(norm, (fine + collapsed) // 2)
+            if middle not in known:
+                return middle
+            if self.collapsed(known[middle]):
+                collapsed = middle.exponent
+            else:
+                fine = middle.exponent
+        return fine
+
+    def collapsed(self, outcome: Outcome) -> bool:
+        return outcome.gain is None or outcome.gain < -self.tolerance
+
+    def _of_norm(self, norm: float, known: Outcomes) -> Iterator[Candidate]:
+        decade = self.decade(norm, known)
+        if isinstance(decade, Candidate):
+            yield decade
+            return
+        if decade < self.low:  # even the smallest collapses
+            return
+        grid = [Candidate(norm, decade, mantissa) for mantissa in GRID_ORDER]
+        untried = [each for each in grid if each not in known]
+        if untried:
+            yield from untried
+            return
+        best = best_of({each: outcome for each, outcome in known.items() if each.norm == norm})
+        if best is None or (known[best].gain or 0.0) <= 0:
+            return
+        lower = best.below()
+        if best <= Candidate(norm, decade) and lower.exponent >= self.low and lower not in known:
+            yield lower  # the best is the grid's lower end: there may be a better one beneath
+
+
+@dataclass(frozen=True)
+class FullGrid:
+    """Every radius of the grid: dear, and what a search is to be judged by."""
+
+    norms: tuple[float, ...]
+    low: int
+    high: int
+
+    def propose(self, known: Outcomes) -> list[Candidate]:
+        every = [
+            Candidate(norm, exponent, mantissa)
+            for norm in self.norms
+            for exponent in range(self.low, self.high + 1)
+            for mantissa in MANTISSAS
+        ]
+        return [each for each in every if each not in known]
+
+
+def best_of(known: Outcomes) -> Candidate | None:
+    """The one with the largest gain, of equal ones the smallest radius; None where nothing gave a number."""
+    gains = {each: outcome.gain for each, outcome in known.items() if outcome.gain is not None}
+    return min(gains, key=lambda each: (-gains[each], each.epsilon), default=None)
+
+
+def replayed(strategy: TwoStages, measured: Outcomes, budget: int | None = None) -> Sequence[Candidate]:
+    """What the search would have tried, in its order, had it been given these outcomes one by one."""
+    known: dict[Candidate, Outcome] = {}
+    while proposed := strategy.propose(known)[: None if budget is None else budget - len(known)]:
+        known |= {each: measured[each] for each in proposed}
+    return list(known)
