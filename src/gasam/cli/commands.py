@@ -98,6 +98,9 @@ def compare(
         list[str],
         typer.Option("--walk", metavar="METHOD.NAME=VALUE", help="E.g. ga-sam.epsilon=1e-3.", rich_help_panel=opt.WALK),
     ] = [],  # noqa: B006  typer reads it
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="With the epsilon that `gasam tune` found.", rich_help_panel=opt.WALK)
+    ] = False,
     same_noise: opt.SameNoise = False,
     train: opt.Train = None,
     valid: opt.Valid = None,
@@ -120,6 +123,7 @@ def compare(
     from gasam.experiments.methods import TABLE1
     from gasam.experiments.plan import make
     from gasam.experiments.report.comparison import comparison
+    from gasam.experiments.search.finding import with_tuned_radius
     from gasam.experiments.tasks import Origin
 
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
@@ -131,6 +135,8 @@ def compare(
         for seed in range(1, opt.positive("--seeds", seeds) + 1)
         for method in names
     ]
+    if tuned:
+        plans = [with_tuned_radius(plan, out) for plan in plans]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
     show(comparison(found, task, size), found, done, out / "tables" / f"{task}-{size}", json)

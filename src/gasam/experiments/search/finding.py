@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +114,17 @@ def read_all(folder: Path) -> Iterator[Finding]:
     return map(read, sorted((folder / "tuning").glob("*.json")))
 
 
-def tuned(plan: Plan, folder: Path) -> tuple[Candidate, str]:
-    """The radius that was found for the method of a plan on its task with its settings, and where it comes from."""
+def with_tuned_radius(plan: Plan, folder: Path) -> Plan:
+    """The plan with the radius that was found for its method on its task with its settings; the baseline has none."""
+    if plan.choice.moved == "nothing":
+        return plan
     settings, method = plan.config()["settings"], plan.choice.method
     for found in read_all(folder):
         alike = (found.task, found.size, found.method) == (plan.task, plan.size, method)
         if alike and found.settings == settings and (best := found.chosen()) is not None:
-            return best, f"tuned on validation, {len(found.tries)} tries"
+            source = f"tuned on validation, {len(found.tries)} tries"
+            choice = replace(plan.choice, norm=best.norm, epsilon=best.epsilon, epsilon_source=source)
+            return replace(plan, choice=choice)
     raise InputError(
         f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
         f"these settings: run `gasam tune {plan.task} --method {method} --size {plan.size}` first"
