@@ -189,6 +189,23 @@ def test_mistakes_are_named():
         fit(Backing(perturbation=ga_sam(0.1)), batches(1))
 
 
+def test_perturbation_may_be_an_attribute_of_a_class_behind_the_mixin():
+    class Described(Plain):
+        perturbation = ga_sam(0.1)
+
+        def __init__(self):
+            super().__init__()
+            del self.perturbation
+
+    class Both(SharpnessAwareModule, Described):
+        pass
+
+    module = Both()
+    fit(module, batches(1))
+    assert module.sharp.perturbation == ga_sam(0.1)
+    assert module.sharp.last.climbed
+
+
 def test_walk_changes_with_the_perturbation_of_sharp():
     module = Sharp(perturbation=ga_sam(0.1))
     module.sharp.perturbation = replace(module.sharp.perturbation, steps=3)

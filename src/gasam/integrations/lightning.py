@@ -36,7 +36,7 @@ class SharpnessAwareModule(LightningModule):
     Logs `sharpness` and `perturbation_norm`. Override `configure_sharp_backward` for contexts, groups or details.
     """
 
-    perturbation: Perturbation | None = None
+    perturbation: Perturbation  # without a value here, which would hide that of a class further down
     clean_pass = True
     _sharp: SharpBackward | None = None
     _first: FirstPass | None = None
@@ -52,8 +52,7 @@ class SharpnessAwareModule(LightningModule):
 
     def configure_sharp_backward(self) -> SharpBackward:
         """Called once, when `self.sharp` is first asked for."""
-        check_perturbation(self.perturbation)
-        assert self.perturbation is not None
+        check_perturbation(getattr(self, "perturbation", None))
         return SharpBackward(self.named_parameters(), self.perturbation)
 
     @property
