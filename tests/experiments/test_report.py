@@ -158,6 +158,32 @@ def test_other_configurations_of_a_method_are_rows_of_their_own():
     assert values(table)["GA-SAM (epsilon 0.0003)"]["paper"]["mean"] == 86.11
 
 
+def test_tuned_radii_come_first_and_are_named_so():
+    tuned = {"epsilon_source": "tuned on validation, 6 tries"}
+    runs = [
+        *records_of("imdb", SCORES),
+        record("imdb", "ga-sam", 86.4, walk={"epsilon": 5e-4}, **tuned),
+        record("imdb", "ga-sam", 86.1, walk={"epsilon": 5e-4, "steps": 2}, **tuned),
+        record(
+            "imdb", "ga-sam", 86.2, walk={"epsilon": 1e-3, "norm": 2.0}, epsilon_source="tuned on validation, 0.5 x"
+        ),
+        record("imdb", "sam", 84.9, walk={"epsilon": 0.02, "norm": 2.0}, **tuned),
+    ]
+    table = report.comparison(runs, "imdb", "small")
+    assert [row[0] for row in table.rows] == [
+        "Baseline",
+        "SAM (tuned: L2 0.02)",
+        "SAM",
+        "GA-SAM (tuned: L-inf 0.0005)",
+        "GA-SAM",
+        "GA-SAM (tuned: L-inf 0.0005, K = 2)",
+        "GA-SAM (0.5 x tuned: L2 0.001)",
+    ]
+    assert values(table)["GA-SAM (tuned: L-inf 0.0005)"]["paper"]["mean"] == 86.11
+    assert values(table)["GA-SAM (tuned: L-inf 0.0005, K = 2)"]["paper"]["mean"] == 85.83
+    assert any("L-inf 0.0005 (tuned on validation, 6 tries)" in note for note in table.notes)
+
+
 def test_what_all_rows_share_is_said_once():
     runs = [record("imdb", method, settings={"epochs": 3}) for method in ("baseline", "sam")]
     table = report.comparison(runs, "imdb", "small")
@@ -210,7 +236,7 @@ def test_study_table_has_every_row_and_says_what_was_not_run():
 def test_study_table_without_records_shows_the_paper_alone():
     table = report.study_table(studies.load("table5"), [], "paper")
     assert {row[2] for row in table.rows} == {"not run"}
-    assert table.columns == ("task", "row", "test", "paper", "paper's difference")
+    assert table.columns == ("task", "row", "test", "paper", "paper's difference", "verdict")
 
 
 def test_study_takes_other_radii_of_its_methods_but_no_other_tables_rows():

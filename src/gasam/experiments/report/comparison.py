@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gasam.experiments import studies, tasks
+from gasam.experiments import tasks
 from gasam.experiments.families import Metric
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
-from gasam.experiments.report.cells import COLUMNS, Cell, Cells, Paper
+from gasam.experiments.report.cells import COLUMNS, Cell, Cells
 from gasam.experiments.report.groups import (
-    CIRCUMSTANCES,
     Group,
     as_recorded,
     baseline_of,
     grouped,
     in_words,
-    label,
     labels,
+    radius,
     shared_settings,
 )
+from gasam.experiments.report.matching import Line, lines, paper_of, study_groups, usual_settings
 from gasam.experiments.report.tables import Table, as_json, markdown
-from gasam.experiments.studies import Row, Study
+from gasam.experiments.studies import Study
 
 __all__ = [
     "Table",
@@ -31,9 +31,7 @@ __all__ = [
     "data_notes",
     "described",
     "markdown",
-    "paper_of",
     "remarks",
-    "study_groups",
     "study_table",
 ]
 
@@ -43,50 +41,32 @@ def comparison(records: Iterable[Record], task: str, size: str) -> Table:
     groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
     rows: list[Cells] = []
     for group, name in zip(groups, labels(groups), strict=True):
-        paper = paper_of(group) if _usual_settings(group, groups) else None
+        paper = paper_of(group) if usual_settings(group, groups) else None
         rows.append({"method": Cell(name, group.method)} | cells.row(group, baseline_of(group, groups), paper))
     columns = ("method", described(tasks.find(task).family.metric), *COLUMNS)
     return _table(f"{task}, size {size}", columns, rows, [*_radii(groups), *remarks(task, size, groups)])
 
 
-def study_table(study: Study, records: Iterable[Record], size: str) -> Table:
-    """A table of the paper, task by task; a task without any run is left out, and said, if others have some."""
+def study_table(study: Study, records: Sequence[Record], size: str) -> Table:
+    """A table of the paper, task by task, with a verdict for each cell; a task without any run is left out, and said,
+    if others have some."""
     found = {task: study_groups(study, records, task, size) for task in study.tasks}
     shown = [task for task in study.tasks if found[task]] or list(study.tasks)
     rows: list[Cells] = []
     notes: list[str] = []
     for task in shown:
         heading = f"{task}: {described(tasks.find(task).family.metric)}"
-        for number, row in enumerate(_study_rows(study, task, found[task])):
-            rows.append({"task": Cell("" if number else heading, task)} | row)
+        for number, line in enumerate(lines(study, task, found[task])):
+            rows.append({"task": Cell("" if number else heading, task)} | _study_row(line))
         notes += [f"{task}: {note}" for note in remarks(task, size, found[task])]
     if left_out := [task for task in study.tasks if task not in shown]:
         notes.append(f"Not run in this size: {', '.join(left_out)}.")
-    return _table(f"{study.title}, size {size}", ("task", "row", "test", *COLUMNS), rows, notes)
-
-
-def study_groups(study: Study, records: Iterable[Record], task: str, size: str) -> list[Group]:
-    """What a study's table shows of a task."""
-    groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
-    return [group for group in groups if _rows_of(group, study)]
+    return _table(f"{study.title}, size {size}", ("task", "row", "test", *COLUMNS, "verdict"), rows, notes)
 
 
 def described(metric: Metric) -> str:
     unit = f", {metric.unit}" if metric.unit else ""
     return f"{metric.name}{unit} ({'higher' if metric.higher_is_better else 'lower'} is better)"
-
-
-def paper_of(group: Group) -> Paper | None:
-    """The paper's number for this walk, else for this method with the radius that the paper found for it."""
-    every = [studies.load(name) for name in studies.names()]
-    for besides in ((), ("epsilon", "norm")):
-        for study in every:
-            for row in study.rows:
-                if group.task not in row.expected or (besides and row.walk[group.task]):
-                    continue
-                if _fits(row, group, *besides):
-                    return Paper(row.expected[group.task], study.difference(row, group.task))
-    return None
 
 
 def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
@@ -122,6 +102,13 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Cells], notes: Ite
     return Table(title, tuple(columns), texts, tuple(notes), values).without_empty_columns()
 
 
+def _study_row(line: Line) -> Cells:
+    verdict = line.verdict
+    judged = Cell() if verdict is None else Cell(str(verdict), verdict._asdict())
+    measured = cells.row(line.group, line.baseline, line.paper)
+    return {"method": Cell(line.name, line.row.method)} | measured | {"verdict": judged}
+
+
 def _same(names: Iterable[str], settings: Any) -> dict[str, Any]:
     recorded = as_recorded(settings)
     return {name: recorded[name] for name in names}
@@ -130,53 +117,9 @@ def _same(names: Iterable[str], settings: Any) -> dict[str, Any]:
 def _radii(groups: Sequence[Group]) -> Iterator[str]:
     """How far each method walks, and who says so."""
     walks = [
-        f"{name} {in_words({'norm': group.walk['norm']})} {group.walk['epsilon']:g} "
-        f"({group.runs[0].get('epsilon_source', 'source unknown')})"
+        f"{name} {radius(group)} ({'; '.join(group.sources)})"
         for group, name in zip(groups, labels(groups), strict=True)
         if group.method != "baseline"
     ]
     if walks:
         yield f"Epsilon: {'; '.join(walks)}."
-
-
-def _study_rows(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Cells]:
-    places = [(group, _rows_of(group, study)) for group in groups]
-    for row in study.rows:
-        expected = row.expected.get(task)
-        paper = None if expected is None else Paper(expected, study.difference(row, task))
-        base = f"{row.label} ({in_words(row.own[task])})" if row.own[task] else row.label
-        found = [group for group, rows in places if row in rows]
-        for group in found:
-            name = label(group, base, group.other_walk(row.walk[task]), groups)
-            shown = paper if _usual_settings(group, groups) else None
-            yield {"method": Cell(name, row.method)} | cells.row(group, baseline_of(group, groups), shown)
-        if not found:
-            yield {"method": Cell(base, row.method)} | cells.row(None, None, paper)
-
-
-def _rows_of(group: Group, study: Study) -> list[Row]:
-    """The rows with the group's own walk; if no study has such a row, those that only name its method: its radius may
-    be another than the paper's."""
-    if group.task not in study.tasks:
-        return []
-    rows = [row for row in study.rows if _fits(row, group)]
-    if rows or any(_fits(row, group) for row in _every_row(group.task)):
-        return rows
-    return [row for row in study.rows if not row.walk[group.task] and _fits(row, group, "epsilon", "norm")]
-
-
-def _every_row(task: str) -> Iterator[Row]:
-    for study in map(studies.load, studies.names()):
-        yield from study.rows if task in study.tasks else ()
-
-
-def _fits(row: Row, group: Group, *besides: str) -> bool:
-    """Whether the group's walk is the row's, besides some of its options."""
-    if row.method != group.method:
-        return False
-    return not group.other_walk(row.walk[group.task]).keys() - {*CIRCUMSTANCES, *besides}
-
-
-def _usual_settings(group: Group, groups: Sequence[Group]) -> bool:
-    """Whether nothing but its walk sets it apart: the paper has one number, for one budget."""
-    return group.other_settings.keys() <= shared_settings(groups).keys()

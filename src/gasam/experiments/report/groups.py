@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from gasam.experiments.records import Record
 
 CIRCUMSTANCES = ("start_epoch", "same_noise")
 """What a walk is the same without: the first follows the number of epochs, the second is the user's wish for all."""
+RADIUS = ("epsilon", "norm")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,22 @@ class Group:
         return {run["seed"]: run["test"] for run in self.runs if run["test"] is not None}
 
     @cached_property
+    def sources(self) -> list[str]:
+        """Where its epsilon comes from: runs that agree in the number may differ in this."""
+        return list(dict.fromkeys(str(run.get("epsilon_source", "source unknown")) for run in self.runs))
+
+    @cached_property
+    def tuned(self) -> bool:
+        """Whether its radius is the one that was found on validation for its method."""
+        return any(source.startswith("tuned") and _multiple(source) is None for source in self.sources)
+
+    @cached_property
+    def multiple(self) -> float | None:
+        """How many times the tuned radius its own is, where it was chosen to be a multiple of it."""
+        found = [number for source in self.sources if (number := _multiple(source)) is not None]
+        return None if self.tuned or not found else found[0]
+
+    @cached_property
     def other_settings(self) -> dict[str, Any]:
         return _changed(self.settings, as_recorded(tasks.find(self.task).settings(self.size)))
 
@@ -67,7 +85,8 @@ class Group:
 
 
 def grouped(records: Iterable[Record]) -> list[Group]:
-    """In the order of the methods, the usual configuration of each first. A run that is there twice counts once."""
+    """In the order of the methods, the usual configuration of each first, with its tuned radius before the paper's. A
+    run that is there twice counts once."""
     found: dict[str, dict[int, Record]] = {}
     for record in records:
         if record["method"] not in METHODS:
@@ -76,7 +95,7 @@ def grouped(records: Iterable[Record]) -> list[Group]:
         found.setdefault(key, {}).setdefault(record["seed"], record)
     groups = [Group(tuple(found[key][seed] for seed in sorted(found[key]))) for key in sorted(found)]
     order = list(METHODS)
-    return sorted(groups, key=lambda g: (order.index(g.method), len(g.other_settings) + len(g.other_walk())))
+    return sorted(groups, key=lambda group: (order.index(group.method), *_oddity(group)))
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
@@ -109,7 +128,8 @@ def label(group: Group, name: str, walk: Mapping[str, Any], groups: Sequence[Gro
     shared = shared_settings(groups)
     settings = {key: value for key, value in group.other_settings.items() if key not in shared}
     data = {"data": group.data[:8]} if len({other.data for other in groups}) > 1 else {}
-    differing = in_words({**walk, **settings, **data})
+    other = {key: value for key, value in walk.items() if key not in RADIUS} if _radius(group) else walk
+    differing = ", ".join(filter(None, (_radius(group), in_words({**other, **settings, **data}))))
     return f"{name} ({differing})" if differing else name
 
 
@@ -124,6 +144,30 @@ def as_recorded(settings: Recipe) -> dict[str, Any]:
 
 def data_hash(record: Record) -> str:
     return str(record.get("data", {}).get("hash", ""))
+
+
+def radius(group: Group) -> str:
+    return f"{in_words({'norm': group.walk['norm']})} {group.walk['epsilon']:g}"
+
+
+def _radius(group: Group) -> str:
+    """What a name says of a radius that was found on validation."""
+    if group.multiple is not None:
+        return f"{group.multiple:g} x tuned: {radius(group)}"
+    return f"tuned: {radius(group)}" if group.tuned else ""
+
+
+def _oddity(group: Group) -> tuple[float, ...]:
+    """How far a group is from its method's usual configuration; a radius found on validation is the usual one."""
+    walk = group.other_walk().keys() - (RADIUS if _radius(group) else ())
+    rung = group.multiple
+    return len(group.other_settings) + len(walk) + (rung is not None), not group.tuned, rung or 0.0
+
+
+def _multiple(source: str) -> float | None:
+    """0.5 of "tuned on validation, 0.5 x"."""
+    found = re.fullmatch(r"tuned\b.*?, ([\d.]+(?:e-?\d+)?) x", source)
+    return float(found[1]) if found else None
 
 
 def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

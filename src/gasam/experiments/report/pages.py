@@ -12,8 +12,9 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells, measured
-from gasam.experiments.report.comparison import comparison, data_notes, described, paper_of, study_groups, study_table
+from gasam.experiments.report.comparison import comparison, data_notes, described, study_table
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
+from gasam.experiments.report.matching import paper_of, study_groups
 from gasam.experiments.report.tables import Table, markdown
 from gasam.experiments.sizes import SIZE_NAMES
 from gasam.experiments.storage import replaced

@@ -1,4 +1,4 @@
-"""Statistics over seeds: a mean and its spread, and the difference to a baseline, seed by seed."""
+"""Statistics over seeds: a mean and its spread, the difference to a baseline seed by seed, that of two summaries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,21 @@ def paired_difference(
     return Difference(found.mean, found.mean - reach, found.mean + reach, found.seeds)
 
 
-def student_quantile(probability: float, freedom: int) -> float:
+def welch_difference(ours: Summary, theirs: Summary, confidence: float = 0.95) -> Difference:
+    """ours - theirs of runs that are not paired, with Welch's interval: their variances need not be the same.
+
+    freedom = (a + b)^2 / (a^2 / (n - 1) + b^2 / (m - 1)) with a, b the variances of the two means (Satterthwaite).
+    """
+    mean = ours.mean - theirs.mean
+    a, b = ((each.std or 0.0) ** 2 / each.seeds for each in (ours, theirs))
+    if a + b == 0:
+        return Difference(mean, mean, mean, min(ours.seeds, theirs.seeds))
+    freedom = (a + b) ** 2 / (a**2 / (ours.seeds - 1) + b**2 / (theirs.seeds - 1))
+    reach = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(a + b)
+    return Difference(mean, mean - reach, mean + reach, min(ours.seeds, theirs.seeds))
+
+
+def student_quantile(probability: float, freedom: float) -> float:
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(freedom, probability))

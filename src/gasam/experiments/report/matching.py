@@ -1,0 +1,151 @@
+"""Which rows of the paper's tables a group of runs belongs to, and what the paper found there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gasam.experiments import studies, tasks
+from gasam.experiments.records import Record
+from gasam.experiments.report.cells import Paper
+from gasam.experiments.report.groups import (
+    CIRCUMSTANCES,
+    RADIUS,
+    Group,
+    baseline_of,
+    grouped,
+    in_words,
+    label,
+    shared_settings,
+)
+from gasam.experiments.report.verdicts import Verdict, judge, paper_difference, standing
+from gasam.experiments.studies import Row, Study
+
+
+class Line(NamedTuple):
+    """A row of a study's table, with one of the groups that belong to it; no group is a row that was not run.
+
+    `first` marks the one that speaks for the row where there are several.
+    """
+
+    row: Row
+    name: str
+    group: Group | None
+    baseline: Group | None
+    paper: Paper | None
+    verdict: Verdict | None
+    first: bool
+
+
+def lines(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Line]:
+    """The rows in the study's order; within a row the groups in theirs, so that a tuned radius comes first."""
+    places = [(group, rows_of(group, study)) for group in groups]
+    for row in study.rows:
+        spoken = False
+        for group in (group for group, rows in places if row in rows):
+            comparable = usual_settings(group, groups)
+            paper = _paper(study, row, task) if comparable else None
+            base = row.label if group.tuned or group.multiple is not None else _named(row, task)
+            name = label(group, base, group.other_walk(row.walk[task]), groups)
+            plain = baseline_of(group, groups)
+            verdict = _verdict(study, row, task, group, plain) if comparable else None
+            yield Line(row, name, group, plain, paper, verdict, comparable and not spoken)
+            spoken = spoken or comparable
+        if not spoken:
+            verdict = _verdict(study, row, task, None, None)
+            yield Line(row, _named(row, task), None, None, _paper(study, row, task), verdict, True)
+
+
+def study_groups(study: Study, records: Sequence[Record], task: str, size: str) -> list[Group]:
+    """What a study's table shows of a task."""
+    groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
+    return [group for group in groups if rows_of(group, study)]
+
+
+def paper_of(group: Group) -> Paper | None:
+    """The paper's number for this walk, else for this method with the radius that the paper found for it."""
+    every = [studies.load(name) for name in studies.names()]
+    for besides in ((), RADIUS):
+        for study in every:
+            for row in study.rows:
+                if group.task not in row.expected:
+                    continue
+                if _found_on_validation(group):
+                    fits = _fits_tuned(row, group)
+                else:
+                    fits = not (besides and row.walk[group.task]) and _fits(row, group, *besides)
+                if fits:
+                    return _paper(study, row, group.task)
+    return None
+
+
+def rows_of(group: Group, study: Study) -> list[Row]:
+    """The rows with the group's own walk; if no study has such a row, those that only name its method: its radius may
+    be another than the paper's. A radius that was found on validation stands for the paper's, whatever its number."""
+    if group.task not in study.tasks:
+        return []
+    if _found_on_validation(group):
+        return [row for row in study.rows if _fits_tuned(row, group)]
+    rows = [row for row in study.rows if _fits(row, group)]
+    if rows or any(_fits(row, group) for row in _every_row(group.task)):
+        return rows
+    return [row for row in study.rows if not row.walk[group.task] and _fits(row, group, *RADIUS)]
+
+
+def usual_settings(group: Group, groups: Sequence[Group]) -> bool:
+    """Whether nothing but its walk sets it apart: the paper has one number, for one budget."""
+    return group.other_settings.keys() <= shared_settings(groups).keys()
+
+
+def _paper(study: Study, row: Row, task: str) -> Paper | None:
+    expected = row.expected.get(task)
+    return None if expected is None else Paper(expected, study.difference(row, task))
+
+
+def _verdict(study: Study, row: Row, task: str, group: Group | None, plain: Group | None) -> Verdict | None:
+    """None for the baseline, and where the paper has no number."""
+    theirs = study.rows[0].expected.get(task)
+    if row.method == "baseline" or theirs is None or task not in row.expected:
+        return None
+    higher = tasks.find(task).family.metric.higher_is_better
+    claimed = standing(paper_difference(row.expected[task], theirs), higher)
+    assert claimed is not None  # two summaries always have an interval
+    if group is None:
+        return Verdict("not run", claimed)
+    scores = group.scores
+    silent = len(group.runs) - len(scores)
+    return judge(claimed, scores, plain.scores if plain else {}, higher_is_better=higher, diverged=silent)
+
+
+def _named(row: Row, task: str) -> str:
+    return f"{row.label} ({in_words(row.own[task])})" if row.own[task] else row.label
+
+
+def _every_row(task: str) -> Iterator[Row]:
+    for study in map(studies.load, studies.names()):
+        yield from study.rows if task in study.tasks else ()
+
+
+def _found_on_validation(group: Group) -> bool:
+    return group.tuned or group.multiple is not None
+
+
+def _fits(row: Row, group: Group, *besides: str) -> bool:
+    """Whether the group's walk is the row's, besides some of its options."""
+    if row.method != group.method:
+        return False
+    return not group.other_walk(row.walk[group.task]).keys() - {*CIRCUMSTANCES, *besides}
+
+
+def _fits_tuned(row: Row, group: Group) -> bool:
+    """A rung of a ladder of radii is met by its multiple and norm, any other row by the method and the steps."""
+    if not _fits(row, group, *RADIUS):
+        return False
+    walk = row.walk[group.task]
+    if "epsilon" not in walk:
+        return group.tuned
+    rung = re.search(r"([\d.]+) x$", row.label)
+    multiple = 1.0 if group.multiple is None else group.multiple
+    return rung is not None and float(group.walk["norm"]) == walk["norm"] and math.isclose(float(rung[1]), multiple)
