@@ -39,6 +39,12 @@ class Candidate(NamedTuple):
             return self._replace(mantissa=MANTISSAS[place - 1])
         return self._replace(exponent=self.exponent - 1, mantissa=MANTISSAS[-1])
 
+    def above(self) -> Candidate:
+        place = MANTISSAS.index(self.mantissa) + 1
+        if place < len(MANTISSAS):
+            return self._replace(mantissa=MANTISSAS[place])
+        return self._replace(exponent=self.exponent + 1, mantissa=MANTISSAS[0])
+
 
 class Outcome(NamedTuple):
     """`gain` over the baseline in units of the baseline's worth, so that more is better for every metric; None where
@@ -95,9 +101,9 @@ class TwoStages:
         best = best_of({each: outcome for each, outcome in known.items() if each.norm == norm})
         if best is None or (known[best].gain or 0.0) <= 0:
             return
-        lower = best.below()
-        if best <= Candidate(norm, decade) and lower.exponent >= self.low and lower not in known:
-            yield lower  # the best is the grid's lower end: there may be a better one beneath
+        for beside in (best.below(), best.above()):
+            if self.low <= beside.exponent <= self.high and beside not in known:
+                yield beside  # the best is at an end of what was tried: there may be a better one beside it
 
 
 @dataclass(frozen=True)

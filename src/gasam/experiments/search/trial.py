@@ -21,7 +21,7 @@ HOPELESS = 3
 """How many times the tolerance a try may be behind the baseline."""
 
 
-class TestSplitTouchedError(RuntimeError):
+class WithheldError(RuntimeError):
     """Tuning asked for the test split: the number it was to find would be worth nothing."""
 
 
@@ -40,7 +40,7 @@ class Withheld(dict[str, Any]):
         return self._refuse(key) if key in self.SECRET else super().get(key, default)
 
     def _refuse(self, key: str) -> NoReturn:
-        raise TestSplitTouchedError(f"{key!r} belongs to the test split, which tuning must not see")
+        raise WithheldError(f"{key!r} belongs to the test split, which tuning must not see")
 
 
 class Worth(NamedTuple):

@@ -1,0 +1,140 @@
+"""The search on made-up responses, whose optimum and collapse are known: rising, flat, noisy, hopeless."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gasam.experiments.search.strategy import MANTISSAS, Candidate, FullGrid, Outcome, TwoStages, best_of, replayed
+
+INF = math.inf
+LOW, HIGH, TOLERANCE = -6, 0, 0.02
+GRID = FullGrid((INF, 2.0), LOW, HIGH).propose({})
+
+
+def search(norms=(INF,)):
+    return TwoStages(norms, LOW, HIGH, TOLERANCE)
+
+
+def hill(peak, width, collapse, height=0.05):
+    """A gain that rises to `height` at 10^peak and is lost at 10^collapse."""
+
+    def gain(epsilon):
+        x = math.log10(epsilon)
+        return height * math.exp(-(((x - peak) / width) ** 2)) if x < collapse else -0.5
+
+    return gain
+
+
+def measured(gain, norms=(INF, 2.0)):
+    return {each: Outcome(gain(each.epsilon)) for each in GRID if each.norm in norms}
+
+
+def found(strategy, outcomes, budget=None):
+    tried = replayed(strategy, outcomes, budget)
+    return best_of({each: outcomes[each] for each in tried}), tried
+
+
+@given(
+    peak=st.floats(-5.5, -0.5),
+    width=st.floats(0.4, 3),
+    beyond=st.floats(0.1, 0.9),
+)
+def test_finds_the_best_of_the_grid_below_the_collapse(peak, width, beyond):
+    outcomes = measured(hill(peak, width, peak + beyond), (INF,))
+    best, tried = found(search(), outcomes)
+    assert outcomes[best].gain == max(outcome.gain for outcome in outcomes.values())
+    assert len(tried) <= 11  # three for the order, three for the grid, at most one decade beneath, of 28
+    assert len(tried) == len(set(tried))
+
+
+@given(peak=st.floats(-4, -1), height=st.floats(0.01, 0.1), seed=st.integers(0, 10_000))
+def test_noise_costs_no_more_than_itself(peak, height, seed):
+    """Gains are seen with an error of at most `noise`: what is chosen is at most that far from the best that was tried,
+    and has not collapsed."""
+    noise, draw = TOLERANCE / 2, random.Random(seed)
+    true = hill(peak, 1.0, peak + 0.5, height)
+    seen = {each: Outcome(true(each.epsilon) + draw.uniform(-noise, noise)) for each in GRID if each.norm == INF}
+    best, tried = found(search(), seen)
+    assert true(best.epsilon) >= max(true(each.epsilon) for each in tried) - 2 * noise
+    assert true(best.epsilon) > -TOLERANCE
+
+
+def test_flat_response_ends_soon_and_takes_the_smallest():
+    outcomes = measured(lambda epsilon: 0.0, (INF,))
+    best, tried = found(search(), outcomes)
+    assert best == min(tried, key=lambda each: each.epsilon)
+    assert len(tried) == 6
+
+
+def test_everything_collapses():
+    outcomes = measured(lambda epsilon: -0.9, (INF,))
+    _, tried = found(search(), outcomes)
+    assert [each.exponent for each in tried] == [-3, -5, -6]
+
+
+def test_what_gave_no_number_has_collapsed_and_is_never_chosen():
+    outcomes = {each: Outcome(None) for each in GRID}
+    assert found(search(), outcomes)[0] is None
+    outcomes |= {each: Outcome(0.01) for each in GRID if each.epsilon < 3e-4}
+    assert found(search(), outcomes)[0].epsilon < 3e-4
+
+
+def test_bisection_knows_the_order_of_magnitude_after_three_tries():
+    for order in range(LOW, HIGH + 1):
+        outcomes = measured(hill(order, 1.0, order + 0.5), (INF,))
+        tried = replayed(search(), outcomes, 3)
+        assert search().decade(INF, {each: outcomes[each] for each in tried}) == order
+
+
+def test_grid_is_the_papers_within_that_order():
+    outcomes = measured(hill(-2.5, 1.0, -2.01), (INF,))
+    tried = replayed(search(), outcomes)
+    assert {each.epsilon for each in tried if each.exponent == -3} == {1e-3, 2e-3, 5e-3, 8e-3}
+    assert MANTISSAS == (1, 2, 5, 8)
+
+
+def test_both_norms_are_searched_in_turn():
+    gain = {INF: hill(-4, 1, -3.5), 2.0: hill(-1, 1, -0.5)}
+    outcomes = {each: Outcome(gain[each.norm](each.epsilon)) for each in GRID}
+    tried = replayed(search((INF, 2.0)), outcomes)
+    assert [each.norm for each in tried[:6]] == [INF, 2.0] * 3
+    own = [best_of({each: outcomes[each] for each in tried if each.norm == norm}) for norm in (INF, 2.0)]
+    assert own == [Candidate(INF, -4), Candidate(2.0, -1)]
+
+
+@pytest.mark.parametrize("budget", range(8))
+def test_budget_is_kept_and_only_cuts_short(budget):
+    outcomes = measured(hill(-2.5, 1.0, -2.0), (INF,))
+    assert list(replayed(search(), outcomes, budget)) == list(replayed(search(), outcomes))[:budget]
+
+
+@settings(max_examples=50)
+@given(peak=st.floats(-5, -1), cut=st.integers(0, 12), seed=st.integers(0, 100))
+def test_interrupted_search_proposes_the_same(peak, cut, seed):
+    """Outcomes may come in any order, and some of a round only: what is tried in the end is the same."""
+    strategy, outcomes = search((INF, 2.0)), measured(hill(peak, 1.0, peak + 0.4))
+    known, draw = {}, random.Random(seed)
+    while proposed := strategy.propose(known):
+        draw.shuffle(proposed)
+        some = proposed[: max(1, cut % (len(proposed) + 1))]
+        known |= {each: outcomes[each] for each in some}
+    assert set(known) == set(replayed(strategy, outcomes))
+
+
+def test_radii_are_the_numbers_that_people_write():
+    assert [Candidate(INF, -4, m).epsilon for m in MANTISSAS] == [1e-4, 2e-4, 5e-4, 8e-4]
+    assert str(Candidate(2.0, -3, 5)) == "L-2 0.005"
+    below = [Candidate(INF, -3, 2)]
+    while len(below) < 6:
+        below.append(below[-1].below())
+    assert [each.epsilon for each in below] == [2e-3, 1e-3, 8e-4, 5e-4, 2e-4, 1e-4]
+
+
+def test_full_grid_has_every_radius_once():
+    grid = FullGrid((INF,), -4, -2)
+    every = grid.propose({})
+    assert len(every) == len(set(every)) == 12
+    assert grid.propose({each: Outcome(None) for each in every}) == []

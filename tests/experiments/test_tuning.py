@@ -1,0 +1,167 @@
+"""`gasam tune` in earnest: real tries in processes, killed half-way, and never with an eye on the test split."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gasam.experiments.families import Metric
+from gasam.experiments.plan import make
+from gasam.experiments.search import finding
+from gasam.experiments.search.strategy import Candidate
+from gasam.experiments.search.trial import BehindBaseline, Withheld, WithheldError, Worth
+from gasam.experiments.train import run
+
+ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
+ARGUMENTS = ("tune", "digits", "--size", "tiny", "--norms", "inf", "--exponents", "-4,0", "--jobs", "1", "--cpu")
+
+
+def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
+    ended = command(*ARGUMENTS, "--budget", "2", "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    [file] = (tmp_path / "tuning").glob("*.json")
+    found = finding.read(file)
+    best = found.chosen()
+    assert len(found.tries) == 2
+    assert f"use --norm inf --epsilon {best.epsilon:g}: accuracy" in ended.out
+    assert found.one(best)["valid"] == max(one["valid"] for one in found.tries if one["valid"] is not None)
+    assert file.with_suffix(".png").stat().st_size > 5000
+    assert not list((tmp_path / "tuning" / "tries").iterdir())
+    again = command(*ARGUMENTS, "--budget", "2", "--out", tmp_path, "--json")
+    assert json.loads(again.out)["tries"] == list(found.tries)  # nothing was run a second time
+    assert "gradient evaluations" not in again.err
+
+    compared = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--tuned",
+                       "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip
+    assert compared.code == 0, compared.err
+    [record] = [json.loads(each.read_text()) for each in tmp_path.glob("digits-tiny-ga-sam-1-*.json")]
+    assert record["config"]["method"]["epsilon"] == best.epsilon
+    assert record["epsilon_source"] == "tuned on validation, 2 tries"
+
+
+def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
+    longer = (*ARGUMENTS, "--budget", "2", "--epochs", "6", "--out", str(tmp_path))
+    started = [sys.executable, "-m", "gasam", *longer]
+    process = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_checkpoint_of_a_try(tmp_path, process)
+    kill_with_children(process)
+    [journal] = (tmp_path / "tuning").glob("*.journal")
+    assert '"outcome"' not in journal.read_text()  # it died within the first try
+    ended = command(*longer)
+    assert ended.code == 0, ended.err
+    assert "baseline" not in ended.err  # whose run is not lost
+    [file] = (tmp_path / "tuning").glob("*.json")
+    found = finding.read(file)
+    assert len(found.tries) == 2
+    for one in found.tries:
+        chosen = finding.candidate_of(one)
+        walk = {"norm": chosen.norm, "epsilon": chosen.epsilon}
+        plan = make("digits", "ga-sam", "tiny", found.seed, settings={"epochs": 6}, walk=walk)
+        record = run(plan, tmp_path / "whole", cpu=True)  # never stopped
+        assert one["curve"] == [row["valid"] for row in record["curve"]][: len(one["curve"])]
+        assert one["valid"] == (record["valid"] if len(one["curve"]) == 6 else None)  # else it was given up
+
+
+def wait_for_checkpoint_of_a_try(folder, process):
+    for _ in range(12000):
+        if list((folder / "tuning" / "tries").glob("digits-tiny-ga-sam-*/last.pt")):
+            return
+        assert process.poll() is None, "the search ended before it could be killed"
+        time.sleep(0.01)
+    raise AssertionError("no try wrote a checkpoint")
+
+
+def kill_with_children(process):
+    import psutil
+
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in family:
+        os.kill(each.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=20)
+    process.wait()
+
+
+@pytest.mark.parametrize("task", ["digits", "docstrings", "pydoc", "numerals"])
+def test_test_split_raises_when_touched(task):
+    plan = make(task, "baseline", "tiny")
+    data = plan.data()
+    family = plan.family(Withheld(data))
+    model = family.model().eval()
+    assert math.isfinite(family.score(model, "valid"))
+    with pytest.raises(WithheldError, match="which tuning must not see"):
+        family.score(model, "test")
+    assert math.isfinite(plan.family(data).score(model, "test"))
+
+
+def test_tries_are_made_with_the_test_split_withheld(command, tmp_path, monkeypatch):
+    """In the process that trains: a family that looks at the test split fails the try."""
+    from gasam.experiments.families.images import ImageClassification
+    from gasam.experiments.search.journal import Journal
+    from gasam.experiments.search.trial import try_out
+
+    plan, journal = make("digits", "baseline", "tiny"), Journal(tmp_path / "a.journal", "a", None)
+    honest = try_out(plan, tmp_path, lambda update: None, journal, None, cpu=True)
+    assert honest["valid"] is not None
+    monkeypatch.setattr(ImageClassification, "validate", lambda self, model: self.score(model, "test"))
+    with pytest.raises(WithheldError):
+        try_out(plan, tmp_path, lambda update: None, journal, None, cpu=True)
+
+
+def test_worth_is_the_same_for_every_metric():
+    assert Worth(ACCURACY, 50.0).gain(85.0, 80.0) == pytest.approx(5 / 30)
+    assert Worth(ACCURACY, 50.0).gain(50.0, 80.0) == -1
+    assert Worth(PERPLEXITY, 0.0).gain(90.0, 100.0) == pytest.approx(0.1)
+    assert Worth(PERPLEXITY, 0.0).gain(200.0, 100.0) == -1
+
+
+@pytest.mark.parametrize(
+    ("curve", "hopeless"),
+    [([50.0], False), ([70.0, 78.5], False), ([60.0, 70.0], True), ([79.0, 50.0], False), ([50.0, 50.0, 50.0], True)],
+)
+def test_pruner_waits_a_third_and_looks_at_the_best_so_far(curve, hopeless):
+    """Of six epochs two are waited for; behind by 6% of what the baseline has above guessing is hopeless."""
+    pruner = BehindBaseline(Worth(ACCURACY, 50.0), [70.0, 80.0, 80.0, 80.0, 80.0, 80.0], 0.02)
+    assert pruner.hopeless(curve) is hopeless
+
+
+def test_pruner_follows_what_falls():
+    pruner = BehindBaseline(Worth(PERPLEXITY, 0.0), [300.0, 200.0, 150.0], 0.02)
+    assert not pruner.hopeless([310.0])
+    assert pruner.hopeless([330.0])
+    assert not pruner.hopeless([330.0, 205.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "baseline"), "the baseline does not walk and has no epsilon: name a method to tune"),
+        (("--norms", "3"), "norms must be 2, inf or both, got 3"),
+        (("--exponents", "2"), "--exponents must be two whole numbers with a comma, as -6,0, got '2'"),
+        (("--exponents", "0,-3"), "exponents must be two whole numbers, the smaller first, from -30 to 30, got 0,-3"),
+        (("--tolerance", "1.5"), "tolerance must be a number between 0 and 1, got 1.5"),
+        (("--budget", "0"), "--budget must be a whole number >= 1, got 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, tmp_path, arguments, message):
+    ended = command("tune", "digits", "--size", "tiny", "--out", tmp_path, *arguments)
+    assert ended.code == 2
+    assert ended.err.strip() == f"gasam: {message}"
+
+
+def test_comparison_without_a_search_names_the_cure(command, tmp_path):
+    ended = command("compare", "digits", "--size", "tiny", "--methods", "sam", "--tuned", "--out", tmp_path)
+    assert ended.code == 2
+    assert "run `gasam tune digits --method sam --size tiny` first" in ended.err
+
+
+def test_damaged_finding_is_named(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"a\.json is not what a search found"):
+        finding.read(file)
+    assert Candidate(math.inf, 0).epsilon == 1
