@@ -4,16 +4,19 @@ import lightning
 import pytest
 import pytorch_lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_modules import PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from two_processes import run_two
 
 from gasam import SharpBackward, frozen_batchnorm, ga_sam, same_noise, together
 from gasam.integrations.lightning import SharpnessAwareModule
 from problems import network
-from tolerances import EXACT, SINGLE, error, same_bits
+from tolerances import EXACT, SINGLE, error, flat, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),  # five batches
@@ -152,32 +155,49 @@ def test_mixin_works_before_a_plain_module_and_under_the_older_name():
     assert error(weights(module), weights(expected)) < EXACT
 
 
-def worker(rank, path):
-    """Train on a half of every batch; both workers end with the same weights."""
-    import torch.distributed as dist
+def halves(rank):
+    """A module that trains on a half of every batch."""
 
     class Half(Sharp):
         def training_step(self, batch, batch_idx):
             half = slice(rank * 4, rank * 4 + 4)
             return super().training_step((batch[0][half], batch[1][half]), batch_idx)
 
-    for accumulate in (1, 2):
-        module = Half(perturbation=ga_sam(0.1, steps=2))
-        fit(
-            module, batches(5 * accumulate), strategy="ddp", devices=2, accumulate_grad_batches=accumulate,
-            use_distributed_sampler=False,
-        )  # fmt: skip
-        everyone = [torch.empty_like(weights(module)) for _ in range(2)]
-        dist.all_gather(everyone, weights(module))
-        assert torch.equal(*everyone)
-        torch.save(weights(module), f"{path}/{accumulate}.pt")
+        def configure_model(self):
+            if isinstance(self.trainer.strategy, ModelParallelStrategy):
+                for layer in (self.model[0], self.model[2], self.model):
+                    fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+    return Half(perturbation=ga_sam(0.1, steps=2))
+
+
+# Accumulation, clipping. DDP's clipping is that of one process; that of shards has to be seen.
+RUNS = {"ddp": [(1, None), (2, None)], "shards": [(1, None), (2, 0.25)]}
+
+
+def worker(rank, path):
+    """Both workers end with the same weights."""
+    for engine, runs in RUNS.items():
+        for accumulate, clip in runs:
+            sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+            module = halves(rank)
+            fit(
+                module, batches(5 * accumulate), strategy="ddp" if engine == "ddp" else sharded, devices=2,
+                accumulate_grad_batches=accumulate, gradient_clip_val=clip, use_distributed_sampler=False,
+            )  # fmt: skip
+            whole = [p.full_tensor() if engine == "shards" else p for p in module.model.parameters()]
+            everyone = [torch.empty_like(flat(whole)) for _ in range(2)]
+            dist.all_gather(everyone, flat(whole))
+            assert torch.equal(*everyone)
+            torch.save(flat(whole), f"{path}/{engine}-{accumulate}.pt")
     dist.destroy_process_group()
 
 
 def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
-    """DDP: one walk for all workers, also while accumulating, where Lightning does not synchronise."""
+    """DDP and FSDP2: one walk for all workers, also while accumulating, where Lightning's DDP does not synchronise."""
     run_two(worker, tmp_path, monkeypatch)
-    for accumulate in (1, 2):
-        expected = network()
-        plain_loop(expected, batches(5 * accumulate), ga_sam(0.1, steps=2), accumulate=accumulate)
-        assert error(torch.load(tmp_path / f"{accumulate}.pt", weights_only=True), weights(expected)) < EXACT
+    for engine, runs in RUNS.items():
+        for accumulate, clip in runs:
+            expected, found = network(), torch.load(tmp_path / f"{engine}-{accumulate}.pt", weights_only=True)
+            plain_loop(expected, batches(5 * accumulate), ga_sam(0.1, steps=2), accumulate=accumulate, clip=clip)
+            assert error(found, weights(expected)) < EXACT, (engine, accumulate)

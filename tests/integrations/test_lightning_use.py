@@ -3,10 +3,12 @@
 import copy
 from dataclasses import replace
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning_modules import PERTURBATIONS, Plain, Sharp, batches, fit, plain_loop, weights
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning_modules import PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, plain_loop, weights
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -166,6 +168,21 @@ def test_manual_optimisation_is_refused_and_the_cure_works():
     fit(module, batches(5))
     plain_loop(expected, batches(5), ga_sam(0.1))
     assert error(weights(module), weights(expected)) < EXACT
+
+
+class Derived(FSDPStrategy):
+    pass
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy, Derived])
+def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
+    """Neither can be set up on a CPU; the module asks what the Trainer has before it does anything."""
+    module, trainer = Sharp(perturbation=ga_sam(0.1)), lightning.Trainer(**QUIET)
+    module.trainer, trainer.training = trainer, True
+    trainer._accelerator_connector.strategy = strategy.__new__(strategy)
+    with pytest.raises(RuntimeError, match=f"^{strategy.__name__} cuts weights.*'ddp', or ModelParallelStrategy"):
+        module.training_step(batch(), 0)
+    assert module.calls == 0
 
 
 def test_mistakes_are_named():

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 else:
     LightningModule = object
 
-_REFUSED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+_REFUSED = {"FSDPStrategy", "DeepSpeedStrategy"}
 
 
 class SharpnessAwareModule(LightningModule):
     """Goes before LightningModule, or before a module of yours, in the list of bases; wants `self.perturbation`.
 
-    The optimizer stays what it is, and so do accumulation, clipping, precision and DDP. `training_step` runs K+1
+    The optimizer stays what it is, and so do accumulation, clipping, precision, DDP and FSDP2. `training_step` runs K+1
     times; what it logs and counts in torchmetrics is the clean pass, and `self.clean_pass` says which one it is in.
     Logs `sharpness` and `perturbation_norm`. Override `configure_sharp_backward` for contexts, groups or details.
     """
@@ -151,9 +151,12 @@ def _refuse(module: SharpnessAwareModule) -> None:
             "SharpnessAwareModule is for automatic optimisation: in a loop of your own use "
             "SharpBackward(self.parameters(), ..., backward=self.manual_backward)"
         )
-    strategy = type(module.trainer.strategy).__name__
-    if strategy in _REFUSED:
-        raise RuntimeError(f"{strategy} shards the weights, and only whole ones can be moved: use the strategy 'ddp'")
+    strategy = type(module.trainer.strategy)
+    if not _REFUSED.isdisjoint(each.__name__ for each in strategy.__mro__):
+        raise RuntimeError(
+            f"{strategy.__name__} cuts weights without regard to their rows, and they can't be moved: use the strategy "
+            "'ddp', or ModelParallelStrategy with fully_shard in configure_model"
+        )
 
 
 @contextmanager

@@ -176,7 +176,10 @@ def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dic
 def _refuse(trainer: Trainer) -> None:
     kind = trainer.accelerator.distributed_type.value
     if kind in _REFUSED:
-        raise RuntimeError(f"{kind} shards weights or gradients, and only whole ones can be moved: use DDP")
+        raise RuntimeError(
+            f"{kind} shards weights or gradients, and through the Trainer only whole ones can be moved: use DDP, or "
+            "SharpBackward with fully_shard in a loop of your own"
+        )
     if trainer.args.n_gpu > 1:
         raise RuntimeError("DataParallel gives a loss for each device: start one process a device, with torchrun")
     if "lomo" in str(trainer.args.optim).lower():
