@@ -10,11 +10,13 @@ import time
 
 import pytest
 
+from gasam.experiments import studies
 from gasam.experiments.families import Metric
 from gasam.experiments.plan import make
 from gasam.experiments.search import finding
 from gasam.experiments.search.strategy import Candidate
 from gasam.experiments.search.trial import BehindBaseline, Withheld, WithheldError, Worth
+from gasam.experiments.storage import write_json
 from gasam.experiments.train import run
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
@@ -165,3 +167,43 @@ def test_damaged_finding_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"a\.json is not what a search found"):
         finding.read(file)
     assert Candidate(math.inf, 0).epsilon == 1
+
+
+def searched(folder, method, norm, exponent, mantissa):
+    """A finding as a search leaves it, with the baseline and one try."""
+    plan = make("imdb", "baseline", "small")
+    outcome = {
+        "valid": 80.0,
+        "worthless": 50.0,
+        "diverged": False,
+        "curve": [80.0],
+        "gradient_evaluations": 9,
+        "seconds": 1,
+    }
+    tried = {"norm": norm, "exponent": exponent, "mantissa": mantissa, **outcome}
+    found = finding.Finding(1, method, "imdb", "small", method, 0, plan.config()["settings"], "data", (-6, 0), 0.02,
+                            outcome, (tried,))  # fmt: skip
+    write_json(folder / "tuning" / f"{method}-{norm}.json", found.as_json())
+
+
+def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
+    """Table 3: steps at the tuned radius, multiples of it, and in the other norm of what was found there."""
+    searched(tmp_path, "ga-sam", "inf", -3, 5)
+    searched(tmp_path, "ga-sam", "2", -1, 2)
+    rows = {row.label: row for row in studies.load("table3").rows}
+    chosen = {label: row.plan("table3", "imdb", "small", 1, tmp_path).choice for label, row in rows.items()}
+    assert {label: choice.epsilon for label, choice in chosen.items() if label.startswith("L")} == pytest.approx(
+        {f"L2, {x} x": 0.2 * float(x) for x in ("0.1", "0.5", "1", "5", "10", "50")}
+        | {f"L-inf, {x} x": 5e-3 * float(x) for x in ("0.2", "0.5", "0.8", "1", "2", "5")}
+    )
+    assert chosen["L2, 0.5 x"].norm == 2
+    assert chosen["L2, 0.5 x"].epsilon_source == "tuned on validation, 0.5 x"
+    assert chosen["Baseline"].epsilon == 0
+    assert [chosen[f"K = {k}"].steps for k in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert len({choice.epsilon for label, choice in chosen.items() if label.startswith("K")}) == 1
+
+
+def test_ladder_without_a_search_in_its_norm_names_the_cure(tmp_path):
+    searched(tmp_path, "ga-sam", "inf", -3, 5)
+    with pytest.raises(ValueError, match=r"run `gasam tune imdb --method ga-sam --size small --norms 2` first"):
+        studies.load("table3").plans("small", ["imdb"], [1], tmp_path)

@@ -98,9 +98,7 @@ def compare(
         list[str],
         typer.Option("--walk", metavar="METHOD.NAME=VALUE", help="E.g. ga-sam.epsilon=1e-3.", rich_help_panel=opt.WALK),
     ] = [],  # noqa: B006  typer reads it
-    tuned: Annotated[
-        bool, typer.Option("--tuned", help="With the epsilon that `gasam tune` found.", rich_help_panel=opt.WALK)
-    ] = False,
+    tuned: opt.Tuned = False,
     same_noise: opt.SameNoise = False,
     train: opt.Train = None,
     valid: opt.Valid = None,
@@ -152,6 +150,7 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each row; the paper's 4 by default, 1 for figures and table4.")
     ] = None,
+    tuned: opt.Tuned = False,
     data_dir: opt.DataDir = None,
     jobs: opt.Jobs = None,
     out: opt.Out = RUNS,
@@ -171,7 +170,9 @@ def reproduce(
         reproduce_figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, out, cpu, json)
         return
     table = studies.load(study)
-    plans = [replace(plan, origin=Origin(data_dir)) for plan in table.plans(size, chosen, numbers)]
+    plans = [
+        replace(plan, origin=Origin(data_dir)) for plan in table.plans(size, chosen, numbers, out if tuned else None)
+    ]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
     show(study_table(table, found, size), found, done, out / "tables" / f"{study}-{size}", json)

@@ -31,6 +31,7 @@ Set = Annotated[
 SameNoise = Annotated[
     bool, typer.Option("--same-noise", help="The same dropout masks in every pass of a step.", rich_help_panel=WALK)
 ]
+Tuned = Annotated[bool, typer.Option("--tuned", help="With the epsilon that `gasam tune` found.", rich_help_panel=WALK)]
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data sets; or set GASAM_DATA.", rich_help_panel=DATA)

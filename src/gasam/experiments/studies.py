@@ -18,6 +18,8 @@ from gasam.experiments import figures, plan
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
+from gasam.experiments.radii import PAPER
+from gasam.experiments.search.finding import with_tuned_radius
 
 Walk = Mapping[str, Any]
 
@@ -57,11 +59,19 @@ class Row:
     own: Mapping[str, Walk]
     expected: Mapping[str, Expected]
 
-    def plan(self, study: str, task: str, size: str, seed: int) -> Plan:
+    def plan(self, study: str, task: str, size: str, seed: int, tuned: Path | None = None) -> Plan:
+        """`tuned` is a folder whose searches say how far to walk, instead of the paper."""
         made = plan.make(task, self.method, size, seed, walk=self.walk[task])
-        if "epsilon" not in self.walk[task]:
-            return made
-        return replace(made, choice=replace(made.choice, epsilon_source=f"paper, {study}"))
+        rung = "epsilon" in self.walk[task]
+        if tuned is not None:
+            return with_tuned_radius(made, tuned, self.times(task) if rung else None)
+        return replace(made, choice=replace(made.choice, epsilon_source=f"paper, {study}")) if rung else made
+
+    def times(self, task: str) -> float:
+        """Which multiple of the method's own radius a rung of a ladder is; in a norm that the method does not use
+        itself, of what the label counts."""
+        own, epsilon = PAPER[self.method][task], self.walk[task]["epsilon"]
+        return epsilon / own.epsilon if own.norm == self.walk[task]["norm"] else float(self.label.split()[-2])
 
 
 class Budget(NamedTuple):
@@ -85,7 +95,13 @@ class Study:
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
 
-    def plans(self, size: str, tasks: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[Plan]:
+    def plans(
+        self,
+        size: str,
+        tasks: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        tuned: Path | None = None,
+    ) -> list[Plan]:
         """Every run that the table needs, each once, though two rows may be the same walk."""
         chosen = self.tasks if tasks is None else tasks
         unknown = sorted(set(chosen) - set(self.tasks))
@@ -93,7 +109,7 @@ class Study:
             raise InputError(f"{self.name} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
         unique: dict[str, Plan] = {}
         for task, row, seed in product(chosen, self.rows, self.seeds if seeds is None else seeds):
-            run = row.plan(self.name, task, size, seed)
+            run = row.plan(self.name, task, size, seed, tuned)
             unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
         return list(unique.values())
 

@@ -114,20 +114,26 @@ def read_all(folder: Path) -> Iterator[Finding]:
     return map(read, sorted((folder / "tuning").glob("*.json")))
 
 
-def with_tuned_radius(plan: Plan, folder: Path) -> Plan:
-    """The plan with the radius that was found for its method on its task with its settings; the baseline has none."""
+def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> Plan:
+    """The plan with the radius that was found for its method on its task with its settings; the baseline has none.
+
+    `times` asks for a multiple of the radius that was found in the plan's own norm.
+    """
     if plan.choice.moved == "nothing":
         return plan
+    norms = (math.inf, 2.0) if times is None else (plan.choice.norm,)
     settings, method = plan.config()["settings"], plan.choice.method
     for found in read_all(folder):
         alike = (found.task, found.size, found.method) == (plan.task, plan.size, method)
-        if alike and found.settings == settings and (best := found.chosen()) is not None:
-            source = f"tuned on validation, {len(found.tries)} tries"
-            choice = replace(plan.choice, norm=best.norm, epsilon=best.epsilon, epsilon_source=source)
-            return replace(plan, choice=choice)
+        if alike and found.settings == settings and (best := found.chosen(norms)) is not None:
+            source = f"{len(found.tries)} tries" if times is None else f"{times:g} x"
+            epsilon = float(f"{best.epsilon * (times or 1):.6g}")
+            choice = replace(plan.choice, norm=best.norm, epsilon=epsilon)
+            return replace(plan, choice=replace(choice, epsilon_source=f"tuned on validation, {source}"))
+    wanted = "" if times is None else f" --norms {_norm(plan.choice.norm)}"
     raise InputError(
         f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
-        f"these settings: run `gasam tune {plan.task} --method {method} --size {plan.size}` first"
+        f"these settings: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted}` first"
     )
 
 
