@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gasam.experiments import plan, records
+from gasam.experiments.search.finding import SCHEMA, Finding
 from gasam.experiments.studies import relative_cost
 from gasam.experiments.tasks import find
 
@@ -62,3 +63,30 @@ def records_of(task, scores, **options):
         for method, tests in scores.items()
         for seed, test in enumerate(tests, 1)
     ]
+
+
+def response(valid, epochs=6, *, norm="inf", exponent=0, mantissa=1, end=None, **changes):
+    """A try, or the baseline: `valid` after each of the `epochs` and at the end; None has diverged in epoch `end`."""
+    ran = epochs if end is None else end
+    curve = [valid] * ran if valid is not None else [50.0] * (ran - 1) + [None]
+    walks = 1 if changes.pop("baseline", False) else 2
+    return {
+        "norm": norm,
+        "exponent": exponent,
+        "mantissa": mantissa,
+        "valid": valid,
+        "worthless": 50.0,
+        "diverged": valid is None,
+        "curve": curve,
+        "gradient_evaluations": walks * STEPS * ran,
+        "seconds": 1.5 * ran,
+        "commit": COMMIT,
+        "dirty": False,
+    } | changes
+
+
+def finding_of(task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6):
+    settings = plan.make(task, "baseline", size).config()["settings"]
+    first = response(baseline, epochs, baseline=True)
+    data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
+    return Finding(SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02, first, tuple(tries))

@@ -83,17 +83,17 @@ def test_page_says_beside_each_table_where_it_comes_from():
     notes = {"hash": "x", "notes": ["two classes instead of three"]}
     runs = [*records_of("imdb", SCORES, data=notes), record("ptb", dirty=True, commit="f" * 40)]
     page = results.page(runs)
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
-    imdb = sections["imdb, size small"]
+    found = sections(page)
+    imdb = found["imdb, size small"]
     assert "Data: two classes instead of three." in imdb
     assert "Size small: " in imdb
     assert f"From 8 runs of commit {COMMIT[:7]}. " in imdb
     assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
-    assert "From 1 run of commit fffffff with changes. " in sections["ptb, size small"]
-    table = next(text for title, text in sections.items() if title.startswith("Table 1"))
+    assert "From 1 run of commit fffffff with changes. " in found["ptb, size small"]
+    table = next(text for title, text in found.items() if title.startswith("Table 1"))
     assert "`gasam reproduce table1 --size small`" in table
-    assert "Not run in this size: en-vi, de-en." in table
-    assert not any(title.startswith(("Table 2", "Table 3", "Table 5")) for title in sections)
+    assert re.search(r"^\*\*en-vi\.\*\* .* Not run in size small\.$", table, flags=re.MULTILINE)
+    assert not any(title.startswith(("Table 2", "Table 3", "Table 5")) for title in found)
 
 
 def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():
@@ -120,3 +120,80 @@ def test_readme_takes_the_size_nearest_to_the_paper():
     assert "imdb, size small" in results.block(runs)
     assert "imdb, size tiny" not in results.block(runs)
     assert "imdb, size tiny" in results.page(runs)
+
+
+def sections(page):
+    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+
+
+def paragraph(page, table="Table 1", task="imdb"):
+    [text] = [text for title, text in sections(page).items() if title.startswith(table)]
+    return next(line for line in text.splitlines() if line.startswith(f"**{task}.**"))
+
+
+def test_verdicts_are_defined_and_counted_once_a_cell():
+    tuned = {"walk": {"epsilon": 5e-4}, "epsilon_source": "tuned on validation, 6 tries"}
+    runs = records_of("imdb", SCORES)
+    assert "| Table 1 | imdb | 1 | 0 | 4 |" in sections(results.page(runs))["Verdicts"]
+    runs += [record("imdb", "ga-sam", 86.0, **tuned)]
+    found = sections(results.page(runs))["Verdicts"]
+    assert "Welch's 95% interval" in found
+    assert "| Table 1 | imdb | 0 | 1 | 4 |" in found, "the tuned radius speaks for its method: one seed"
+    assert "| Table 3 | ptb | 0 | 0 | 17 |" in found
+
+
+def test_a_paragraph_tells_the_papers_claim_ours_what_differs_and_what_fails():
+    notes = {"hash": "x", "notes": ["two classes instead of three"]}
+    runs = records_of("imdb", SCORES | {"sam": [83.0, 83.2, 82.9, 83.1], "asam": [84.0]}, data=notes)
+    text = paragraph(results.page(runs))
+    assert "The paper: baseline 84.42 ± 0.12, GA-SAM 86.11 ± 0.22 (+1.69) is best." in text
+    assert "Its intervals say better than the baseline (ASAM: +0.63, Layer-SAM: +0.85, " in text
+    assert "; no different (SAM: +0.33)." in text
+    assert "Here: baseline 84.42 ± 0.17 (4 seeds); of the others GA-SAM has the best mean, 86.03 ± 0.17" in text
+    assert re.search(r"Our intervals say better than the baseline \(GA-SAM: \+1\.60 \[\+1\.\d+, ", text)
+    assert "; worse (SAM: -1.3" in text
+    assert "From one seed, which carries nothing: ASAM: -0.40." in text
+    assert "Reproduced: GA-SAM. Not reproduced: SAM (worse), ASAM (one seed)." in text
+    assert "Not run: Layer-SAM, Multi-step Defense." in text
+    assert "Data: two classes instead of three." in text
+    assert "Size small: " in text
+
+
+def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):
+    checkout(tmp_path, records_of("imdb", SCORES))
+    (tmp_path / "results/remarks.toml").write_text('table1.imdb = "Less dropout was tried."\ntable1.ptb = "Later."\n')
+    results.write(tmp_path)
+    page = (tmp_path / "docs/results.md").read_text()
+    assert paragraph(page).endswith(" Less dropout was tried.")
+    assert paragraph(page, task="ptb").endswith("Not run in size small. Later.")
+    assert page.count("Less dropout was tried.") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ['table9.imdb = "x"', 'table1.mnist = "x"', "table1.imdb = 3", 'table1 = "x"', "table1.imdb ="]
+)
+def test_remarks_on_nothing_are_refused(tmp_path, text):
+    checkout(tmp_path, []).joinpath("results/remarks.toml").write_text(text)
+    with pytest.raises(InputError, match=r"remarks\.toml"):
+        results.write(tmp_path)
+
+
+def test_readme_takes_the_tuned_radius_and_commands_say_so():
+    tuned = {"walk": {"epsilon": 5e-4}, "epsilon_source": "tuned on validation, 6 tries"}
+    rung = {"walk": {"epsilon": 2.5e-4}, "epsilon_source": "tuned on validation, 0.5 x"}
+    runs = [
+        *records_of("imdb", SCORES),
+        record("imdb", "ga-sam", 87.0, **tuned),
+        record("imdb", "ga-sam", 80.0, **rung),
+    ]
+    assert "| GA-SAM | 87.00 (+2.60, paper +1.69) (tuned: L-inf 0.0005) |" in results.block(runs)
+    found = sections(results.page(runs))
+    start = "`gasam compare imdb --size small --methods ga-sam --seeds 1"
+    assert f"{start} --tuned --out results`" in found["imdb, size small"]
+    three = next(text for title, text in found.items() if title.startswith("Table 3"))
+    assert f"`gasam reproduce table3 --size small`, {start} --tuned --out results`, " in three
+    assert f"{start} --walk ga-sam.epsilon=0.00025`" in three
+    only = [record("imdb"), record("imdb", "ga-sam", 87.0, **tuned)]
+    one = next(text for title, text in sections(results.page(only)).items() if title.startswith("Table 1"))
+    assert "gasam reproduce" not in one
+    assert "`gasam compare imdb --size small --methods baseline --seeds 1`" in one

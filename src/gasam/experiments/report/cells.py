@@ -72,6 +72,12 @@ def difference(group: Group, baseline: Group) -> Cell:
     return Cell(f"{signed(found.mean)}{interval}{pairs}", found._asdict())
 
 
+def mean(group: Group, key: str) -> float:
+    """Over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
+    runs = [run for run in group.runs if run["test"] is not None] or group.runs
+    return sum(float(run[key]) for run in runs) / len(runs)
+
+
 def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
@@ -94,18 +100,12 @@ def _paper_difference(paper: Paper | None) -> Cell:
 
 
 def _evaluations(group: Group, baseline: Group | None) -> Cell:
-    spent = _mean(group, "gradient_evaluations")
-    relative = None if baseline is None else spent / _mean(baseline, "gradient_evaluations")
+    spent = mean(group, "gradient_evaluations")
+    relative = None if baseline is None else spent / mean(baseline, "gradient_evaluations")
     times = "" if relative is None else f" ({relative:.2f}x)"
     return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
 
 
 def _seconds(group: Group) -> Cell:
-    seconds = _mean(group, "seconds")
+    seconds = mean(group, "seconds")
     return Cell(f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}", seconds)
-
-
-def _mean(group: Group, key: str) -> float:
-    """Over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
-    runs = [run for run in group.runs if run["test"] is not None] or group.runs
-    return sum(float(run[key]) for run in runs) / len(runs)

@@ -1,0 +1,33 @@
+"""Whether it matters that dropout masks are shared over a step's passes: the same walk both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gasam.experiments.report import cells
+from gasam.experiments.report.groups import Group, labels
+from gasam.experiments.report.statistics import paired_difference
+from gasam.experiments.report.verdicts import standing
+from gasam.experiments.tasks import find
+
+
+def shared_masks(groups: Sequence[Group]) -> Iterator[str]:
+    """A sentence for each walk that was run with shared masks and with fresh ones."""
+    for fresh, name in zip(groups, labels(groups), strict=True):
+        for shared in groups:
+            if fresh.method == "baseline" or not _differ_in_noise(shared, fresh):
+                continue
+            found = paired_difference(shared.scores, fresh.scores)
+            if found is None:
+                continue
+            carried = standing(found, find(fresh.task).family.metric.higher_is_better) or "one seed carries nothing"
+            yield (
+                f"{fresh.task}, size {fresh.size}, {name}: {cells.result(shared).text} with shared masks, "
+                f"{cells.result(fresh).text} with fresh ones, {cells.difference(shared, fresh).text}: {carried}."
+            )
+
+
+def _differ_in_noise(shared: Group, fresh: Group) -> bool:
+    if not shared.walk.get("same_noise") or fresh.walk.get("same_noise") or shared.data != fresh.data:
+        return False
+    return shared.settings == fresh.settings and shared.walk | {"same_noise": False} == fresh.walk

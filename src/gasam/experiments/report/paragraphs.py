@@ -1,0 +1,107 @@
+"""A paragraph for each table and task: what the paper says, what was measured, what differs, what does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gasam.experiments.records import Record
+from gasam.experiments.report import cells
+from gasam.experiments.report.comparison import remarks
+from gasam.experiments.report.groups import Group
+from gasam.experiments.report.matching import Line, lines, study_groups
+from gasam.experiments.report.paper import best_in_words
+from gasam.experiments.report.statistics import paired_difference, summary
+from gasam.experiments.report.tables import Table
+from gasam.experiments.report.verdicts import WORDS, Standing, standing
+from gasam.experiments.studies import Study
+from gasam.experiments.tasks import find
+
+IN_WORDS: dict[Standing, str] = {
+    "better": "better than the baseline",
+    "no difference": "no different",
+    "worse": "worse",
+}
+
+
+def paragraph(study: Study, task: str, size: str, groups: Sequence[Group], remark: str = "") -> str:
+    """Everything but `remark` is made from numbers, and claims no more than their intervals carry."""
+    cell = [line for line in lines(study, task, groups) if line.first]
+    higher = find(task).family.metric.higher_is_better
+    parts = [f"**{task}.** The paper: {best_in_words(study, task).partition(': ')[2]}.", _claims(study, task, cell)]
+    if not any(line.group for line in cell):
+        own = " with its own settings" if groups else ""
+        return " ".join([*parts, f"Not run in size {size}{own}.", remark]).strip()
+    parts += _measured(cell, higher)
+    parts += _verdicts(cell)
+    if differing := list(remarks(task, size, groups)):
+        parts.append(f"What differs. {' '.join(differing)}")
+    return " ".join(filter(None, [*parts, remark]))
+
+
+def tally(study: Study, records: Sequence[Record], size: str) -> Iterator[tuple[str, ...]]:
+    """For each task how many cells have which verdict."""
+    for task in study.tasks:
+        found = lines(study, task, study_groups(study, records, task, size))
+        words = [line.verdict.word for line in found if line.first and line.verdict]
+        yield study.title.partition(":")[0], task, *(str(words.count(word)) for word in WORDS)
+
+
+def verdict_table(every: Iterable[Study], records: Sequence[Record], size: str) -> Table:
+    rows = [row for study in every for row in tally(study, records, size)]
+    return Table(f"Verdicts, size {size}", ("table", "task", *WORDS), tuple(rows))
+
+
+def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:
+    said: dict[Standing, list[str]] = {}
+    for line in cell:
+        if line.verdict:
+            said.setdefault(line.verdict.paper, []).append(f"{line.row.label}: {study.difference(line.row, task):+}")
+    return f"Its intervals say {_listed(said)}."
+
+
+def _measured(cell: Sequence[Line], higher: bool) -> Iterator[str]:
+    """The baseline, the best of the others, and which interval says what."""
+    plain, *others = cell
+    if plain.group is not None:
+        yield f"Here: baseline {cells.result(plain.group).text}{_best(others, higher)}."
+    said: dict[Standing, list[str]] = {}
+    alone: list[str] = []
+    for line in others:
+        if line.group is None or line.baseline is None:
+            continue
+        found = paired_difference(line.group.scores, line.baseline.scores)
+        if found is not None:
+            carried = standing(found, higher)
+            named = f"{line.name}: {cells.difference(line.group, line.baseline).text}"
+            (alone if carried is None else said.setdefault(carried, [])).append(named)
+    if said:
+        yield f"Our intervals say {_listed(said)}."
+    if alone:
+        yield f"From one seed, which carries nothing: {', '.join(alone)}."
+
+
+def _best(others: Sequence[Line], higher: bool) -> str:
+    means = [(found.mean, line) for line in others if line.group and (found := summary(line.group.scores.values()))]
+    if not means:
+        return ""
+    _, line = (max if higher else min)(means, key=lambda pair: pair[0])
+    assert line.group is not None
+    gain = cells.difference(line.group, line.baseline).text if line.baseline else ""
+    compared = f", {gain} to the baseline" if gain else ""
+    return f"; of the others {line.name} has the best mean, {cells.result(line.group).text}{compared}"
+
+
+def _verdicts(cell: Sequence[Line]) -> Iterator[str]:
+    judged = [line for line in cell if line.verdict]
+    for word in WORDS:
+        named = [
+            f"{line.row.label} ({line.verdict.reason})" if line.verdict.reason else line.row.label
+            for line in judged
+            if line.verdict and line.verdict.word == word
+        ]
+        if named:
+            yield f"{word.capitalize()}: {', '.join(named)}."
+
+
+def _listed(said: Mapping[Standing, Sequence[str]]) -> str:
+    return "; ".join(f"{words} ({', '.join(said[key])})" for key, words in IN_WORDS.items() if key in said)

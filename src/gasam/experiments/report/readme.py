@@ -1,0 +1,76 @@
+"""README's table: what was measured on the paper's tasks, a method a row and a task a column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gasam.experiments import tasks
+from gasam.experiments.methods import METHODS
+from gasam.experiments.records import Record
+from gasam.experiments.report import cells
+from gasam.experiments.report.comparison import data_notes, described
+from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
+from gasam.experiments.report.matching import paper_of
+from gasam.experiments.report.tables import Table, markdown
+from gasam.experiments.sizes import SIZE_NAMES
+from gasam.experiments.tasks import TASKS
+
+NOTHING = "Nothing has been measured on the paper's tasks yet: no record is in `results/`."
+
+
+def block(found: Sequence[Record]) -> str:
+    """README's part: for each task the size nearest to the paper's, a row for each method of which there is a run."""
+    if not (shown := evidence(found)):
+        return f"{NOTHING}\n"
+    kinds = {task: size for size in reversed(SIZE_NAMES) for task in TASKS if of_kind(shown, task, size)}
+    columns = {(task, kinds[task]): grouped(of_kind(shown, task, kinds[task])) for task in TASKS if task in kinds}
+    differing = {task: "; ".join(data_notes(groups)) for (task, _), groups in columns.items()}
+    notes = [
+        *(f"{task}: {text}." for task, text in differing.items() if text),
+        "`small` models are a fraction of the paper's: all numbers that differ, intervals, cost and every run are on "
+        "the [results page](docs/results.md).",
+    ]
+    return markdown(_overview(columns, notes))
+
+
+def evidence(found: Sequence[Record]) -> list[Record]:
+    """Without the embedded twins and the user's own data."""
+    return [record for record in found if tasks.find(record["task"]).kind == "paper"]
+
+
+def of_kind(found: Sequence[Record], task: str, size: str) -> list[Record]:
+    return [record for record in found if (record["task"], record["size"]) == (task, size)]
+
+
+def _overview(columns: dict[tuple[str, str], list[Group]], notes: Sequence[str]) -> Table:
+    """A method a row and a task a column, as in the paper's Table 1; each method in its most usual configuration."""
+    chosen: dict[str, dict[str, str]] = {}
+    for (task, _), groups in columns.items():
+        for group, name in zip(groups, labels(groups), strict=True):
+            text = _brief(group, groups) + name.removeprefix(METHODS[group.method].title)
+            chosen.setdefault(group.method, {}).setdefault(task, text)
+    heads = [
+        f"{task}, size {size}: {described(TASKS[task].family.metric)}; {_seeds(groups)}"
+        for (task, size), groups in columns.items()
+    ]
+    rows = tuple(
+        (METHODS[name].title, *(chosen[name].get(task, "not run") for task, _ in columns))
+        for name in METHODS
+        if name in chosen
+    )
+    return Table("Results", ("method", *heads), rows, tuple(notes))
+
+
+def _brief(group: Group, groups: Sequence[Group]) -> str:
+    baseline, paper = baseline_of(group, groups), paper_of(group)
+    mean = cells.result(group).text.partition(" (")[0]
+    if group.method == "baseline":
+        return mean if paper is None else f"{mean} (paper {paper.expected.mean})"
+    gain = cells.difference(group, baseline).text.partition(" ")[0] if baseline else ""
+    theirs = f"paper {paper.difference:+}" if paper and paper.difference is not None else ""
+    return f"{mean} ({', '.join(filter(None, (gain, theirs)))})" if gain or theirs else mean
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    counts = sorted({len(group.runs) for group in groups})
+    return cells.counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"

@@ -1,0 +1,106 @@
+"""The part of the results page that is about choosing epsilon: made from `results/tuning`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gasam.experiments.methods import METHODS
+from gasam.experiments.records import Record
+from gasam.experiments.report.groups import data_hash
+from gasam.experiments.report.origins import commit
+from gasam.experiments.report.regret import regret
+from gasam.experiments.report.statistics import Summary, summary
+from gasam.experiments.report.tables import markdown
+from gasam.experiments.report.tuning import tuning_figure, tuning_table
+from gasam.experiments.search.finding import Finding
+from gasam.experiments.tasks import find
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MANNER = (
+    "The order of magnitude by bisection on the exponent, then the grid {1, 2, 5, 8} within it, with one seed that no "
+    "result is taken with, on validation alone; hopeless tries are given up early. `given up` counts those and the "
+    "ones that diverged. Where every radius of a grid was tried to its end, the search is replayed on it: its regret "
+    "is what its choice loses to the grid's best on validation, its cost includes the baseline's run."
+)
+
+
+def sections(findings: Sequence[Finding], records: Sequence[Record]) -> Iterator[str]:
+    """By task and size: a table, a picture, and the regret of the search where a full grid was measured."""
+    if not findings:
+        return
+    yield "## Epsilon, chosen on validation"
+    yield MANNER
+    for name, some in _sheets(findings).items():
+        first = some[0]
+        yield f"### {first.task}, size {first.size}"
+        if find(first.task).kind != "paper":
+            yield f"{first.task} is here to measure the search: it is no evidence for the paper's claims."
+        yield markdown(tuning_table(some))
+        yield f"![validation against epsilon on {first.task}](figures/{name}.svg)"
+        if judged := [sentence for found in some if (sentence := regret_sentence(found, records))]:
+            yield "\n".join(f"- {sentence}" for sentence in judged)
+        commits = ", ".join(dict.fromkeys(commit(one) for found in some for one in (found.baseline, *found.tries)))
+        again = ", ".join(
+            f"`gasam tune {first.task} --method {method} --size {first.size}`"
+            for method in dict.fromkeys(found.method for found in some)
+        )
+        yield f"From {commits}. Again: {again}."
+
+
+def pictures(findings: Sequence[Finding]) -> Iterator[tuple[str, Figure]]:
+    return ((name, tuning_figure(some)) for name, some in _sheets(findings).items())
+
+
+def regret_sentence(finding: Finding, records: Sequence[Record]) -> str:
+    """Nothing where no full grid was measured."""
+    found = regret(finding)
+    if found is None:
+        return ""
+    metric, title = finding.metric.name, METHODS[finding.method].title
+    chosen = "no radius" if found.chosen is None else str(found.chosen)
+    return (
+        f"{title}, replayed on the full grid of {found.grid} radii: the search tries {found.tries} of them, gives "
+        f"{found.given_up} up and takes {chosen}; the grid's best is {found.best} with {metric} "
+        f"{finding.one(found.best)['valid']:.2f}. Regret {found.lost:.2f}, {_beside(found.lost, finding, records)}. "
+        f"Cost: {found.share:.0%} of the grid's gradient evaluations."
+    )
+
+
+def baseline_spread(finding: Finding, records: Sequence[Record]) -> Summary | None:
+    """Of the baseline's validation over seeds, with the settings and data of the search."""
+    by_seed = {
+        record["seed"]: record["valid"]
+        for record in records
+        if (record["task"], record["size"], record["method"]) == (finding.task, finding.size, "baseline")
+        and record["config"]["settings"] == finding.settings
+        and data_hash(record) == finding.data
+        and record["valid"] is not None
+    }
+    return summary(by_seed.values())
+
+
+def _beside(lost: float, finding: Finding, records: Sequence[Record]) -> str:
+    spread = baseline_spread(finding, records)
+    if spread is None or spread.std is None:
+        return "with no two seeds of the baseline to compare it with"
+    word = "at most" if lost <= spread.std else "more than"
+    return f"{word} one standard deviation of the baseline over {spread.seeds} seeds ({spread.std:.2f})"
+
+
+def _sheets(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """Findings of one task, size, seed, data and settings under the name of their picture, in the order of methods."""
+    alike: dict[str, list[Finding]] = {}
+    order = list(METHODS)
+    for found in sorted(findings, key=lambda found: (found.task, found.size, order.index(found.method))):
+        key = json.dumps([found.task, found.size, found.seed, found.data, found.settings], sort_keys=True)
+        alike.setdefault(key, []).append(found)
+    sheets: dict[str, list[Finding]] = {}
+    for some in alike.values():
+        name = f"tuning-{some[0].task}-{some[0].size}"
+        number = sum(other == name or other.startswith(f"{name}-") for other in sheets) + 1
+        sheets[name if number == 1 else f"{name}-{number}"] = some
+    return sheets
