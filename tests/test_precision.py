@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, ga_sam, sam
+from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, displaced, ga_sam, sam
 from problems import Wavy, batch, network
 from tolerances import SINGLE, error, flat, same_bits
 
@@ -176,6 +176,23 @@ def test_overflow_of_a_loss_scaler_skips_the_step_and_halves_the_scale():
         assert same_bits(model.parameters(), before) == math.isinf(factor)
     assert scaler.get_scale() == 2.0**9
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_displaced_weights_are_seen_under_autocast_and_home_again_after():
+    model, (x, _) = network(torch.float32), batch(torch.float32)
+    weights = list(model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        before = model(x)
+        with displaced(weights, [torch.full_like(w, 0.5) for w in weights]):
+            moved = model(x)
+        after = model(x)
+    with torch.no_grad():
+        for weight in weights:
+            weight.add_(0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(moved, model(x))
+    assert not torch.equal(moved, before)
+    assert torch.equal(after, before)
 
 
 @pytest.mark.parametrize(("norm", "step_size"), [(250.0, None), (8.0, 1e5), (1.2, 1e5)])
