@@ -1,16 +1,19 @@
 """Accelerate: SharpBackward with its backward equals a plain loop; saved state resumes bit for bit."""
 
+import os
 from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
+from two_processes import run_two
 
-from gasam import SharpBackward, SharpnessAware, ga_sam, sam
+from gasam import SharpBackward, SharpnessAware, ga_sam, sam, shared_walk
 from problems import batch, network
 from tolerances import EXACT, SINGLE, error, flat, same_bits
 
@@ -22,14 +25,17 @@ def rows(count, dtype=torch.float64):
     return list(zip(x, y, strict=True))
 
 
-def accelerated(model, data, perturbation, *, accumulate=1, clip=None, precision="no", folder=None, save_at=None):
+def accelerated(
+    model, data, perturbation, *, accumulate=1, clip=None, precision="no", folder=None, save_at=None, around=None
+):  # fmt: skip
     """The loop that Accelerate's pages show, with one call in place of accelerator.backward(loss)."""
     AcceleratorState._reset_state(True)
     accelerator = Accelerator(gradient_accumulation_steps=accumulate, mixed_precision=precision, cpu=True)
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), DataLoader(data, batch_size=4)
     )
-    sharp = SharpBackward(model.parameters(), perturbation, backward=accelerator.backward)
+    options = {"around": around(model)} if around else {}
+    sharp = SharpBackward(model.parameters(), perturbation, backward=accelerator.backward, **options)
     norms = []
     if folder and not save_at:
         accelerator.load_state(folder)
@@ -47,7 +53,7 @@ def accelerated(model, data, perturbation, *, accumulate=1, clip=None, precision
     return torch.stack(norms)
 
 
-def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext):
+def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, batch_size=4):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     sharp = SharpBackward(model.parameters(), perturbation, backward=lambda loss: (loss / accumulate).backward())
 
@@ -55,7 +61,7 @@ def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=n
         with autocast():
             return cross_entropy(model(x).float() if autocast is not nullcontext else model(x), y)
 
-    for i, (x, y) in enumerate(DataLoader(data, batch_size=4)):  # noqa: B007 - the loss function reads them
+    for i, (x, y) in enumerate(DataLoader(data, batch_size=batch_size)):  # noqa: B007 - the loss function reads them
         sharp(loss)
         if (i + 1) % accumulate == 0:
             if clip:
@@ -109,6 +115,31 @@ def test_saved_state_resumes_bit_for_bit(tmp_path):
     accelerated(whole, rows(20), ga_sam(0.1, steps=2), folder=str(tmp_path), save_at=3)
     accelerated(resumed, rows(20), ga_sam(0.1, steps=2), folder=str(tmp_path))
     assert same_bits(resumed.parameters(), whole.parameters())
+
+
+def worker(rank, path):
+    """Both workers end with the same weights; Accelerate gives every other batch of four to each."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    for accumulate in (1, 2):
+        model = network()
+        accelerated(
+            model, rows(40 * accumulate), ga_sam(0.1, steps=2), accumulate=accumulate, clip=0.25, around=shared_walk
+        )
+        everyone = [torch.empty_like(flat(model.parameters())) for _ in range(2)]
+        dist.all_gather(everyone, flat(model.parameters()))
+        assert torch.equal(*everyone)
+        torch.save(everyone[rank], f"{path}/{accumulate}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
+    """One walk for all workers by `shared_walk`, also while `accumulate` does not synchronise."""
+    run_two(worker, tmp_path, monkeypatch)
+    for accumulate in (1, 2):
+        expected, found = network(), torch.load(tmp_path / f"{accumulate}.pt", weights_only=True)
+        data = rows(40 * accumulate)
+        plain_loop(expected, data, ga_sam(0.1, steps=2), accumulate=accumulate, clip=0.25, batch_size=8)
+        assert error(found, flat(expected.parameters())) < EXACT
 
 
 def test_closure_optimizer_survives_prepare():
