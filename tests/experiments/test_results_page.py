@@ -91,7 +91,7 @@ def test_page_says_beside_each_table_where_it_comes_from():
     assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
     assert "From 1 run of commit fffffff with changes. " in found["ptb, size small"]
     table = next(text for title, text in found.items() if title.startswith("Table 1"))
-    assert "`gasam reproduce table1 --size small`" in table
+    assert "Again: `gasam reproduce table1 --size small --tasks imdb`." in table
     assert re.search(r"^\*\*en-vi\.\*\* .* Not run in size small\.$", table, flags=re.MULTILINE)
     assert not any(title.startswith(("Table 2", "Table 3", "Table 5")) for title in found)
 
@@ -191,9 +191,16 @@ def test_readme_takes_the_tuned_radius_and_commands_say_so():
     start = "`gasam compare imdb --size small --methods ga-sam --seeds 1"
     assert f"{start} --tuned --out results`" in found["imdb, size small"]
     three = next(text for title, text in found.items() if title.startswith("Table 3"))
-    assert f"`gasam reproduce table3 --size small`, {start} --tuned --out results`, " in three
-    assert f"{start} --walk ga-sam.epsilon=0.00025`" in three
+    again = "`gasam reproduce table3 --size small --tasks imdb"
+    assert f"Again: {again}`, {again} --seeds 1 --tuned --out results`." in three
     only = [record("imdb"), record("imdb", "ga-sam", 87.0, **tuned)]
     one = next(text for title, text in sections(results.page(only)).items() if title.startswith("Table 1"))
-    assert "gasam reproduce" not in one
-    assert "`gasam compare imdb --size small --methods baseline --seeds 1`" in one
+    assert "Again: `gasam reproduce table1 --size small --tasks imdb --seeds 1 --tuned --out results`." in one
+
+
+def test_readme_leaves_ablations_and_their_seeds_to_the_page():
+    runs = [*records_of("imdb", SCORES), record("imdb", "model-wise", 85.0), record("imdb", "freelb", 85.0)]
+    block = results.block(runs)
+    assert "Model-wise" not in block
+    assert "| FreeLB | 85.00 (+0.60) |" in block
+    assert results.block(runs[:-1]).startswith("| method | imdb, size small: accuracy, % (higher is better); 4 seeds |")

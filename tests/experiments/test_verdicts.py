@@ -178,10 +178,14 @@ def test_a_tuned_radius_may_have_another_norm_than_the_papers():
 def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
     half = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")])[0]
     double = grouped([tuned("ptb", epsilon=1e-3, norm=2.0, source="tuned on validation, 5 x")])[0]
+    quarter_more = grouped([tuned("ptb", epsilon=1e-3, source="tuned on validation, 1.25 x")])[0]
+    own = grouped([tuned("ptb", epsilon=8e-4)])[0]
     steps = grouped([tuned("imdb", epsilon=5e-4, walk={"steps": 3})])[0]
     three = studies.load("table3")
     assert [row.label for row in rows_of(half, three)] == ["L-inf, 0.5 x"]
     assert [row.label for row in rows_of(double, three)] == ["L2, 5 x"]
+    assert [row.label for row in rows_of(quarter_more, three)] == ["L-inf, 1 x"], "GA-SAM's own is 0.8 x on ptb"
+    assert [row.label for row in rows_of(own, three)] == ["K = 1", "L-inf, 0.8 x"]
     assert [row.label for row in rows_of(steps, three)] == ["K = 3"]
     for group in (half, double, steps):
         assert rows_of(group, studies.load("table1")) == []
@@ -190,6 +194,19 @@ def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
     odd = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 3 x")])[0]
     assert rows_of(odd, three) == []
     assert paper_of(odd) is None
+
+
+def test_a_run_that_was_there_before_is_a_rung_of_the_tuned_ladder():
+    """The paper's 1e-4 is 0.2 x of a tuned 5e-4: it is not run again, and its record keeps its first source."""
+    plain, five = record("imdb", "ga-sam", 85.0), tuned("imdb", epsilon=5e-4)
+    assert said([record("imdb"), plain], "table3")["L-inf, 0.2 x (epsilon 2e-05)"] == "not run"
+    shown = said([record("imdb"), plain, five], "table3")
+    assert shown["L-inf, 0.2 x (epsilon 0.0001)"] == "not reproduced (one seed)"
+    assert "L-inf, 1 x (tuned: L-inf 0.0005)" in shown
+    half = tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")
+    assert "L-inf, 0.2 x (epsilon 0.0001)" in said([record("imdb"), plain, half], "table3")
+    other = tuned("imdb", epsilon=5e-4, norm=2.0)
+    assert "L-inf, 0.2 x (epsilon 0.0001)" not in said([record("imdb"), plain, other], "table3")
 
 
 def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():

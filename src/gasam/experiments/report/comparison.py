@@ -7,6 +7,7 @@ from typing import Any
 
 from gasam.experiments import tasks
 from gasam.experiments.families import Metric
+from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.cells import COLUMNS, Cell, Cells
@@ -116,10 +117,11 @@ def _same(names: Iterable[str], settings: Any) -> dict[str, Any]:
 
 def _radii(groups: Sequence[Group]) -> Iterator[str]:
     """How far each method walks, and who says so."""
-    walks = [
-        f"{name} {radius(group)} ({'; '.join(group.sources)})"
-        for group, name in zip(groups, labels(groups), strict=True)
-        if group.method != "baseline"
-    ]
-    if walks:
-        yield f"Epsilon: {'; '.join(walks)}."
+    told: dict[str, dict[str, None]] = {}
+    for group in groups:
+        if group.method != "baseline":
+            walk = f"{METHODS[group.method].title} {radius(group)}"
+            told.setdefault("; ".join(group.sources), {})[walk] = None
+    listed = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
+    if listed:
+        yield f"Epsilon: {'; '.join(listed)}."

@@ -45,7 +45,7 @@ def hours_table(studies: Iterable[Study], records: Sequence[Record], size: str) 
         told = f"{hours(study, size, known):.1f}" if known else "not known"
         told += f" without {', '.join(lacking)}" if known and lacking else ""
         rows.append((study.title.partition(":")[0], str(budget.runs), f"{budget.baseline_runs:.0f}", told))
-    columns = ("table", "runs", "as many of the baseline", "hours, one run at a time")
+    columns = ("table", "runs", "baseline runs that cost as much", "hours, one run at a time")
     return Table(f"Hours, size {size}", columns, tuple(rows))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gasam.experiments import studies, tasks
@@ -22,6 +21,9 @@ from gasam.experiments.report.groups import (
 )
 from gasam.experiments.report.verdicts import Verdict, judge, paper_difference, standing
 from gasam.experiments.studies import Row, Study
+
+Ladder = Mapping[tuple[str, float], float]
+"""The tuned radius by method and norm."""
 
 
 class Line(NamedTuple):
@@ -41,13 +43,14 @@ class Line(NamedTuple):
 
 def lines(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Line]:
     """The rows in the study's order; within a row the groups in theirs, so that a tuned radius comes first."""
-    places = [(group, rows_of(group, study)) for group in groups]
+    ladder = ladder_of(groups)
+    places = [(group, rows_of(group, study, ladder)) for group in groups]
     for row in study.rows:
         spoken = False
         for group in (group for group, rows in places if row in rows):
             comparable = usual_settings(group, groups)
             paper = _paper(study, row, task) if comparable else None
-            base = row.label if group.tuned or group.multiple is not None else _named(row, task)
+            base = _named(row, task) if _fits(row, group) and not _found_on_validation(group) else row.label
             name = label(group, base, group.other_walk(row.walk[task]), groups)
             plain = baseline_of(group, groups)
             verdict = _verdict(study, row, task, group, plain) if comparable else None
@@ -61,7 +64,17 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Line]:
 def study_groups(study: Study, records: Sequence[Record], task: str, size: str) -> list[Group]:
     """What a study's table shows of a task."""
     groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
-    return [group for group in groups if rows_of(group, study)]
+    ladder = ladder_of(groups)
+    return [group for group in groups if rows_of(group, study, ladder)]
+
+
+def ladder_of(groups: Sequence[Group]) -> Ladder:
+    """What is known of the tuned radii, from runs with them and with multiples of them."""
+    return {
+        (group.method, float(group.walk["norm"])): group.walk["epsilon"] / (group.multiple or 1.0)
+        for group in groups
+        if _found_on_validation(group)
+    }
 
 
 def paper_of(group: Group) -> Paper | None:
@@ -81,14 +94,15 @@ def paper_of(group: Group) -> Paper | None:
     return None
 
 
-def rows_of(group: Group, study: Study) -> list[Row]:
+def rows_of(group: Group, study: Study, ladder: Ladder | None = None) -> list[Row]:
     """The rows with the group's own walk; if no study has such a row, those that only name its method: its radius may
-    be another than the paper's. A radius that was found on validation stands for the paper's, whatever its number."""
+    be another than the paper's. A radius that was found on validation stands for the paper's, whatever its number; a
+    run that is a rung of its `ladder` by chance is one, for no run is made twice."""
     if group.task not in study.tasks:
         return []
     if _found_on_validation(group):
         return [row for row in study.rows if _fits_tuned(row, group)]
-    rows = [row for row in study.rows if _fits(row, group)]
+    rows = [row for row in study.rows if _fits(row, group) or _is_rung(row, group, _times(group, ladder or {}))]
     if rows or any(_fits(row, group) for row in _every_row(group.task)):
         return rows
     return [row for row in study.rows if not row.walk[group.task] and _fits(row, group, *RADIUS)]
@@ -141,11 +155,19 @@ def _fits(row: Row, group: Group, *besides: str) -> bool:
 
 def _fits_tuned(row: Row, group: Group) -> bool:
     """A rung of a ladder of radii is met by its multiple and norm, any other row by the method and the steps."""
-    if not _fits(row, group, *RADIUS):
-        return False
+    if "epsilon" in row.walk[group.task]:
+        return _is_rung(row, group, 1.0 if group.multiple is None else group.multiple)
+    return group.tuned and _fits(row, group, *RADIUS)
+
+
+def _is_rung(row: Row, group: Group, times: float | None) -> bool:
+    """Whether the row is that multiple of the tuned radius, in the group's norm."""
     walk = row.walk[group.task]
-    if "epsilon" not in walk:
-        return group.tuned
-    rung = re.search(r"([\d.]+) x$", row.label)
-    multiple = 1.0 if group.multiple is None else group.multiple
-    return rung is not None and float(group.walk["norm"]) == walk["norm"] and math.isclose(float(rung[1]), multiple)
+    if times is None or "epsilon" not in walk or not _fits(row, group, *RADIUS):
+        return False
+    return float(group.walk["norm"]) == walk["norm"] and math.isclose(row.times(group.task), times, rel_tol=1e-4)
+
+
+def _times(group: Group, ladder: Ladder) -> float | None:
+    radius = ladder.get((group.method, float(group.walk["norm"])))
+    return group.walk["epsilon"] / radius if radius else None

@@ -48,11 +48,14 @@ def commit(run: Record) -> str:
 
 
 def study_commands(study: Study, size: str, groups: Sequence[Group]) -> Iterator[str]:
-    """One command, unless some radii are not the paper's: those have commands of their own."""
-    own = [group for group in groups if group.tuned or group.multiple is not None]
-    if len(own) == sum(group.method != "baseline" for group in groups):
-        own = list(groups)
-    else:
-        yield f"gasam reproduce {study.name} --size {size}"
-    for task in study.tasks:
-        yield from commands([group for group in own if group.task == task])
+    """What runs a table's rows again: with the paper's radii, and with those that were found on validation."""
+    walking = [group for group in groups if group.method != "baseline"] or groups
+    for tuned in (False, True):
+        some = [group for group in walking if (group.tuned or group.multiple is not None) == tuned]
+        if some:
+            named = [task for task in study.tasks if any(group.task == task for group in some)]
+            seeds = max(run["seed"] for group in some for run in group.runs)
+            words = [f"gasam reproduce {study.name} --size {size}"]
+            words += [f"--tasks {','.join(named)}"] if len(named) < len(study.tasks) else []
+            words += [f"--seeds {seeds}"] if seeds != max(study.seeds) else []
+            yield " ".join([*words, *["--tuned --out results"] * tuned])

@@ -55,7 +55,7 @@ def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:
     said: dict[Standing, list[str]] = {}
     for line in cell:
         if line.verdict:
-            said.setdefault(line.verdict.paper, []).append(f"{line.row.label}: {study.difference(line.row, task):+}")
+            said.setdefault(line.verdict.paper, []).append(f"{_short(line)}: {study.difference(line.row, task):+}")
     return f"Its intervals say {_listed(said)}."
 
 
@@ -72,7 +72,7 @@ def _measured(cell: Sequence[Line], higher: bool) -> Iterator[str]:
         found = paired_difference(line.group.scores, line.baseline.scores)
         if found is not None:
             carried = standing(found, higher)
-            named = f"{line.name}: {cells.difference(line.group, line.baseline).text}"
+            named = f"{_short(line)}: {cells.difference(line.group, line.baseline).text}"
             (alone if carried is None else said.setdefault(carried, [])).append(named)
     if said:
         yield f"Our intervals say {_listed(said)}."
@@ -95,7 +95,7 @@ def _verdicts(cell: Sequence[Line]) -> Iterator[str]:
     judged = [line for line in cell if line.verdict]
     for word in WORDS:
         named = [
-            f"{line.row.label} ({line.verdict.reason})" if line.verdict.reason else line.row.label
+            f"{_short(line)} ({line.verdict.reason})" if line.verdict.reason else _short(line)
             for line in judged
             if line.verdict and line.verdict.word == word
         ]
@@ -105,3 +105,8 @@ def _verdicts(cell: Sequence[Line]) -> Iterator[str]:
 
 def _listed(said: Mapping[Standing, Sequence[str]]) -> str:
     return "; ".join(f"{words} ({', '.join(said[key])})" for key, words in IN_WORDS.items() if key in said)
+
+
+def _short(line: Line) -> str:
+    """For lists, which have commas of their own."""
+    return line.row.label.replace(", ", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gasam.experiments import tasks
-from gasam.experiments.methods import METHODS
+from gasam.experiments.methods import METHODS, TABLE1
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.comparison import data_notes, described
@@ -15,11 +15,13 @@ from gasam.experiments.report.tables import Table, markdown
 from gasam.experiments.sizes import SIZE_NAMES
 from gasam.experiments.tasks import TASKS
 
+SHOWN = (*TABLE1, "freelb")
 NOTHING = "Nothing has been measured on the paper's tasks yet: no record is in `results/`."
 
 
 def block(found: Sequence[Record]) -> str:
-    """README's part: for each task the size nearest to the paper's, a row for each method of which there is a run."""
+    """README's part: for each task the size nearest to the paper's, a row for each method of which there is a run; the
+    ablations are left to the page."""
     if not (shown := evidence(found)):
         return f"{NOTHING}\n"
     kinds = {task: size for size in reversed(SIZE_NAMES) for task in TASKS if of_kind(shown, task, size)}
@@ -44,19 +46,22 @@ def of_kind(found: Sequence[Record], task: str, size: str) -> list[Record]:
 
 def _overview(columns: dict[tuple[str, str], list[Group]], notes: Sequence[str]) -> Table:
     """A method a row and a task a column, as in the paper's Table 1; each method in its most usual configuration."""
-    chosen: dict[str, dict[str, str]] = {}
+    chosen: dict[str, dict[str, Group]] = {task: {} for task, _ in columns}
+    texts: dict[tuple[str, str], str] = {}
     for (task, _), groups in columns.items():
         for group, name in zip(groups, labels(groups), strict=True):
-            text = _brief(group, groups) + name.removeprefix(METHODS[group.method].title)
-            chosen.setdefault(group.method, {}).setdefault(task, text)
+            if group.method in SHOWN and group.method not in chosen[task]:
+                chosen[task][group.method] = group
+                differing = name.removeprefix(METHODS[group.method].title)
+                texts[group.method, task] = _brief(group, groups) + differing
     heads = [
-        f"{task}, size {size}: {described(TASKS[task].family.metric)}; {_seeds(groups)}"
-        for (task, size), groups in columns.items()
+        f"{task}, size {size}: {described(TASKS[task].family.metric)}; {_seeds(list(chosen[task].values()))}"
+        for task, size in columns
     ]
     rows = tuple(
-        (METHODS[name].title, *(chosen[name].get(task, "not run") for task, _ in columns))
-        for name in METHODS
-        if name in chosen
+        (METHODS[name].title, *(texts.get((name, task), "not run") for task in chosen))
+        for name in SHOWN
+        if any(name in some for some in chosen.values())
     )
     return Table("Results", ("method", *heads), rows, tuple(notes))
 
@@ -72,5 +77,5 @@ def _brief(group: Group, groups: Sequence[Group]) -> str:
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    counts = sorted({len(group.runs) for group in groups})
+    counts = sorted({len(group.runs) for group in groups}) or [0]
     return cells.counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"

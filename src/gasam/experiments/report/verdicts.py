@@ -16,7 +16,8 @@ DEFINITION = (
     "The paper's claim for a cell is that it is better than its baseline, worse, or no different, by Welch's 95% "
     f"interval of the printed means and standard deviations over {RUNS_OF_THE_PAPER} runs; ours is the same by "
     "Student's 95% interval of the differences, paired by seed, to the baseline with as many epochs. The same claim is "
-    "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none."
+    "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none. An "
+    "interval that holds zero is no difference however wide it is: few seeds make that claim cheap."
 )
 
 
