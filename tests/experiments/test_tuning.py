@@ -38,6 +38,10 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     assert json.loads(again.out)["tries"] == list(found.tries)  # nothing was run a second time
     assert "gradient evaluations" not in again.err
 
+    other = command(*ARGUMENTS, "--method", "sam", "--budget", "1", "--out", tmp_path)
+    assert "baseline" not in other.err  # whose run serves every method
+    assert "sam on digits: use" in other.out
+
     compared = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--tuned",
                        "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip
     assert compared.code == 0, compared.err

@@ -109,7 +109,7 @@ def tune(
     with _alone(folder / f"{name}.lock", name):
         journal.forget_unfinished()
         if journal.baseline is None:
-            _do([Attempt(baseline.plan, baseline.name, baseline.notes)], folder, parallel, watch, journal, cpu)
+            _settle_baseline(baseline, folder, watch, journal, cpu)
         while True:
             finding = Finding.of(question, journal, data_hash)
             write_json(folder / f"{name}.json", finding.as_json())
@@ -118,6 +118,16 @@ def tune(
             if not wanted:
                 return finding
             _do([_attempt(question, each, folder, journal) for each in wanted], folder, parallel, watch, journal, cpu)
+
+
+def _settle_baseline(job: Job, folder: Path, watch: Watch, journal: Journal, cpu: bool) -> None:
+    """Run it once for the searches of all methods."""
+    file = folder / "baselines" / f"{job.name}.json"
+    if file.exists():
+        journal.tell(None, json.loads(file.read_text(encoding="utf-8")))
+        return
+    _do([Attempt(job.plan, job.name, job.notes)], folder, 1, watch, journal, cpu)
+    write_json(file, journal.baseline)
 
 
 def _attempt(question: Question, candidate: Candidate, folder: Path, journal: Journal) -> Attempt:
