@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import loop, memory, peer, report, spectrum, step
+from benchmarks import integrations, loop, memory, peer, report, spectrum, step, workers
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS = {
@@ -20,6 +20,8 @@ PARTS = {
     "scaling": lambda rounds: peer.scaling(max(5, rounds // 5)),
     "memory": lambda rounds: memory.run(),
     "loop": loop.run,
+    "integrations": lambda rounds: integrations.run(max(3, rounds // 5)),
+    "workers": workers.run,
     "spectrum": lambda rounds: spectrum.run(max(3, rounds // 15)),
 }
 
@@ -39,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all unless named")
     parser.add_argument("--rounds", type=int, default=50, help="rounds of the interleaved timings (default 50)")
+    parser.add_argument("--shared", action="store_true", help="note that other programs were running meanwhile")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
@@ -49,7 +52,7 @@ def main() -> None:
         print(f"measuring {name} ...", flush=True)
         machine = {"commit": commit(), "torch": torch.__version__, "threads": threads, "cpu": platform.machine()}
         try:
-            results[name] = {"measured": PARTS[name](options.rounds), **machine}
+            results[name] = {"measured": PARTS[name](options.rounds), **machine, "shared": options.shared}
         except ModuleNotFoundError as missing:
             print(f"{name} is left as it was: {missing}", flush=True)
             continue

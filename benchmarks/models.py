@@ -59,3 +59,20 @@ class Translator(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"TextCNN": TextCNN, "LSTM": LanguageModel, "Transformer": Translator}
+
+
+def classifier(width: int = 256) -> nn.Module:
+    """BERT-mini: 4 layers of 256, 11 million weights; without dropout, so that all passes cost the same."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=width, num_hidden_layers=4, num_attention_heads=4, intermediate_size=4 * width, num_labels=2,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model: nn.Module = BertForSequenceClassification(config)
+    return model.train()
+
+
+def sentences(count: int = 8, words: int = 32) -> dict[str, Tensor]:
+    """For the classifier; few and short, so that what is added to a step weighs the more."""
+    return {"input_ids": torch.randint(30_000, (count, words)), "labels": torch.randint(2, (count,))}
