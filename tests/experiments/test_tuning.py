@@ -40,7 +40,7 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
 
     other = command(*ARGUMENTS, "--method", "sam", "--budget", "1", "--out", tmp_path)
     assert "baseline" not in other.err  # whose run serves every method
-    assert "sam on digits: use" in other.out
+    assert "every radius that was tried collapsed (1 try with" in other.out
 
     compared = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--tuned",
                        "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip

@@ -80,9 +80,10 @@ class Finding:
 
     def sentence(self) -> str:
         """The line at the end of a search."""
-        best, spent = self.chosen(), f"{len(self.tries)} tries with {self.gradient_evaluations:,} gradient evaluations"
+        best, tries = self.chosen(), "1 try" if len(self.tries) == 1 else f"{len(self.tries)} tries"
+        spent = f"{tries} with {self.gradient_evaluations:,} gradient evaluations"
         if best is None:
-            return f"every radius collapses ({spent}): give smaller --exponents than {self.exponents[0]}"
+            return f"every radius that was tried collapsed ({spent}): raise --budget, or give smaller --exponents"
         one, plain = self.one(best), self.baseline
         gain = one["valid"] - plain["valid"]
         cost = one["gradient_evaluations"] / plain["gradient_evaluations"]
