@@ -69,6 +69,14 @@ def test_flat_response_ends_soon_and_takes_the_smallest():
     assert len(tried) == 6
 
 
+def test_grid_is_searched_beneath_an_order_that_does_harm():
+    """10^-3 loses one percent, less than the tolerance: the grid is that of 10^-4, not of 10^-3."""
+    outcomes = measured(lambda epsilon: 0.02 if epsilon < 6e-4 else -0.01 if epsilon < 2e-3 else -0.5, (INF,))
+    best, tried = found(search(), outcomes, 4)
+    assert tried[-1].epsilon == best.epsilon == 5e-4
+    assert {each.epsilon for each in replayed(search(), outcomes)} >= {1e-4, 2e-4, 5e-4, 8e-4}
+
+
 def test_everything_collapses():
     outcomes = measured(lambda epsilon: -0.9, (INF,))
     _, tried = found(search(), outcomes)

@@ -14,8 +14,8 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 MANTISSAS = (1, 2, 5, 8)
-GRID_ORDER = (5, 2, 8)
-"""1 was tried by the bisection; should the budget end here, the middle is known."""
+GRID_ORDER = (5, 2, 8, 1)
+"""Should the budget end here, the middle is known; 1 was mostly tried by the bisection."""
 
 
 class Candidate(NamedTuple):
@@ -91,7 +91,9 @@ class TwoStages:
         if isinstance(decade, Candidate):
             yield decade
             return
-        if decade < self.low:  # even the smallest collapses
+        if decade >= self.low and (known[Candidate(norm, decade)].gain or 0.0) < 0:
+            decade -= 1  # worse than no walk, though not lost: what is better lies beneath
+        if decade < self.low:  # even the smallest does harm
             return
         grid = [Candidate(norm, decade, mantissa) for mantissa in GRID_ORDER]
         untried = [each for each in grid if each not in known]
