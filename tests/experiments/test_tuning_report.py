@@ -104,10 +104,11 @@ def test_regret_is_told_beside_the_baselines_spread_over_seeds():
     runs = [record("imdb", seed=seed, valid=valid) for seed, valid in enumerate((80.0, 80.2), 1)]
     assert searches.baseline_spread(found, runs).std == pytest.approx(0.1414, abs=1e-3)
     sentence = searches.regret_sentence(found, runs)
-    assert "Regret 0.10, at most one standard deviation of the baseline over 2 seeds (0.14)." in sentence
-    assert "Cost: 30% of the grid's gradient evaluations." in sentence
+    assert "regret 0.10, at most one standard deviation of the baseline over 2 seeds (0.14), for " in sentence
+    assert "for 30% of the grid's gradient evaluations. With a budget of 4, it tries 4" in sentence
+    assert "for 24% of the grid's gradient evaluations." in sentence
     worse = finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 82.3}))
-    assert "Regret 0.30, more than one standard deviation" in searches.regret_sentence(worse, runs)
+    assert "regret 0.30, more than one standard deviation" in searches.regret_sentence(worse, runs)
     assert "no two seeds of the baseline" in searches.regret_sentence(found, runs[:1])
     others = [record("imdb", seed=seed, settings={"epochs": 30}) for seed in (1, 2)]
     assert searches.baseline_spread(found, others) is None
@@ -121,8 +122,8 @@ def test_page_has_a_table_a_picture_and_a_command_for_each_task():
     assert "### docstrings, size small\n\ndocstrings is here to measure the search" in page
     assert "| SAM | L-inf | 0.001 | 81.00 | +1.00 | 2 | 1 |" in page
     assert page.count("](figures/tuning-imdb-small.svg)") == 1
-    assert f"From commit {COMMIT[:7]}. Again: `gasam tune imdb --method sam --size small`, `gasam tune imdb" in page
-    assert "Regret" not in page
+    assert f"From commit {COMMIT[:7]}. Again: `gasam tune imdb --method sam --size small --norms inf --budget 2" in page
+    assert "regret 0" not in page
     assert "Epsilon, chosen" not in pages.page([record("imdb")])
 
 

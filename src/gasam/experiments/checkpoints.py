@@ -77,3 +77,8 @@ class Checkpoints:
         """Only the model that was judged is kept."""
         for file in (self.last, self.best, *self.folder.glob("epoch-*.pt")):
             file.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Nothing is kept but the lock, which another process may be waiting for."""
+        self.clean()
+        self.model.unlink(missing_ok=True)

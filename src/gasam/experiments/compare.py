@@ -129,11 +129,16 @@ def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) ->
     try:
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
     except KeyboardInterrupt:
-        pipe.send(("failed", "interrupted; run the same command to go on"))
+        _send_failure(pipe, "interrupted; run the same command to go on")
     except InputError as error:
-        pipe.send(("failed", str(error)))
+        _send_failure(pipe, str(error))
     except Exception as error:
-        pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        _send_failure(pipe, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def _send_failure(pipe: Connection, message: str) -> None:
+    with suppress(BrokenPipeError):  # the watcher was killed: nobody wants to know
+        pipe.send(("failed", message))
 
 
 def _listen(worker: Worker, folder: Path, watch: Watch) -> None:

@@ -20,6 +20,9 @@ CIRCUMSTANCES = ("start_epoch", "same_noise")
 RADIUS = ("epsilon", "norm")
 
 
+TRIES = re.compile(r"^tuned\b.*?, (\d+) (?:try|tries)$")
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one configuration on the same data, one a seed."""
@@ -64,6 +67,11 @@ class Group:
     def tuned(self) -> bool:
         """Whether its radius is the one that was found on validation for its method."""
         return any(source.startswith("tuned") and _multiple(source) is None for source in self.sources)
+
+    @cached_property
+    def tries(self) -> int:
+        """Of the search that found its radius: of two, the longer one speaks for the method."""
+        return max((int(found[1]) for source in self.sources if (found := TRIES.search(source))), default=0)
 
     @cached_property
     def multiple(self) -> float | None:
@@ -161,7 +169,8 @@ def _oddity(group: Group) -> tuple[float, ...]:
     """How far a group is from its method's usual configuration; a radius found on validation is the usual one."""
     walk = group.other_walk().keys() - (RADIUS if _radius(group) else ())
     rung = group.multiple
-    return len(group.other_settings) + len(walk) + (rung is not None), not group.tuned, rung or 0.0
+    odd = len(group.other_settings) + len(walk) + (rung is not None)
+    return odd, not group.tuned, -group.tries, rung or 0.0
 
 
 def _multiple(source: str) -> float | None:

@@ -69,10 +69,10 @@ def study_groups(study: Study, records: Sequence[Record], task: str, size: str) 
 
 
 def ladder_of(groups: Sequence[Group]) -> Ladder:
-    """What is known of the tuned radii, from runs with them and with multiples of them."""
+    """What is known of the tuned radii, from runs with them and with multiples of them; of two the first counts."""
     return {
         (group.method, float(group.walk["norm"])): group.walk["epsilon"] / (group.multiple or 1.0)
-        for group in groups
+        for group in reversed(groups)
         if _found_on_validation(group)
     }
 

@@ -25,7 +25,7 @@ class Regret(NamedTuple):
     grid: int
 
 
-def regret(finding: Finding) -> Regret | None:
+def regret(finding: Finding, budget: int | None = None) -> Regret | None:
     """Of the norms whose grid is full, searched together; None without such a norm, or where all of it diverged."""
     norms = full_norms(finding)
     grid = {candidate: one for one in finding.tries if (candidate := candidate_of(one)).norm in norms}
@@ -39,7 +39,7 @@ def regret(finding: Finding) -> Regret | None:
         candidate: Outcome(None) if ends[candidate] else outcome
         for candidate, outcome in finding.outcomes(norms).items()
     }
-    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), outcomes)
+    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), outcomes, budget)
     chosen = best_of({candidate: outcomes[candidate] for candidate in tried})
     spent = sum(_spent(grid[candidate], ends[candidate]) for candidate in tried)
     whole = sum(one["gradient_evaluations"] for one in grid.values())
@@ -65,9 +65,7 @@ def given_up_after(pruner: BehindBaseline, one: Mapping[str, Any]) -> int | None
     """The epoch after which a try would have been given up; None if it would have been run to its end."""
     epochs = len(pruner.baseline)
     for epoch in range(1, min(len(one["curve"]), epochs - 1) + 1):
-        if one["curve"][epoch - 1] is None:
-            continue
-        if pruner.hopeless([value for value in one["curve"][:epoch] if value is not None]):
+        if one["curve"][epoch - 1] is not None and pruner.hopeless(one["curve"][:epoch]):
             return epoch
     return None
 

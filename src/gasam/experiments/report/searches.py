@@ -8,23 +8,28 @@ from typing import TYPE_CHECKING
 
 from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
-from gasam.experiments.report.groups import data_hash
+from gasam.experiments.report.groups import as_recorded, data_hash
 from gasam.experiments.report.origins import commit
 from gasam.experiments.report.regret import regret
 from gasam.experiments.report.statistics import Summary, summary
 from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.tuning import tuning_figure, tuning_table
-from gasam.experiments.search.finding import Finding
+from gasam.experiments.search.finding import GRID, Finding
+from gasam.experiments.search.tuning import EXPONENTS, SEED
 from gasam.experiments.tasks import find
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SHORT = 4
+"""A budget that two cores can afford for every method of a table."""
 MANNER = (
-    "The order of magnitude by bisection on the exponent, then the grid {1, 2, 5, 8} within it, with one seed that no "
-    "result is taken with, on validation alone; hopeless tries are given up early. `given up` counts those and the "
-    "ones that diverged. Where every radius of a grid was tried to its end, the search is replayed on it: its regret "
-    "is what its choice loses to the grid's best on validation, its cost includes the baseline's run."
+    "The order of magnitude by bisection on the exponent, then the grid {1, 2, 5, 8} within it, until the budget ends; "
+    "with one seed that no result is taken with, on validation alone; hopeless tries are given up early. `given up` "
+    "counts those and the ones that diverged. Gains are the best of so many tries on the split that chose them, too "
+    "high by construction: see the test results. Where every radius of a grid was tried to its end, the search is "
+    "replayed on it: its regret is what its choice loses to the grid's best on validation, its cost includes the "
+    "baseline's run."
 )
 
 
@@ -44,11 +49,20 @@ def sections(findings: Sequence[Finding], records: Sequence[Record]) -> Iterator
         if judged := [sentence for found in some if (sentence := regret_sentence(found, records))]:
             yield "\n".join(f"- {sentence}" for sentence in judged)
         commits = ", ".join(dict.fromkeys(commit(one) for found in some for one in (found.baseline, *found.tries)))
-        again = ", ".join(
-            f"`gasam tune {first.task} --method {method} --size {first.size}`"
-            for method in dict.fromkeys(found.method for found in some)
-        )
-        yield f"From {commits}. Again: {again}."
+        yield f"From {commits}. Again: {', '.join(f'`{again(found)}`' for found in some)}."
+
+
+def again(found: Finding) -> str:
+    """The command that searches as this search did."""
+    norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
+    words = [f"gasam tune {found.task} --method {found.method} --size {found.size} --norms {','.join(norms)}"]
+    words += ["--full-grid" if found.name.endswith(GRID) else f"--budget {len(found.tries)}"]
+    words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != EXPONENTS else []
+    words += [f"--seed {found.seed}"] if found.seed != SEED else []
+    usual = as_recorded(find(found.task).settings(found.size))
+    other = {name: value for name, value in found.settings.items() if usual.get(name) != value}
+    words += [f"--set {name}={json.dumps(value, separators=(',', ':'))}" for name, value in other.items()]
+    return " ".join(words)
 
 
 def pictures(findings: Sequence[Finding]) -> Iterator[tuple[str, Figure]]:
@@ -56,18 +70,19 @@ def pictures(findings: Sequence[Finding]) -> Iterator[tuple[str, Figure]]:
 
 
 def regret_sentence(finding: Finding, records: Sequence[Record]) -> str:
-    """Nothing where no full grid was measured."""
-    found = regret(finding)
-    if found is None:
+    """Of the whole search and of one cut short; nothing where no full grid was measured."""
+    whole, short = regret(finding), regret(finding, SHORT)
+    if whole is None or short is None:
         return ""
-    metric, title = finding.metric.name, METHODS[finding.method].title
-    chosen = "no radius" if found.chosen is None else str(found.chosen)
-    return (
-        f"{title}, replayed on the full grid of {found.grid} radii: the search tries {found.tries} of them, gives "
-        f"{found.given_up} up and takes {chosen}; the grid's best is {found.best} with {metric} "
-        f"{finding.one(found.best)['valid']:.2f}. Regret {found.lost:.2f}, {_beside(found.lost, finding, records)}. "
-        f"Cost: {found.share:.0%} of the grid's gradient evaluations."
-    )
+    best = f"{whole.best} with {finding.metric.name} {finding.one(whole.best)['valid']:.2f}"
+    parts = [f"{METHODS[finding.method].title}, replayed on the full grid of {whole.grid} radii, whose best is {best}."]
+    for name, found in (("The search", whole), (f"With a budget of {SHORT}, it", short)):
+        chosen = "no radius" if found.chosen is None else str(found.chosen)
+        parts.append(
+            f"{name} tries {found.tries}, gives {found.given_up} up and takes {chosen}: regret {found.lost:.2f}, "
+            f"{_beside(found.lost, finding, records)}, for {found.share:.0%} of the grid's gradient evaluations."
+        )
+    return " ".join(parts)
 
 
 def baseline_spread(finding: Finding, records: Sequence[Record]) -> Summary | None:

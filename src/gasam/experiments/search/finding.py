@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gasam.experiments.search.tuning import Question
 
 SCHEMA = 1
+GRID = "-grid"
+"""Ends the name of a full grid, which is there to judge searches by and chooses nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,32 @@ class Finding:
     def one(self, candidate: Candidate) -> dict[str, Any]:
         return next(one for one in self.tries if candidate_of(one) == candidate)
 
+    def serves(self, plan: Plan, data_hash: str) -> bool:
+        """Whether it was found for what the plan trains."""
+        ours = (self.task, self.size, self.method, self.settings, self.data)
+        config = plan.config()
+        theirs = (plan.task, plan.size, plan.choice.method, config["settings"], data_hash)
+        return ours == theirs and not self.name.endswith(GRID)
+
+    @property
+    def tried(self) -> str:
+        return "1 try" if len(self.tries) == 1 else f"{len(self.tries)} tries"
+
     @property
     def gradient_evaluations(self) -> int:
         return sum(one["gradient_evaluations"] for one in (self.baseline, *self.tries))
 
     def sentence(self) -> str:
         """The line at the end of a search."""
-        best, tries = self.chosen(), "1 try" if len(self.tries) == 1 else f"{len(self.tries)} tries"
-        spent = f"{tries} with {self.gradient_evaluations:,} gradient evaluations"
+        best = self.chosen()
+        spent = f"{self.tried} with {self.gradient_evaluations:,} gradient evaluations"
         if best is None:
             return f"every radius that was tried collapsed ({spent}): raise --budget, or give smaller --exponents"
         one, plain = self.one(best), self.baseline
         gain = one["valid"] - plain["valid"]
         cost = one["gradient_evaluations"] / plain["gradient_evaluations"]
         beaten = "" if (self.outcomes()[best].gain or 0.0) > 0 else "; no radius is better than none"
+        spent += "; the best of them, on the split that chose it"
         return (
             f"{self.method} on {self.task}: use --norm {_norm(best.norm)} --epsilon {best.epsilon:g}: "
             f"{self.metric.name} {one['valid']:.2f} on validation, {gain:+.2f} to the baseline's {plain['valid']:.2f}, "
@@ -116,26 +130,32 @@ def read_all(folder: Path) -> Iterator[Finding]:
 
 
 def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> Plan:
-    """The plan with the radius that was found for its method on its task with its settings; the baseline has none.
+    """The plan with the radius that was found for its method with its settings and data; the baseline has none.
 
     `times` asks for a multiple of the radius that was found in the plan's own norm.
     """
     if plan.choice.moved == "nothing":
         return plan
+    if times is None and plan.choice.epsilon_source == "command line":
+        raise InputError(
+            f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
+        )
+    data_hash = plan.data()["hash"]
     norms = (math.inf, 2.0) if times is None else (plan.choice.norm,)
-    settings, method = plan.config()["settings"], plan.choice.method
-    for found in read_all(folder):
-        alike = (found.task, found.size, found.method) == (plan.task, plan.size, method)
-        if alike and found.settings == settings and (best := found.chosen(norms)) is not None:
-            source = f"{len(found.tries)} tries" if times is None else f"{times:g} x"
-            epsilon = float(f"{best.epsilon * (times or 1):.6g}")
-            choice = replace(plan.choice, norm=best.norm, epsilon=epsilon)
-            return replace(plan, choice=replace(choice, epsilon_source=f"tuned on validation, {source}"))
-    wanted = "" if times is None else f" --norms {_norm(plan.choice.norm)}"
-    raise InputError(
-        f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
-        f"these settings: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted}` first"
-    )
+    found = next((each for each in read_all(folder) if each.serves(plan, data_hash) and each.chosen(norms)), None)
+    best = None if found is None else found.chosen(norms)
+    if found is None or best is None:
+        wanted = "" if times is None else f" --norms {_norm(plan.choice.norm)}"
+        method = plan.choice.method
+        raise InputError(
+            f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
+            f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted} "
+            f"--out {folder}` first, with the same --epochs, --set and files"
+        )
+    source = found.tried if times is None else f"{times:g} x"
+    epsilon = float(f"{best.epsilon * (times or 1):.6g}")
+    choice = replace(plan.choice, norm=best.norm, epsilon=epsilon)
+    return replace(plan, choice=replace(choice, epsilon_source=f"tuned on validation, {source}"))
 
 
 def _norm(norm: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +38,21 @@ class Journal:
     prune: float | None
 
     def study(self, pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
+        """Made if it is not there; reading it does not write."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         place = str(self.file)
         storage = JournalStorage(JournalFileBackend(place, lock_obj=JournalFileOpenLock(place)))
-        return optuna.create_study(
-            storage=storage, study_name=self.name, load_if_exists=True, pruner=pruner or optuna.pruners.NopPruner()
-        )
+        options: dict[str, Any] = {"study_name": self.name, "pruner": pruner or optuna.pruners.NopPruner()}
+        try:
+            return optuna.load_study(storage=storage, **options)
+        except KeyError:
+            return optuna.create_study(storage=storage, **options)
+
+    def mend(self) -> None:
+        """A last line that a full disk or a power cut left incomplete is cut off; nobody else writes meanwhile."""
+        if self.file.exists():
+            written = self.file.read_bytes()
+            os.truncate(self.file, written.rfind(b"\n") + 1)
 
     @property
     def baseline(self) -> dict[str, Any] | None:

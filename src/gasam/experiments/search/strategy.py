@@ -86,15 +86,18 @@ class TwoStages:
     def collapsed(self, outcome: Outcome) -> bool:
         return outcome.gain is None or outcome.gain < -self.tolerance
 
+    def _harmful(self, outcome: Outcome | None) -> bool:
+        return outcome is not None and (outcome.gain or 0.0) < 0
+
     def _of_norm(self, norm: float, known: Outcomes) -> Iterator[Candidate]:
         decade = self.decade(norm, known)
         if isinstance(decade, Candidate):
             yield decade
             return
-        if decade >= self.low and (known[Candidate(norm, decade)].gain or 0.0) < 0:
-            decade -= 1  # worse than no walk, though not lost: what is better lies beneath
-        if decade < self.low:  # even the smallest does harm
+        if decade < self.low:  # even the smallest collapses
             return
+        while decade > self.low and self._harmful(known.get(Candidate(norm, decade))):
+            decade -= 1  # worse than no walk, though not lost: what is better lies beneath
         grid = [Candidate(norm, decade, mantissa) for mantissa in GRID_ORDER]
         untried = [each for each in grid if each not in known]
         if untried:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,32 +15,32 @@ from gasam.experiments.families import Encoded, Metric
 from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Watch
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.train import Training
+from gasam.experiments.train import Training, finite
 
 HOPELESS = 3
 """How many times the tolerance a try may be behind the baseline."""
 
 
-class WithheldError(RuntimeError):
+class WithheldError(LookupError):
     """Tuning asked for the test split: the number it was to find would be worth nothing."""
 
 
 class Withheld(dict[str, Any]):
-    """Encoded data whose test split can not be read."""
-
-    SECRET = ("test", "copied")
+    """Encoded data without its test split: asking for any part of that raises."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        super().__init__({key: Withheld(part) if isinstance(part, dict) else part for key, part in data.items()})
+        open_parts = {key: part for key, part in data.items() if not _of_test_split(key)}
+        super().__init__({key: Withheld(part) if isinstance(part, dict) else part for key, part in open_parts.items()})
 
-    def __getitem__(self, key: str) -> Any:
-        return self._refuse(key) if key in self.SECRET else super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._refuse(key) if key in self.SECRET else super().get(key, default)
-
-    def _refuse(self, key: str) -> NoReturn:
+    def __missing__(self, key: str) -> NoReturn:
+        if not _of_test_split(key):
+            raise KeyError(key)
         raise WithheldError(f"{key!r} belongs to the test split, which tuning must not see")
+
+
+def _of_test_split(key: str) -> bool:
+    """Parts of translation's are named test_0, test_1; its copied source is the test split's."""
+    return key == "copied" or key.partition("_")[0] == "test"
 
 
 class Worth(NamedTuple):
@@ -56,22 +56,30 @@ class Worth(NamedTuple):
 
 
 class BehindBaseline(optuna.pruners.BasePruner):
-    """Gives a try up that, after a third of the epochs, is far behind where the baseline was after as many."""
+    """Gives a try up that, once a third of the epochs are over, is far behind where the baseline was after as many and
+    does not catch up."""
 
     def __init__(self, worth: Worth, baseline: Sequence[float | None], tolerance: float) -> None:
         self.worth, self.baseline, self.tolerance = worth, baseline, tolerance
 
     def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        return self.hopeless([trial.intermediate_values[step] for step in sorted(trial.intermediate_values)])
+        known = trial.intermediate_values
+        return self.hopeless([known.get(epoch) for epoch in range(1, max(known, default=0) + 1)])
 
-    def hopeless(self, curve: Sequence[float]) -> bool:
+    def hopeless(self, curve: Sequence[float | None]) -> bool:
         """Whether a try with these numbers, one an epoch, should be given up now."""
-        epochs = len(curve)
-        then = [value for value in self.baseline[:epochs] if value is not None]
-        if 3 * epochs < len(self.baseline) or not then:
+        behind = [self._behind(curve[:epochs], self.baseline[:epochs]) for epochs in range(1, len(curve) + 1)]
+        if 3 * len(curve) < len(self.baseline) or not behind or behind[-1] <= HOPELESS * self.tolerance:
             return False
+        return len(behind) < 2 or behind[-1] >= behind[-2]
+
+    def _behind(self, curve: Sequence[float | None], baseline: Sequence[float | None]) -> float:
+        """How much less the best so far is worth."""
         best = max if self.worth.metric.higher_is_better else min
-        return self.worth.gain(best(curve), best(then)) < -HOPELESS * self.tolerance
+        ours, then = ([value for value in values if value is not None] for values in (curve, baseline))
+        if not then:
+            return 0.0
+        return -self.worth.gain(best(ours), best(then)) if ours else math.inf
 
 
 def try_out(
@@ -91,8 +99,9 @@ def try_out(
         training.resume()
         training.train()
         given_up = training.progress.diverged or training.progress.epoch < plan.settings.epochs
+        valid = math.nan if given_up else training.scores("valid").get("valid", math.nan)
         outcome = {
-            "valid": None if given_up else training.scores("valid")["valid"],
+            "valid": finite(valid),
             "worthless": family.worthless("valid") if family.metric.higher_is_better else 0.0,
             "diverged": training.progress.diverged,
             "curve": [row["valid"] for row in training.progress.curve],
@@ -101,7 +110,7 @@ def try_out(
             **training.code,
         }
         journal.tell(trial, outcome)
-    shutil.rmtree(checkpoints.folder)
+        checkpoints.forget()
     return outcome
 
 

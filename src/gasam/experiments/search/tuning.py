@@ -19,7 +19,7 @@ from gasam.experiments.compare import Job, Watch, do_all, prepare
 from gasam.experiments.errors import InputError
 from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Watch as Told
-from gasam.experiments.search.finding import Finding
+from gasam.experiments.search.finding import GRID, Finding
 from gasam.experiments.search.journal import Journal
 from gasam.experiments.search.strategy import Candidate, FullGrid, TwoStages
 from gasam.experiments.search.trial import try_out
@@ -61,7 +61,7 @@ class Question:
     def __post_init__(self) -> None:
         if self.method == "baseline":
             raise InputError("the baseline does not walk and has no epsilon: name a method to tune")
-        if not self.norms or not set(self.norms) <= set(NORMS):
+        if not self.norms or not set(self.norms) <= set(NORMS) or len(set(self.norms)) < len(self.norms):
             raise InputError(f"norms must be 2, inf or both, got {', '.join(f'{norm:g}' for norm in self.norms)}")
         low, high = self.exponents
         if not -30 <= low <= high <= 30:
@@ -70,6 +70,7 @@ class Question:
             )
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance must be a number between 0 and 1, got {self.tolerance:g}")
+        self.plan(Candidate(math.inf, 0))  # whatever else is wrong is said before anything is prepared
 
     def plan(self, candidate: Candidate | None) -> Plan:
         """Of a try, or of the baseline."""
@@ -100,16 +101,17 @@ def tune(
     folder = out / "tuning"
     [baseline] = prepare([question.plan(None)], folder / "tries")
     data_hash = baseline.plan.data()["hash"]
-    name = question.name(data_hash)
+    name = question.name(data_hash) + (GRID if full_grid else "")
     journal = Journal(folder / f"{name}.journal", name, None if full_grid else question.tolerance)
     low, high = question.exponents
     strategy = (
         FullGrid(question.norms, low, high) if full_grid else TwoStages(question.norms, low, high, question.tolerance)
     )
     with _alone(folder / f"{name}.lock", name):
+        journal.mend()
         journal.forget_unfinished()
         if journal.baseline is None:
-            _settle_baseline(baseline, folder, watch, journal, cpu)
+            _settle_baseline(baseline, folder, parallel, watch, journal, cpu)
         while True:
             finding = Finding.of(question, journal, data_hash)
             write_json(folder / f"{name}.json", finding.as_json())
@@ -120,14 +122,16 @@ def tune(
             _do([_attempt(question, each, folder, journal) for each in wanted], folder, parallel, watch, journal, cpu)
 
 
-def _settle_baseline(job: Job, folder: Path, watch: Watch, journal: Journal, cpu: bool) -> None:
-    """Run it once for the searches of all methods."""
+def _settle_baseline(job: Job, folder: Path, parallel: int, watch: Watch, journal: Journal, cpu: bool) -> None:
+    """Run it once for the searches of all methods; one that comes meanwhile waits for it."""
     file = folder / "baselines" / f"{job.name}.json"
-    if file.exists():
-        journal.tell(None, json.loads(file.read_text(encoding="utf-8")))
-        return
-    _do([Attempt(job.plan, job.name, job.notes)], folder, 1, watch, journal, cpu)
-    write_json(file, journal.baseline)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if file.exists():
+            journal.tell(None, json.loads(file.read_text(encoding="utf-8")))
+            return
+        _do([Attempt(job.plan, job.name, job.notes)], folder, parallel, watch, journal, cpu)
+        write_json(file, journal.baseline)
 
 
 def _attempt(question: Question, candidate: Candidate, folder: Path, journal: Journal) -> Attempt:
