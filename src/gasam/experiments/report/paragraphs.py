@@ -12,10 +12,12 @@ from gasam.experiments.report.matching import Line, lines, study_groups
 from gasam.experiments.report.paper import best_in_words
 from gasam.experiments.report.statistics import paired_difference, summary
 from gasam.experiments.report.tables import Table
-from gasam.experiments.report.verdicts import WORDS, Standing, standing
+from gasam.experiments.report.verdicts import ONE_SEED, WORDS, Standing, Verdict, standing
 from gasam.experiments.studies import Study
 from gasam.experiments.tasks import find
 
+TALLY = ("reproduced", "not reproduced", ONE_SEED, "not run")
+"""One seed carries no claim, so it is counted apart."""
 IN_WORDS: dict[Standing, str] = {
     "better": "better than the baseline",
     "no difference": "no different",
@@ -42,13 +44,17 @@ def tally(study: Study, records: Sequence[Record], size: str) -> Iterator[tuple[
     """For each task how many cells have which verdict."""
     for task in study.tasks:
         found = lines(study, task, study_groups(study, records, task, size))
-        words = [line.verdict.word for line in found if line.first and line.verdict]
-        yield study.title.partition(":")[0], task, *(str(words.count(word)) for word in WORDS)
+        counted = [_counted_as(line.verdict) for line in found if line.first and line.verdict]
+        yield study.title.partition(":")[0], task, *(str(counted.count(column)) for column in TALLY)
 
 
 def verdict_table(every: Iterable[Study], records: Sequence[Record], size: str) -> Table:
     rows = [row for study in every for row in tally(study, records, size)]
-    return Table(f"Verdicts, size {size}", ("table", "task", *WORDS), tuple(rows))
+    return Table(f"Verdicts, size {size}", ("table", "task", *TALLY), tuple(rows))
+
+
+def _counted_as(verdict: Verdict) -> str:
+    return ONE_SEED if verdict.reason == ONE_SEED else verdict.word
 
 
 def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:

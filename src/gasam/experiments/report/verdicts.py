@@ -12,6 +12,7 @@ Standing = Literal["better", "worse", "no difference"]
 Word = Literal["reproduced", "not reproduced", "not run"]
 WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "not run")
 RUNS_OF_THE_PAPER = 4
+ONE_SEED = "one seed"
 DEFINITION = (
     "The paper's claim for a cell is that it is better than its baseline, worse, or no different, by Welch's 95% "
     f"interval of the printed means and standard deviations over {RUNS_OF_THE_PAPER} runs; ours is the same by "
@@ -65,7 +66,7 @@ def judge(
         return Verdict("not run", paper, reason="no baseline with its seeds" if baseline else "no baseline")
     ours = standing(found, higher_is_better)
     if ours is None:
-        return Verdict("not reproduced", paper, reason="one seed")
+        return Verdict("not reproduced", paper, reason=ONE_SEED)
     return Verdict("reproduced", paper, ours) if ours == paper else Verdict("not reproduced", paper, ours, ours)
 
 
