@@ -101,7 +101,7 @@ def test_text_network_is_convolutions_and_their_largest_values():
         weight, bias = (tensor.detach().numpy() for tensor in (convolution.weight, convolution.bias))
         padded = np.pad(embedded, ((0, 0), (window - 1, window - 1), (0, 0)))
         places = [padded[:, i : i + window] for i in range(padded.shape[1] - window + 1)]
-        maps = np.stack([np.einsum("bwe,mew->bm", place, weight) + bias for place in places])
+        maps = np.stack([np.einsum("bwe,mew->bm", place, weight[:, :, 0]) + bias for place in places])
         features.append(np.maximum(maps.max(axis=0), 0))
     output = [tensor.detach().numpy() for tensor in (model.output.weight, model.output.bias)]
     expected = np.concatenate(features, axis=1) @ output[0].T + output[1]

@@ -102,7 +102,7 @@ def shapes(model):
 def test_text_network_of_the_paper():
     found = shapes(built("imdb", {"words": range(30_000), "classes": ("a", "b")}))
     assert found["embedding.weight"] == (30_000, 500)
-    assert [found[f"convolutions.{i}.weight"] for i in range(3)] == [(500, 500, window) for window in (3, 4, 5)]
+    assert [found[f"convolutions.{i}.weight"] for i in range(3)] == [(500, 500, 1, window) for window in (3, 4, 5)]
     assert found["output.weight"] == (2, 1500)
     assert len(found) == 1 + 2 * 3 + 2
 

@@ -13,6 +13,7 @@ NEEDED = (
     "matplotlib",
     "num2words",
     "numpy",
+    "optuna",
     "platformdirs",
     "rich",
     "sacrebleu",
