@@ -56,7 +56,7 @@ class Worth(NamedTuple):
 
 
 class BehindBaseline(optuna.pruners.BasePruner):
-    """Gives a try up that, once a third of the epochs are over, is far behind where the baseline was after as many and
+    """Gives a try up that, once half of the epochs are over, is far behind where the baseline was after as many and
     does not catch up."""
 
     def __init__(self, worth: Worth, baseline: Sequence[float | None], tolerance: float) -> None:
@@ -69,7 +69,7 @@ class BehindBaseline(optuna.pruners.BasePruner):
     def hopeless(self, curve: Sequence[float | None]) -> bool:
         """Whether a try with these numbers, one an epoch, should be given up now."""
         behind = [self._behind(curve[:epochs], self.baseline[:epochs]) for epochs in range(1, len(curve) + 1)]
-        if 3 * len(curve) < len(self.baseline) or not behind or behind[-1] <= HOPELESS * self.tolerance:
+        if 2 * len(curve) < len(self.baseline) or not behind or behind[-1] <= HOPELESS * self.tolerance:
             return False
         return len(behind) < 2 or behind[-1] >= behind[-2]
 
