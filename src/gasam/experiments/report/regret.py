@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gasam.experiments.search.finding import Finding, candidate_of
-from gasam.experiments.search.strategy import Candidate, FullGrid, Outcome, TwoStages, best_of, replayed
+from gasam.experiments.search.strategy import NORMS, Candidate, FullGrid, Outcome, TwoStages, best_of, replayed
 from gasam.experiments.search.trial import BehindBaseline, Worth
 from gasam.experiments.tasks import find
 
@@ -57,7 +56,7 @@ def regret(finding: Finding, budget: int | None = None) -> Regret | None:
 def full_norms(finding: Finding) -> tuple[float, ...]:
     """Norms of which every radius was tried, to its end or until it diverged."""
     ended = {candidate_of(one) for one in finding.tries if one["valid"] is not None or one["diverged"]}
-    grids = {norm: FullGrid((norm,), *finding.exponents).propose({}) for norm in (math.inf, 2.0)}
+    grids = {norm: FullGrid((norm,), *finding.exponents).propose({}) for norm in NORMS}
     return tuple(norm for norm, grid in grids.items() if ended.issuperset(grid))
 
 

@@ -14,7 +14,7 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.families import Metric
 from gasam.experiments.plan import Plan
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.search.strategy import Candidate, Outcome, best_of
+from gasam.experiments.search.strategy import NORMS, Candidate, Outcome, best_of
 from gasam.experiments.search.trial import Worth
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Finding:
     def metric(self) -> Metric:
         return tasks.find(self.task).family.metric
 
-    def outcomes(self, norms: Sequence[float] = (math.inf, 2.0)) -> dict[Candidate, Outcome]:
+    def outcomes(self, norms: Sequence[float] = NORMS) -> dict[Candidate, Outcome]:
         worth = Worth(self.metric, self.baseline["worthless"])
         return {
             candidate: Outcome(None if one["valid"] is None else worth.gain(one["valid"], self.baseline["valid"]))
@@ -70,7 +70,7 @@ class Finding:
             if (candidate := candidate_of(one)).norm in norms
         }
 
-    def chosen(self, norms: Sequence[float] = (math.inf, 2.0)) -> Candidate | None:
+    def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
         return best_of(self.outcomes(norms))
 
     def one(self, candidate: Candidate) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
             f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
         )
     data_hash = plan.data()["hash"]
-    norms = (math.inf, 2.0) if times is None else (plan.choice.norm,)
+    norms = NORMS if times is None else (plan.choice.norm,)
     found = next((each for each in read_all(folder) if each.serves(plan, data_hash) and each.chosen(norms)), None)
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:

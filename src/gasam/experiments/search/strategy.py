@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
+NORMS = (math.inf, 2.0)
 MANTISSAS = (1, 2, 5, 8)
 GRID_ORDER = (5, 2, 8, 1)
 """Should the budget end here, the middle is known; 1 was mostly tried by the bisection."""

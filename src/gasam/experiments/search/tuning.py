@@ -21,12 +21,11 @@ from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Watch as Told
 from gasam.experiments.search.finding import GRID, Finding
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.search.strategy import Candidate, FullGrid, TwoStages
+from gasam.experiments.search.strategy import NORMS, Candidate, FullGrid, TwoStages
 from gasam.experiments.search.trial import try_out
 from gasam.experiments.storage import write_json
 from gasam.experiments.tasks import Origin
 
-NORMS = (math.inf, 2.0)
 TOLERANCE = 0.02
 EXPONENTS = (-6, 0)
 SEED = 0
