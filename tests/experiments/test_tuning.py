@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock
 
 from gasam.experiments import studies
 from gasam.experiments.families import Metric
@@ -205,6 +206,34 @@ def test_reading_a_journal_does_not_write(tmp_path):
     assert journal.tries() == {}
     assert journal.baseline is None
     assert journal.file.read_bytes() == before
+
+
+def test_larger_tolerance_tries_again_what_a_smaller_one_gave_up(tmp_path):
+    """What would be given up now too, diverged, or ran to its end is not tried again."""
+    outcomes = {
+        Candidate(math.inf, -3): {"valid": 80.0, "diverged": False},
+        Candidate(math.inf, -2): {"valid": None, "diverged": False},
+        Candidate(math.inf, -1): {"valid": None, "diverged": True},
+    }
+    strict, loose = (Journal(tmp_path / "a.journal", "a", tolerance) for tolerance in (0.02, 0.1))
+    for chosen, outcome in outcomes.items():
+        strict.tell(strict.trial(strict.begin(chosen), Worth(ACCURACY, 50.0)), outcome)
+    again = Candidate(math.inf, -2)
+    assert strict.tries() == outcomes
+    assert loose.tries() == {chosen: outcome for chosen, outcome in outcomes.items() if chosen != again}
+    loose.tell(loose.trial(loose.begin(again), Worth(ACCURACY, 50.0)), outcomes[again])
+    assert loose.tries() == strict.tries() == outcomes
+
+
+def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
+    searched(tmp_path, "ga-sam", "inf", -3, 5)
+    plan = make("imdb", "ga-sam", "small")
+    with (
+        FileLock(tmp_path / "tuning" / "ga-sam.lock"),
+        pytest.raises(ValueError, match=r"^ga-sam is still being tuned: wait for it, or use its"),
+    ):
+        finding.with_tuned_radius(plan, tmp_path)
+    assert finding.with_tuned_radius(plan, tmp_path).choice.epsilon == 5e-3
 
 
 def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from gasam.experiments import tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Metric
@@ -152,10 +154,20 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
             f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted} "
             f"--out {folder}` first, with the same --epochs, --set and files"
         )
+    _await_end(folder / "tuning" / f"{found.name}.lock")
     source = found.tried if times is None else f"{times:g} x"
     epsilon = float(f"{best.epsilon * (times or 1):.6g}")
     choice = replace(plan.choice, norm=best.norm, epsilon=epsilon)
     return replace(plan, choice=replace(choice, epsilon_source=f"tuned on validation, {source}"))
+
+
+def _await_end(lock: Path) -> None:
+    """What a search has found so far is not yet what it will choose."""
+    try:
+        if lock.exists():
+            FileLock(lock).acquire(timeout=1).lock.release()
+    except Timeout:
+        raise InputError(f"{lock.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None
 
 
 def _norm(norm: float) -> str:

@@ -27,6 +27,7 @@ SPACE = {
     "mantissa": CategoricalDistribution(MANTISSAS),
 }
 BASELINE = "baseline"
+TOLERANCE = "tolerance"
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,14 @@ class Journal:
         return found
 
     def tries(self) -> dict[Candidate, dict[str, Any]]:
-        """What was tried to its end, or given up, with its outcome; in the order of the tries."""
-        ended = (TrialState.COMPLETE, TrialState.PRUNED)
-        return {candidate(trial): trial.user_attrs["outcome"] for trial in self._trials(*ended)}
+        """What was tried to its end, or given up as it would be now, with its outcome; in the order of the tries."""
+        ended = self._trials(TrialState.COMPLETE, TrialState.PRUNED)
+        return {candidate(trial): trial.user_attrs["outcome"] for trial in ended if self._settled(trial)}
+
+    def _settled(self, trial: FrozenTrial) -> bool:
+        """Not what a smaller tolerance gave up."""
+        completed = trial.state is TrialState.COMPLETE or self.prune is None or trial.user_attrs["outcome"]["diverged"]
+        return completed or trial.user_attrs.get(TOLERANCE, 0.0) >= self.prune
 
     def forget_unfinished(self) -> list[Candidate]:
         """Tries whose process died are failed, so that they are proposed again."""
@@ -76,7 +82,10 @@ class Journal:
         norm = "inf" if math.isinf(chosen.norm) else f"{chosen.norm:g}"
         params = {"norm": norm, "exponent": float(chosen.exponent), "mantissa": chosen.mantissa}
         study = self.study()
-        study.add_trial(optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=SPACE))
+        under = {TOLERANCE: self.prune}
+        study.add_trial(
+            optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=SPACE, user_attrs=under)
+        )
         return study.get_trials(deepcopy=False)[-1].number
 
     def trial(self, number: int, worth: Worth) -> optuna.Trial:
