@@ -10,6 +10,13 @@ from gasam.experiments.report.statistics import paired_difference
 from gasam.experiments.report.verdicts import standing
 from gasam.experiments.tasks import find
 
+CARRIED = {
+    "better": "better",
+    "worse": "worse",
+    "no difference": "undecided, for the interval holds zero",
+    None: "one seed carries nothing",
+}
+
 
 def shared_masks(groups: Sequence[Group]) -> Iterator[str]:
     """A sentence for each walk that was run with shared masks and with fresh ones."""
@@ -20,11 +27,16 @@ def shared_masks(groups: Sequence[Group]) -> Iterator[str]:
             found = paired_difference(shared.scores, fresh.scores)
             if found is None:
                 continue
-            carried = standing(found, find(fresh.task).family.metric.higher_is_better) or "one seed carries nothing"
+            carried = standing(found, find(fresh.task).family.metric.higher_is_better)
             yield (
                 f"{fresh.task}, size {fresh.size}, {name}: {cells.result(shared).text} with shared masks, "
-                f"{cells.result(fresh).text} with fresh ones, {cells.difference(shared, fresh).text}: {carried}."
+                f"{cells.result(fresh).text} with fresh ones, {cells.difference(shared, fresh).text}: "
+                f"{CARRIED[carried]}. By seed {_by_seed(shared)} with shared masks, {_by_seed(fresh)} with fresh ones."
             )
+
+
+def _by_seed(group: Group) -> str:
+    return ", ".join(cells.number(score) for _, score in sorted(group.scores.items()))
 
 
 def _differ_in_noise(shared: Group, fresh: Group) -> bool:
