@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from synthetic import COMMIT, finding_of, record, response
@@ -125,6 +125,23 @@ def test_page_has_a_table_a_picture_and_a_command_for_each_task():
     assert f"From commit {COMMIT[:7]}. Again: `gasam tune imdb --method sam --size small --norms inf --budget 2" in page
     assert "regret 0" not in page
     assert "Epsilon, chosen" not in pages.page([record("imdb")])
+
+
+def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
+    search = finding_of("imdb", "ga-sam", [response(81.0, exponent=-3)])
+    whole = replace(finding_of("imdb", "ga-sam", grid(PEAK)), name=f"{search.name}-grid")
+    page = pages.page([record("imdb")], findings=[whole, search])
+    rows = [line for line in page.splitlines() if line.startswith(("| GA-SAM | L-inf", "| GA-SAM, full grid |"))]
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| GA-SAM", "L-inf", "0.001"],
+        ["| GA-SAM, full grid", "L-inf", "0.005"],
+    ]
+    assert "--norms inf --full-grid --exponents=-4,-1`" in page
+    [(_, picture)] = searches.pictures([whole, search])
+    assert [axes.get_title() for axes in picture.axes] == [
+        "GA-SAM on imdb, size small",
+        "GA-SAM, full grid on imdb, size small",
+    ]
 
 
 def test_searches_with_other_settings_have_a_sheet_of_their_own():

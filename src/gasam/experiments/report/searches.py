@@ -14,7 +14,7 @@ from gasam.experiments.report.regret import regret
 from gasam.experiments.report.statistics import Summary, summary
 from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.tuning import tuning_figure, tuning_table
-from gasam.experiments.search.finding import GRID, Finding
+from gasam.experiments.search.finding import Finding
 from gasam.experiments.search.tuning import EXPONENTS, SEED
 from gasam.experiments.tasks import find
 
@@ -56,7 +56,7 @@ def again(found: Finding) -> str:
     """The command that searches as this search did."""
     norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
     words = [f"gasam tune {found.task} --method {found.method} --size {found.size} --norms {','.join(norms)}"]
-    words += ["--full-grid" if found.name.endswith(GRID) else f"--budget {len(found.tries)}"]
+    words += ["--full-grid" if found.full_grid else f"--budget {len(found.tries)}"]
     words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != EXPONENTS else []
     words += [f"--seed {found.seed}"] if found.seed != SEED else []
     usual = as_recorded(find(found.task).settings(found.size))
@@ -110,7 +110,9 @@ def _sheets(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     """Findings of one task, size, seed, data and settings under the name of their picture, in the order of methods."""
     alike: dict[str, list[Finding]] = {}
     order = list(METHODS)
-    for found in sorted(findings, key=lambda found: (found.task, found.size, order.index(found.method))):
+    for found in sorted(
+        findings, key=lambda found: (found.task, found.size, order.index(found.method), found.full_grid)
+    ):
         key = json.dumps([found.task, found.size, found.seed, found.data, found.settings], sort_keys=True)
         alike.setdefault(key, []).append(found)
     sheets: dict[str, list[Finding]] = {}

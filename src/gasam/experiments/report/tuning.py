@@ -16,6 +16,10 @@ from gasam.experiments.tasks import find
 COLUMNS = ("method", "norm", "epsilon", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
 
 
+def title(found: Finding) -> str:
+    return METHODS[found.method].title + (", full grid" if found.full_grid else "")
+
+
 def tuning_table(findings: Sequence[Finding]) -> Table:
     """A row for each method of one task and size: what to use and what it took to find it."""
     rows = []
@@ -28,11 +32,10 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
             shown = (norm, epsilon, f"{valid:.2f}", f"{valid - found.baseline['valid']:+.2f}")
         given_up = sum(one["valid"] is None for one in found.tries)
         counts = (str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}")
-        rows.append((METHODS[found.method].title, *shown, *counts))
+        rows.append((title(found), *shown, *counts))
     first = findings[0]
-    title = f"{first.task}, size {first.size}: epsilon, chosen on validation"
     note = f"The baseline has {first.metric.name} {first.baseline['valid']:.2f} on validation with seed {first.seed}."
-    return Table(title, COLUMNS, tuple(rows), (note,))
+    return Table(f"{first.task}, size {first.size}: epsilon, chosen on validation", COLUMNS, tuple(rows), (note,))
 
 
 def tuning_figure(findings: Sequence[Finding]) -> Figure:
@@ -61,7 +64,7 @@ def _panel(axes: Axes, found: Finding) -> None:
     if best is not None:
         axes.axvline(best.epsilon, color="black", lw=0.9, ls=":", label=f"chosen: {best}")
     axes.set_xscale("log")
-    axes.set_title(f"{METHODS[found.method].title} on {found.task}, size {found.size}", fontsize=10)
+    axes.set_title(f"{title(found)} on {found.task}, size {found.size}", fontsize=10)
     axes.set_xlabel("epsilon")
     axes.set_ylabel(f"{metric.name} on validation")
     axes.legend(fontsize=8)

@@ -83,7 +83,11 @@ class Finding:
         ours = (self.task, self.size, self.method, self.settings, self.data)
         config = plan.config()
         theirs = (plan.task, plan.size, plan.choice.method, config["settings"], data_hash)
-        return ours == theirs and not self.name.endswith(GRID)
+        return ours == theirs and not self.full_grid
+
+    @property
+    def full_grid(self) -> bool:
+        return self.name.endswith(GRID)
 
     @property
     def tried(self) -> str:
