@@ -101,6 +101,23 @@ def test_grid_is_searched_beneath_an_order_that_does_harm():
     assert {each.epsilon for each in replayed(search(), outcomes)} >= {1e-4, 2e-4, 5e-4, 8e-4}
 
 
+@pytest.mark.parametrize("seen", [-0.002, 0.002])
+def test_a_loss_within_noise_does_not_leave_the_order_of_the_peak(seen):
+    """10^-5 looks a little worse than no walk, or a little better; the gain is at 2e-5 and 5e-5."""
+    peak = {2e-5: 0.02, 5e-5: 0.03, 8e-5: 0.01, 1e-5: seen}
+    outcomes = measured(lambda epsilon: peak.get(epsilon, 0.0 if epsilon < 1e-4 else -0.5), (INF,))
+    best, tried = found(search(), outcomes, 4)
+    assert best.epsilon == tried[-1].epsilon == 5e-5
+
+
+def test_an_order_without_any_gain_is_left_though_its_loss_is_small():
+    peak = {2e-4: 0.01, 5e-4: 0.02, 8e-4: 0.01, 1e-3: -0.003}
+    outcomes = measured(lambda epsilon: peak.get(epsilon, 0.0 if epsilon < 1e-3 else -0.5), (INF,))
+    best, tried = found(search(), outcomes)
+    assert best.epsilon == 5e-4
+    assert len(tried) == 3 + 3 + 4
+
+
 def test_everything_collapses():
     outcomes = measured(lambda epsilon: -0.9, (INF,))
     _, tried = found(search(), outcomes)

@@ -67,8 +67,9 @@ class Journal:
 
     def _settled(self, trial: FrozenTrial) -> bool:
         """Not what a smaller tolerance gave up."""
-        completed = trial.state is TrialState.COMPLETE or self.prune is None or trial.user_attrs["outcome"]["diverged"]
-        return completed or trial.user_attrs.get(TOLERANCE, 0.0) >= self.prune
+        if trial.state is TrialState.COMPLETE or trial.user_attrs["outcome"]["diverged"] or self.prune is None:
+            return True
+        return bool(trial.user_attrs.get(TOLERANCE, self.prune) >= self.prune)
 
     def forget_unfinished(self) -> list[Candidate]:
         """Tries whose process died are failed, so that they are proposed again."""

@@ -18,6 +18,9 @@ MANTISSAS = (1, 2, 5, 8)
 GRID_ORDER = (5, 2, 8, 1)
 """Should the budget end here, the middle is known; 1 was mostly tried by the bisection."""
 
+CLEAR = 0.25
+"""A loss of this share of the tolerance is more than seeds differ by."""
+
 
 class Candidate(NamedTuple):
     """A ball: its norm, and its radius as mantissa times ten to the exponent."""
@@ -87,8 +90,11 @@ class TwoStages:
     def collapsed(self, outcome: Outcome) -> bool:
         return outcome.gain is None or outcome.gain < -self.tolerance
 
-    def _harmful(self, outcome: Outcome | None) -> bool:
-        return outcome is not None and (outcome.gain or 0.0) < 0
+    def _barren(self, grid: Sequence[Candidate], known: Outcomes) -> bool:
+        """Whether what is better lies beneath: the power of ten loses more than noise, or all of its grid loses."""
+        gains = {each: _gain(known[each]) for each in grid if each in known}
+        clear_loss = any(gain < -CLEAR * self.tolerance for each, gain in gains.items() if each.mantissa == 1)
+        return clear_loss or (len(gains) == len(grid) and max(gains.values()) < 0)
 
     def _of_norm(self, norm: float, known: Outcomes) -> Iterator[Candidate]:
         decade = self.decade(norm, known)
@@ -97,19 +103,28 @@ class TwoStages:
             return
         if decade < self.low:  # even the smallest collapses
             return
-        while decade > self.low and self._harmful(known.get(Candidate(norm, decade))):
-            decade -= 1  # worse than no walk, though not lost: what is better lies beneath
-        grid = [Candidate(norm, decade, mantissa) for mantissa in GRID_ORDER]
+        grid = _grid(norm, decade)
+        while decade > self.low and self._barren(grid, known):
+            decade -= 1
+            grid = _grid(norm, decade)
         untried = [each for each in grid if each not in known]
         if untried:
             yield from untried
             return
         best = best_of({each: outcome for each, outcome in known.items() if each.norm == norm})
-        if best is None or (known[best].gain or 0.0) <= 0:
+        if best is None or _gain(known[best]) <= 0:
             return
         for beside in (best.below(), best.above()):
             if self.low <= beside.exponent <= self.high and beside not in known:
                 yield beside  # the best is at an end of what was tried: there may be a better one beside it
+
+
+def _grid(norm: float, exponent: int) -> list[Candidate]:
+    return [Candidate(norm, exponent, mantissa) for mantissa in GRID_ORDER]
+
+
+def _gain(outcome: Outcome) -> float:
+    return -math.inf if outcome.gain is None else outcome.gain
 
 
 @dataclass(frozen=True)
