@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from filelock import FileLock
+from synthetic import finding_of, response
 
 from gasam.experiments import studies
 from gasam.experiments.families import Metric
@@ -20,6 +22,7 @@ from gasam.experiments.search.journal import Journal
 from gasam.experiments.search.strategy import Candidate
 from gasam.experiments.search.trial import BehindBaseline, Withheld, WithheldError, Worth, try_out
 from gasam.experiments.storage import write_json
+from gasam.experiments.tasks import Origin
 from gasam.experiments.train import run
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
@@ -36,6 +39,7 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     assert f"use --norm inf --epsilon {best.epsilon:g}: accuracy" in ended.out
     assert found.one(best)["valid"] == max(one["valid"] for one in found.tries if one["valid"] is not None)
     assert file.with_suffix(".png").stat().st_size > 5000
+    assert "; more --budget would try more)" in ended.out
     assert not list((tmp_path / "tuning" / "tries").glob("*/*.pt"))
     again = command(*ARGUMENTS, "--budget", "2", "--out", tmp_path, "--json")
     assert json.loads(again.out)["tries"] == list(found.tries)  # nothing was run a second time
@@ -229,8 +233,8 @@ def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     plan = make("imdb", "ga-sam", "small")
     with (
-        FileLock(tmp_path / "tuning" / "ga-sam.lock"),
-        pytest.raises(ValueError, match=r"^ga-sam is still being tuned: wait for it, or use its"),
+        FileLock(tmp_path / "tuning" / "ga-sam-inf.lock"),
+        pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: wait for it, or use its"),
     ):
         finding.with_tuned_radius(plan, tmp_path)
     assert finding.with_tuned_radius(plan, tmp_path).choice.epsilon == 5e-3
@@ -240,12 +244,19 @@ def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     plan = make("imdb", "ga-sam", "small")
     assert finding.with_tuned_radius(plan, tmp_path).choice.epsilon == 5e-3
+    borrowed = finding.with_tuned_radius(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
+    assert (borrowed.epsilon, borrowed.epsilon_source) == (5e-3, "tuned on validation for the usual walk, 1 try")
     given = make("imdb", "ga-sam", "small", walk={"epsilon": 0.1})
     with pytest.raises(ValueError, match="is given a radius and is to use the tuned one"):
         finding.with_tuned_radius(given, tmp_path)
     [file] = (tmp_path / "tuning").glob("*.json")
     raw = json.loads(file.read_text())
-    for changed in ({"data": "other"}, {"settings": raw["settings"] | {"epochs": 3}}, {"name": "ga-sam-grid"}):
+    for changed in (
+        {"data": "other"},
+        {"seed": 1},
+        {"settings": raw["settings"] | {"epochs": 3}},
+        {"name": "ga-sam-grid"},
+    ):
         write_json(file, raw | changed)
         with pytest.raises(ValueError, match=r"nothing in .* says which epsilon ga-sam needs on imdb"):
             finding.with_tuned_radius(plan, tmp_path)
@@ -273,7 +284,7 @@ def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     searched(tmp_path, "ga-sam", "2", -1, 2)
     rows = {row.label: row for row in studies.load("table3").rows}
-    chosen = {label: row.plan("table3", "imdb", "small", 1, tmp_path).choice for label, row in rows.items()}
+    chosen = {label: row.plan("table3", "imdb", "small", 1, tuned=tmp_path).choice for label, row in rows.items()}
     assert {label: choice.epsilon for label, choice in chosen.items() if label.startswith("L")} == pytest.approx(
         {f"L2, {x} x": 0.2 * float(x) for x in ("0.1", "0.5", "1", "5", "10", "50")}
         | {f"L-inf, {x} x": 5e-3 * float(x) for x in ("0.2", "0.5", "0.8", "1", "2", "5")}
@@ -285,9 +296,24 @@ def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
     assert len({choice.epsilon for label, choice in chosen.items() if label.startswith("K")}) == 1
 
 
+def test_search_of_a_study_is_for_the_data_that_it_is_given(tmp_path):
+    searched(tmp_path, "ga-sam", "inf", -3, 5)
+    elsewhere = Origin(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"imdb needs .* in .*elsewhere"):
+        studies.load("table3").plans("small", ["imdb"], [1], origin=elsewhere, tuned=tmp_path)
+
+
+def test_a_search_is_finished_when_nothing_more_would_be_tried():
+    tries = [response(80.0, exponent=-3), response(None, exponent=-2, end=3)]
+    cut = finding_of("imdb", "sam", tries, exponents=(-3, -2))
+    grid = [response(79.0, exponent=-3, mantissa=mantissa) for mantissa in (2, 5, 8)]
+    assert not cut.finished
+    assert replace(cut, tries=(*cut.tries, *grid)).finished
+
+
 def test_ladder_without_a_search_in_its_norm_names_the_cure(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     with pytest.raises(
         ValueError, match=r"run `gasam tune imdb --method ga-sam --size small --norms 2 --out .*` first"
     ):
-        studies.load("table3").plans("small", ["imdb"], [1], tmp_path)
+        studies.load("table3").plans("small", ["imdb"], [1], tuned=tmp_path)

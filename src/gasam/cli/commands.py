@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -161,18 +160,19 @@ def reproduce(
     from gasam.cli.sessions import run_many, show
     from gasam.cli.studies import reproduce_figure
     from gasam.experiments import figures, studies
+    from gasam.experiments.errors import InputError
     from gasam.experiments.report.comparison import study_table
     from gasam.experiments.tasks import Origin
 
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
     if study in figures.NAMES:
+        if tuned:
+            raise InputError(f"{study} takes the paper's radii: leave --tuned out")
         reproduce_figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, out, cpu, json)
         return
     table = studies.load(study)
-    plans = [
-        replace(plan, origin=Origin(data_dir)) for plan in table.plans(size, chosen, numbers, out if tuned else None)
-    ]
+    plans = table.plans(size, chosen, numbers, origin=Origin(data_dir), tuned=out if tuned else None)
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
     show(study_table(table, found, size), found, done, out / "tables" / f"{study}-{size}", json)
@@ -194,6 +194,8 @@ def results(
     from gasam.experiments.report.comparison import as_json, comparison
 
     if write is not None:
+        if json or folder != RUNS:
+            raise InputError("--write takes the records of that checkout's results folder: leave FOLDER and --json out")
         for file in pages.write(write):
             typer.echo(f"wrote {file}")
         return

@@ -20,6 +20,7 @@ from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
 from gasam.experiments.radii import PAPER
 from gasam.experiments.search.finding import with_tuned_radius
+from gasam.experiments.tasks import Origin
 
 Walk = Mapping[str, Any]
 
@@ -59,9 +60,11 @@ class Row:
     own: Mapping[str, Walk]
     expected: Mapping[str, Expected]
 
-    def plan(self, study: str, task: str, size: str, seed: int, tuned: Path | None = None) -> Plan:
+    def plan(
+        self, study: str, task: str, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None
+    ) -> Plan:
         """`tuned` is a folder whose searches say how far to walk, instead of the paper."""
-        made = plan.make(task, self.method, size, seed, walk=self.walk[task])
+        made = plan.make(task, self.method, size, seed, origin=origin, walk=self.walk[task])
         rung = "epsilon" in self.walk[task]
         if tuned is not None:
             return with_tuned_radius(made, tuned, self.times(task) if rung else None)
@@ -100,6 +103,8 @@ class Study:
         size: str,
         tasks: Sequence[str] | None = None,
         seeds: Sequence[int] | None = None,
+        *,
+        origin: Origin | None = None,
         tuned: Path | None = None,
     ) -> list[Plan]:
         """Every run that the table needs, each once, though two rows may be the same walk."""
@@ -109,7 +114,7 @@ class Study:
             raise InputError(f"{self.name} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
         unique: dict[str, Plan] = {}
         for task, row, seed in product(chosen, self.rows, self.seeds if seeds is None else seeds):
-            run = row.plan(self.name, task, size, seed, tuned)
+            run = row.plan(self.name, task, size, seed, origin=origin, tuned=tuned)
             unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
         return list(unique.values())
 

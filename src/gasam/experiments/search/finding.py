@@ -14,9 +14,10 @@ from filelock import FileLock, Timeout
 from gasam.experiments import tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Metric
+from gasam.experiments.methods import choose
 from gasam.experiments.plan import Plan
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.search.strategy import NORMS, Candidate, Outcome, best_of
+from gasam.experiments.search.strategy import NORMS, Candidate, Outcome, TwoStages, best_of
 from gasam.experiments.search.trial import Worth
 
 if TYPE_CHECKING:
@@ -79,15 +80,21 @@ class Finding:
         return next(one for one in self.tries if candidate_of(one) == candidate)
 
     def serves(self, plan: Plan, data_hash: str) -> bool:
-        """Whether it was found for what the plan trains."""
+        """Whether it was found for what the plan trains, and with a seed that the plan does not test."""
         ours = (self.task, self.size, self.method, self.settings, self.data)
         config = plan.config()
         theirs = (plan.task, plan.size, plan.choice.method, config["settings"], data_hash)
-        return ours == theirs and not self.full_grid
+        return ours == theirs and self.seed != plan.seed and not self.full_grid
 
     @property
     def full_grid(self) -> bool:
         return self.name.endswith(GRID)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search would try nothing more, in the norms that it began with."""
+        norms = tuple(dict.fromkeys(candidate_of(one).norm for one in self.tries))
+        return not TwoStages(norms, *self.exponents, self.tolerance).propose(self.outcomes(norms))
 
     @property
     def tried(self) -> str:
@@ -108,6 +115,7 @@ class Finding:
         cost = one["gradient_evaluations"] / plain["gradient_evaluations"]
         beaten = "" if (self.outcomes()[best].gain or 0.0) > 0 else "; no radius is better than none"
         spent += "; the best of them, on the split that chose it"
+        spent += "" if self.finished or self.full_grid else "; more --budget would try more"
         return (
             f"{self.method} on {self.task}: use --norm {_norm(best.norm)} --epsilon {best.epsilon:g}: "
             f"{self.metric.name} {one['valid']:.2f} on validation, {gain:+.2f} to the baseline's {plain['valid']:.2f}, "
@@ -132,7 +140,7 @@ def read(file: Path) -> Finding:
 
 def read_all(folder: Path) -> Iterator[Finding]:
     """Of a folder of results, in the order of their names."""
-    return map(read, sorted((folder / "tuning").glob("*.json")))
+    return map(read, _files(folder))
 
 
 def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> Plan:
@@ -146,9 +154,8 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
         raise InputError(
             f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
         )
-    data_hash = plan.data()["hash"]
     norms = NORMS if times is None else (plan.choice.norm,)
-    found = next((each for each in read_all(folder) if each.serves(plan, data_hash) and each.chosen(norms)), None)
+    found = _found_for(plan, folder, norms)
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:
         wanted = "" if times is None else f" --norms {_norm(plan.choice.norm)}"
@@ -156,22 +163,44 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
         raise InputError(
             f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
             f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted} "
-            f"--out {folder}` first, with the same --epochs, --set and files"
+            f"--out {folder}` first, with the same --epochs, --set and files and another --seed"
         )
-    _await_end(folder / "tuning" / f"{found.name}.lock")
-    source = found.tried if times is None else f"{times:g} x"
+    source = f"tuned on validation{_for_whom(plan)}, {found.tried if times is None else f'{times:g} x'}"
     epsilon = float(f"{best.epsilon * (times or 1):.6g}")
-    choice = replace(plan.choice, norm=best.norm, epsilon=epsilon)
-    return replace(plan, choice=replace(choice, epsilon_source=f"tuned on validation, {source}"))
+    return replace(plan, choice=replace(plan.choice, norm=best.norm, epsilon=epsilon, epsilon_source=source))
 
 
-def _await_end(lock: Path) -> None:
+def _found_for(plan: Plan, folder: Path, norms: Sequence[float]) -> Finding | None:
+    data_hash = plan.data()["hash"]
+    for file in _files(folder):
+        if read(file).serves(plan, data_hash):
+            found = _at_its_end(file)
+            if found.chosen(norms):
+                return found
+    return None
+
+
+def _for_whom(plan: Plan) -> str:
+    """A search is for the method's usual walk, with fresh noise: another one may borrow its radius, and says so."""
+    radius = {"norm": plan.choice.norm, "epsilon": plan.choice.epsilon}
+    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, radius)
+    return "" if plan.choice.identity() == usual.identity() else " for the usual walk"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / "tuning").glob("*.json"))
+
+
+def _at_its_end(file: Path) -> Finding:
     """What a search has found so far is not yet what it will choose."""
+    lock = file.with_suffix(".lock")
+    if not lock.exists():
+        return read(file)
     try:
-        if lock.exists():
-            FileLock(lock).acquire(timeout=1).lock.release()
+        with FileLock(lock, timeout=1):
+            return read(file)
     except Timeout:
-        raise InputError(f"{lock.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None
+        raise InputError(f"{file.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None
 
 
 def _norm(norm: float) -> str:
