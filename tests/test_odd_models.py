@@ -1,4 +1,4 @@
-"""Models as they come: unused, frozen, tied, mixed, shared, empty, changing weights."""
+"""Models as they come: unused, frozen, tied, mixed, empty, changing weights."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, SharpnessAware, asam, ga_sam, sam
+from gasam import Perturbation, SharpBackward, asam, ga_sam, sam
 from gasam.trace import CLIMBED, NO_GRADIENT
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
@@ -219,50 +219,3 @@ def test_last_keeps_no_graph_and_no_large_tensor():
     sharp(lambda: cross_entropy(model(x), y))
     kept = [*sharp.last.losses, *sharp.last.norms, sharp.last.active]
     assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("rows", [3, 20_000])
-def test_parameters_that_share_their_storage_come_home(steps, rows):
-    """Weights tied by their data: the second is saved after the first has moved."""
-    words, out = nn.Embedding(rows, 4), nn.Linear(4, rows, bias=False)
-    out.weight.data = words.weight.data
-    before = words.weight.detach().clone()
-    sharp = SharpBackward([*words.parameters(), *out.parameters()], ga_sam(0.05, steps=steps))
-    for _ in range(3):
-        sharp(lambda: cross_entropy(out(words(torch.tensor([0, 1, 2]))), torch.tensor([1, 2, 0])))
-    assert sharp.last.active == CLIMBED
-    assert same_bits([words.weight], [before])
-
-
-@pytest.mark.parametrize("risk", ["mean", "final"])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("entry", ["backward", "closure"])
-def test_gradients_that_share_their_storage_are_folded_one_by_one(risk, steps, entry):
-    """Autograd may leave one tensor as the gradient of two parameters, each a view of it."""
-    perturbation = dataclasses.replace(sam(0.1), risk=risk, steps=steps)
-
-    def gradients(copies: bool):
-        first = nn.Parameter(torch.linspace(-1, 1, 4).double().reshape(2, 2))
-        second = nn.Parameter(torch.linspace(0, 2, 4).double().reshape(4, 1))
-
-        def loss():
-            parts = first.view(-1), second.view(-1)
-            if copies:
-                parts = parts[0] * 1.0, parts[1] * 1.0
-            return ((parts[0] + parts[1]) ** 2).sum()
-
-        if entry == "backward":
-            SharpBackward([first, second], perturbation)(loss)
-        else:
-            optimizer = SharpnessAware(torch.optim.SGD([first, second], lr=0.0), perturbation)
-
-            def closure():
-                value = loss()
-                value.backward()
-                return value
-
-            optimizer.step(closure)
-        return flat([first.grad, second.grad])
-
-    assert error(gradients(copies=False), gradients(copies=True)) < EXACT

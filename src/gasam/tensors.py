@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -233,10 +234,21 @@ def added(total: Tensor | None, gradient: Tensor) -> Tensor:
 
 
 def aliased(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether two of them begin at one place of one storage, as autograd may leave them: adding in place is wrong."""
+    """Whether two of them may overlap in one storage, as autograd may leave them: adding in place is wrong."""
     here = [local(g) for g in gradients if g is not None and not g.is_sparse]
-    places = [(g.untyped_storage()._cdata, g.storage_offset()) for g in here]
-    return len(set(places)) < len(places)
+    storages = [g.untyped_storage()._cdata for g in here]
+    if len(set(storages)) == len(storages):
+        return False
+    spans = sorted((at, *_span(g)) for at, g in zip(storages, here, strict=True) if g.numel())
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(spans))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """From which byte of its storage to which one it may lie."""
+    start, size, length = int(tensor.storage_offset()), tensor.element_size(), tensor.numel()
+    if not tensor.is_contiguous():
+        length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start * size, (start + length) * size
 
 
 def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
