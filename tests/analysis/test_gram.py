@@ -5,13 +5,14 @@ import torch
 from curvature import dense_values
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import linear, relu
+from torch.nn.functional import cross_entropy, linear, relu
 
+from gasam.analysis.examples import example_gradients
 from gasam.analysis.factors import factored
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.analysis.spectrum import top_eigenvalues
-from problems import batch
+from problems import batch, network
 from tolerances import EXACT, error
 
 OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
@@ -96,3 +97,57 @@ def test_factors_make_the_gradients():
         assert error(torch.outer(found[0][0][i], found[0][1][i]), inner) < EXACT
         assert error(found[1][0][i], bias) < EXACT
         assert error(torch.outer(found[2][0][i], found[2][1][i]), outer) < EXACT
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Parameter(torch.eye(12))
+
+    def forward(self, x):
+        return x @ self.turn
+
+
+@pytest.mark.parametrize("size", [2.0, 3.6, 4.5])
+def test_examples_that_are_each_others_negatives_are_never_cut_apart(size):
+    """Alone each loss is 0; in the batch it is 11 exp(-size^2), which float32 rounds to 0 for the last size.
+
+    A slope of 1e-5 that is left of 1 - p has two digits in float32.
+    """
+
+    def losses(outputs, batch):
+        return cross_entropy(outputs @ batch[0].T, torch.arange(len(outputs)), reduction="none")
+
+    model, objective, data = Turned(), Objective(lambda m, b: m(b[0]), losses), [(size * torch.eye(12),)]
+    dense = top_eigenvalues(model, objective, data, 12, method="dense").values
+    assert dense.min() > 0
+    assert error(top_eigenvalues(model, objective, data, 12, method="gram").values, dense) < 1e-2
+
+
+@pytest.mark.parametrize("factor", [1.0, 160.0, 400.0], ids=["ordinary", "tiny", "zero"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_cut_apart_however_small_their_losses(factor, dtype):
+    """One pass back through the whole batch says whether they may be; all others are through single rows."""
+    model, (x, _) = network(dtype), batch(dtype, rows=12)
+    y = model(x).argmax(1)
+    objective = Objective(lambda m, b: factor * m(b[0]), CrossEntropy())
+    passes, losses = [], objective(model, (x, y))
+    losses.register_hook(passes.append)
+    for i, found in enumerate(example_gradients(model, objective, (x, y), losses, weights := list(model.parameters()))):
+        expected = torch.autograd.grad(losses[i], weights, retain_graph=True)
+        passes.pop()
+        assert all(error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
+    assert len(passes) == 1
+
+
+def test_shuffled_batches_are_noticed_however_small_their_losses():
+    class Shuffled(list):
+        def __iter__(self):
+            self.reverse()
+            return super().__iter__()
+
+    model, (x, _) = network(torch.float32), batch(torch.float32, rows=12)
+    y = model(x).argmax(1)
+    objective = Objective(lambda m, b: 40 * m(b[0]), lambda z, b: 1e-6 * cross_entropy(z, b[1], reduction="none"))
+    with pytest.raises(ValueError, match="same order each time"):
+        top_eigenvalues(model, objective, Shuffled(zip(x.split(6), y.split(6), strict=True)), 2, method="gram")

@@ -11,34 +11,42 @@ from torch.autograd import grad
 
 from gasam.analysis.gradients import squared_norm
 from gasam.analysis.objective import Objective
+from gasam.analysis.products import dense
+
+Gradients = tuple[Tensor | None, ...]
 
 
 def example_gradients(
     model: nn.Module, objective: Objective, batch: Any, losses: Tensor, weights: Sequence[Tensor]
-) -> Iterator[tuple[Tensor | None, ...]]:
+) -> Iterator[Gradients]:
     """Of each of the batch's losses, in order; None for a weight that it does not depend on.
 
     They cost least when each example is alone in its batch, so the batch is cut into rows where that gives the very
-    losses that the whole batch gave; else a loss is sent back through the whole batch.
+    losses that the whole batch gave, and of the largest one the very gradient: losses that depend on each other's rows
+    may round to the same numbers. Else a loss is sent back through the whole batch.
     """
-    rows = len(losses)
+    rows, sizes = len(losses), losses.detach().abs()
+    largest = int(sizes.argmax())
 
-    def alone(dimension: int, i: int) -> Tensor | None:
+    def together(i: int) -> Gradients:
+        return grad(losses[i], weights, retain_graph=True, allow_unused=True)
+
+    def alone(dimension: int, i: int) -> Gradients | None:
         try:
             found = objective(model, row(batch, dimension, i, rows))
         except Exception:  # whatever the user's code makes of half a batch, there is another way
             return None
-        equal = found.requires_grad and same(found.detach(), losses[i : i + 1].detach())
-        return found.squeeze(0) if equal else None
+        equal = found.requires_grad and same(found.detach(), losses[i : i + 1].detach(), sizes[largest])
+        return grad(found.squeeze(0), weights, allow_unused=True) if equal else None
 
-    counted = (d for d in (0, 1) if rows > 1 and all(alone(d, i) is not None for i in (0, rows - 1)))
-    dimension = next(counted, None)
+    def cuts(dimension: int) -> bool:
+        single = alone(dimension, largest)
+        return single is not None and alike(single, together(largest))
+
+    dimension = next((d for d in (0, 1) if rows > 1 and cuts(d)), None)
     for i in range(rows):
-        loss = None if dimension is None else alone(dimension, i)
-        if loss is None:
-            yield grad(losses[i], weights, retain_graph=True, allow_unused=True)
-        else:
-            yield grad(loss, weights, allow_unused=True)
+        single = None if dimension is None else alone(dimension, i)
+        yield together(i) if single is None else single
 
 
 def row(batch: Any, dimension: int, i: int, rows: int) -> Any:
@@ -54,10 +62,17 @@ def row(batch: Any, dimension: int, i: int, rows: int) -> Any:
     return batch
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
-    """Alone or in a batch, a loss is rounded differently."""
+def same(found: Tensor, expected: Tensor, size: Tensor) -> bool:
+    """Alone or in a batch, a loss is rounded differently: by a share of `size`, the largest loss beside it."""
     near = torch.finfo(expected.dtype).eps ** 0.5
-    return found.shape == expected.shape and bool(torch.allclose(found, expected, rtol=near, atol=near))
+    return found.shape == expected.shape and bool(((found - expected).abs() <= near * size).all())
+
+
+def alike(found: Gradients, expected: Gradients) -> bool:
+    """Two gradients of one loss, rounded differently."""
+    away = [a if b is None else b if a is None else dense(a) - dense(b) for a, b in zip(found, expected, strict=True)]
+    eps = max((torch.finfo(part.dtype).eps for part in expected if part is not None), default=0.0)
+    return bool(squares(away).sum() <= eps * squares(expected).sum())
 
 
 def squares(gradients: Sequence[Tensor | None]) -> Tensor:
