@@ -171,3 +171,25 @@ def test_gradient_that_turns_sparse_in_a_later_pass(rows):
     SharpBackward(words.parameters(), ga_sam(0.05, steps=2))(loss)
     assert same_bits([words.weight], [before])
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("shape", [(5, 3), (400, 50)], ids=["small", "large"])
+def test_gradient_that_is_sparse_within_its_rows_equals_dense(granularity, shape):
+    """As gather gives it: the same row comes several times."""
+    places = torch.tensor([[0, 1, 2], [3, 1, 0]])
+    for norm, steps, risk in itertools.product((2.0, math.inf), (1, 2), ("mean", "final")):
+        perturbation = Perturbation(epsilon=0.05, norm=norm, granularity=granularity, steps=steps, risk=risk)
+        results = []
+        for sparse in (False, True):
+            torch.manual_seed(0)
+            table = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+            before = table.detach().clone()
+            sharp = SharpBackward([("table", table)], perturbation)
+            sharp(lambda t=table, s=sparse: torch.gather(t, 0, places, sparse_grad=s).pow(3).sum())
+            assert same_bits([table], [before])
+            assert table.grad.is_sparse == sparse
+            gradient = table.grad.to_dense()
+            results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), gradient))
+        for dense, found in zip(*results, strict=True):
+            assert error(found, dense) < EXACT

@@ -209,8 +209,9 @@ class Weights:
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    """Whether its gradient is sparse; one without any row is as good as dense."""
-    return tensor.grad is not None and tensor.grad.is_sparse and tensor.grad._nnz() > 0
+    """Whether its gradient is one of rows; without any, or sparse within them, it is as good as dense."""
+    grad = tensor.grad
+    return grad is not None and grad.is_sparse and grad.sparse_dim() == 1 and grad._nnz() > 0
 
 
 def _largest(values: Tensor) -> Tensor:
