@@ -59,6 +59,27 @@ def test_modes_and_gradients_are_as_before_also_after_an_error():
     assert model[0][2].weight.grad is None
 
 
+def test_mean_loss_is_of_eval_mode_and_changes_nothing():
+    model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
+    model[1].eval()
+    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
+    modes = [module.training for module in model.modules()]
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    found = mean_loss(model, OBJECTIVE, uneven())
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model[0][0].weight.grad is kept
+    x, y = batch(rows=12)
+    assert error(found, cross_entropy(model.eval()(x), y)) < EXACT
+
+
+def test_mean_loss_needs_no_weight_to_learn_and_goes_through_the_batches_once():
+    model = network()
+    expected = mean_loss(model, OBJECTIVE, uneven())
+    assert mean_loss(model.requires_grad_(False), OBJECTIVE, iter(uneven())) == expected
+
+
 def test_likelihoods_are_torch_losses_by_row():
     outputs, classes = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
     classes[1, 2:] = -100

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.corruption import Offset, applied, held, matched
-from gasam.analysis.objective import Batches, Objective, examined, mean_loss
+from gasam.analysis.objective import Batches, Objective, examined, propagate
 from gasam.analysis.values import Result, Watch, check_number, check_radius, check_shape, check_whole
 from gasam.tensors import inverse, wide
 
@@ -58,7 +58,7 @@ def line(
     with examined(model, batches):
         for done, alpha in enumerate(at, start=1):
             with place(alpha):
-                losses.append(mean_loss(model, objective, batches))
+                losses.append(propagate(model, objective, batches))
             if watch is not None:
                 watch(done, len(at))
     return Line(tuple(at), tuple(losses))
@@ -93,7 +93,7 @@ def plane(
             losses.append([])
             for y in axis:
                 with applied(model, _combined(first, x, second, y)):
-                    losses[-1].append(mean_loss(model, objective, batches))
+                    losses[-1].append(propagate(model, objective, batches))
                 if watch is not None:
                     watch(sum(map(len, losses)), points**2)
     return Plane(axis, tuple(map(tuple, losses)))

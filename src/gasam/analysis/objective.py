@@ -49,8 +49,7 @@ Named = dict[str, nn.Parameter]
 def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
     """The weights that need a gradient, by name, the model in eval mode and without gradients.
 
-    Modes and gradients are as before afterwards, also when interrupted. Weights are moved by the walk and `displaced`
-    alone, which bring them home themselves.
+    All is as before afterwards, as `evaluated` has it.
     """
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights:
@@ -60,6 +59,17 @@ def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
             "batches must be something that can be gone through again and again, such as a list or a DataLoader, "
             f"got {type(batches).__name__}: give list(batches)"
         )
+    with evaluated(model):
+        yield weights
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode and without gradients.
+
+    Modes and gradients are as before afterwards, also when interrupted. Weights are moved by the walk and `displaced`
+    alone, which bring them home themselves.
+    """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(weight, weight.grad) for weight in model.parameters()]
 
@@ -72,7 +82,7 @@ def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
     try:
         model.eval()
         clear_gradients(model)
-        yield weights
+        yield
     finally:
         surely(put_back)
 
@@ -99,6 +109,13 @@ def example_losses(model: nn.Module, objective: Objective, batches: Batches) -> 
 
 
 def mean_loss(model: nn.Module, objective: Objective, batches: Batches) -> float:
+    """L(w), the model in eval mode, and as before afterwards."""
+    with evaluated(model):
+        return propagate(model, objective, batches)
+
+
+def propagate(model: nn.Module, objective: Objective, batches: Batches) -> float:
+    """The mean loss where the weights are, in the mode that the model is in."""
     return float(example_losses(model, objective, batches).mean())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gasam.analysis.attack import attack, passes_of, plain
 from gasam.analysis.corruption import applied, length, random_corruption
 from gasam.analysis.curve import Curve, Point
-from gasam.analysis.objective import Batches, Objective, examined, mean_loss
+from gasam.analysis.objective import Batches, Objective, examined, propagate
 from gasam.analysis.values import Watch, check_number, check_radius, check_whole
 
 TABLE4: dict[float, tuple[float, ...]] = {2.0: (0.05, 0.1, 0.2), math.inf: (1e-4, 2e-4, 5e-4)}
@@ -63,7 +63,7 @@ def robustness(
     probe = _Probe(model, objective, batches, metric, norm, steps, restarts, draws, seed, watch)
     wanted = None if radii is None else _checked(radii)
     with examined(model, batches) as weights:
-        loss = mean_loss(model, objective, batches)
+        loss = propagate(model, objective, batches)
         clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, probe.judge(), (), floor)
 
         def measure(radius: float) -> Point:
@@ -115,7 +115,7 @@ class _Probe:
         random: list[tuple[float, float]] = []
         for draw in range(self.draws):
             with applied(self.model, random_corruption(self.model, radius, self.norm, seed=self.seed + draw)):
-                random.append((mean_loss(self.model, self.objective, self.batches), self.judge()))
+                random.append((propagate(self.model, self.objective, self.batches), self.judge()))
             watch(walked + 3 + 2 * draw)
         losses, metrics = zip(*random, strict=True) if random else ((), ())
         return Point(radius, found.loss, metric, _mean(losses), _mean(metrics))

@@ -11,7 +11,7 @@ from itertools import islice
 from torch import nn
 
 from gasam.analysis.attack import check_home, random_start
-from gasam.analysis.objective import Batches, Objective, back_propagate, each, examined, mean_loss
+from gasam.analysis.objective import Batches, Objective, back_propagate, each, examined, propagate
 from gasam.analysis.values import Result, Watch, check_number, check_whole
 from gasam.ascent import climb
 from gasam.layout import Weights
@@ -115,7 +115,7 @@ class _Rises:
         def evaluate(k: int) -> Pass:
             if k == 0:
                 return self.clean
-            return Pass(self.clean.loss.new_tensor(mean_loss(self.model, self.objective, self.batch)))
+            return Pass(self.clean.loss.new_tensor(propagate(self.model, self.objective, self.batch)))
 
         return self._visited(evaluate, start, visits=2)[1]
 
