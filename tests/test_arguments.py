@@ -80,6 +80,21 @@ def test_module_granularity_needs_names():
     SharpBackward(network().named_parameters(), perturbation)
 
 
+def groups_of_two(*prefixes):
+    return [{"params": list(network().named_parameters(prefix=prefix))} for prefix in prefixes]
+
+
+@pytest.mark.parametrize("make", [SharpBackward, lambda g, p: SharpnessAware(torch.optim.SGD(g, lr=0.1), p)])
+def test_module_granularity_needs_the_names_of_two_models_apart(make):
+    """Else the modules that share a name would share a scale."""
+    perturbation = Perturbation(epsilon=0.1, granularity="module")
+    with pytest.raises(ValueError, match=r"name once, got '0\.weight' twice, .* prefix for each") as caught:
+        make(groups_of_two("", ""), perturbation)
+    assert "\n" not in str(caught.value)
+    make(groups_of_two("first", "second"), perturbation)
+    make(groups_of_two("", ""), ga_sam(0.1))
+
+
 def test_step_without_closure_is_told():
     optimizer = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1), ga_sam(0.1))
     with pytest.raises(RuntimeError, match=r"needs a closure .* use SharpBackward"):

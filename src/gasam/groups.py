@@ -84,3 +84,19 @@ class Groups:
         self.sizes[group] += 0 if self.counted else size
         self.dimensions[group] = max(self.dimensions[group], dimensions)
         return group
+
+
+def check_names(granularity: str, names: Sequence[str] | None) -> None:
+    if granularity != "module":
+        return
+    if names is None:
+        raise ValueError(
+            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
+            "model.parameters(), to the base optimizer where there is one"
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as of two models: give "
+            "model.named_parameters(prefix=...) with a prefix for each"
+        )

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from gasam.groups import Groups
+from gasam.groups import Groups, check_names
 from gasam.sharded import Kind, by_sharding, forget_derived, is_sharded, kinds_of, local, sharding, shardings_of
 from gasam.tensors import Bundle, Slice, SparseRows, Stretch, wide
 
@@ -138,16 +138,9 @@ class Weights:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"walking": False, "moved": [], "_signature": None, "_stretches": (), "_layout": None}
 
-    def check(self, granularity: str) -> None:
-        if granularity == "module" and self.names is None:
-            raise ValueError(
-                "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-                "model.parameters(), to the base optimizer where there is one"
-            )
-
     def taking_part(self, granularity: str) -> Layout:
         """The layout of the tensors that have a gradient now."""
-        self.check(granularity)
+        check_names(granularity, self.names)
         present = [t for t in self.tensors if t.grad is not None and t.requires_grad]
         sparse = [t for t in present if t.grad.is_sparse and _has_rows(t)]  # type: ignore[union-attr]
         dense = [t for t in present if not _has_rows(t)] if sparse else present

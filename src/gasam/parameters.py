@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gasam.groups import check_names
 from gasam.layout import Weights
 from gasam.perturbation import Perturbation
 from gasam.sharded import check_sharding, is_sharded
@@ -53,7 +54,7 @@ def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
     moving = [entry for entry in entries if entry.perturb]
     names = [entry.name for entry in moving if entry.name is not None]
     weights = Weights([entry.tensor for entry in moving], names if len(names) == len(moving) else None)
-    weights.check(perturbation.granularity)
+    check_names(perturbation.granularity, weights.names)
     return weights
 
 
