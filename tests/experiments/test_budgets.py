@@ -115,6 +115,16 @@ def test_the_tuned_radius_answers_for_its_method():
     assert "Does GA-SAM (tuned: L-inf 0.0005) still win when the baseline may spend as much? Yes" in page(runs)
 
 
+def test_a_longer_baseline_that_chose_the_same_epochs_is_called_the_same_model():
+    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
+    twin = [run | {"best_epoch": EPOCHS} for run in longer("imdb", BASELINE)]
+    _, note = budget_table([*runs, *twin], "imdb", "small").notes
+    assert note.startswith(f"Baseline (epochs {2 * EPOCHS}) took the same epochs as Baseline with every seed")
+    twin[0]["best_epoch"] += 1
+    _, note = budget_table([*runs, *twin], "imdb", "small").notes
+    assert note.startswith(f"Baseline (epochs {2 * EPOCHS}) has 84.42")
+
+
 def test_shared_masks_are_compared_with_fresh_ones_of_the_same_walk():
     fresh = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
     shared = records_of("imdb", {"ga-sam": moved(2, 0.1)}, walk={"same_noise": True})

@@ -214,7 +214,7 @@ def test_notes_say_what_differs_from_the_paper():
     runs = [record("imdb", size="tiny", data={"hash": "x", "notes": ["two classes instead of three"]})]
     notes = report.comparison(runs, "imdb", "tiny").notes
     assert "Data: two classes instead of three." in notes
-    [numbers] = [note for note in notes if note.startswith("Size tiny: ")]
+    [numbers] = [note for note in notes if note.startswith("These runs: ")]
     assert re.search(r"epochs 2\b.*; the paper has .*epochs 10\b", numbers)
     assert "learning rate" not in numbers
     assert not report.comparison([record("imdb", size="paper")], "imdb", "paper").notes

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic import COMMIT, record, records_of
+from synthetic import COMMIT, finding_of, record, records_of, response
 
 from gasam.experiments.errors import InputError
 from gasam.experiments.report import pages as results
+from gasam.experiments.storage import write_json
 
 ROOT = Path(__file__).parents[2]
 README = "# gasam\n\nBefore.\n\n<!-- results -->\nold\n<!-- /results -->\n\nAfter.\n"
@@ -56,6 +57,30 @@ def test_readme_keeps_all_that_is_outside_of_the_markers(tmp_path):
     assert "| GA-SAM | 86.03 ± 0.17 (+1.60, paper +1.69) |" in text
 
 
+def test_readme_says_what_diverged_and_leaves_the_papers_number_to_its_own_budget(tmp_path):
+    runs = records_of("imdb", {"baseline": [84.4, 84.5], "ga-sam": [86.0, None], "sam": [None, None]})
+    longer = records_of("ptb", {"baseline": [190.0]}, settings={"epochs": 99})
+    results.write(checkout(tmp_path, [*runs, *longer, *records_of("ptb", {"ga-sam": [180.0]})]))
+    text = (tmp_path / "README.md").read_text()
+    assert "| GA-SAM | 86.00, 1 of 2 diverged (" in text
+    assert "| SAM | diverged" in text
+    assert "| 190.00 (epochs 99) |" in text
+
+
+def test_a_picture_that_is_missing_is_drawn_again(tmp_path):
+    results.write(checkout(tmp_path, records_of("imdb", SCORES)))
+    found = finding_of("imdb", "sam", [response(81.0, exponent=-3)])
+    write_json(tmp_path / "results" / "tuning" / "a.json", found.as_json())
+    picture = tmp_path / "docs" / "figures" / "tuning-imdb-small.svg"
+    results.write(tmp_path)
+    drawn = picture.read_bytes()
+    picture.unlink()
+    assert results.stale(tmp_path) == ["docs/figures/tuning-imdb-small.svg"]
+    assert results.write(tmp_path) == [picture]
+    assert results.stale(tmp_path) == []
+    assert len(picture.read_bytes()) == len(drawn)
+
+
 def test_readme_without_markers_is_refused(tmp_path):
     checkout(tmp_path, []).joinpath("README.md").write_text("# gasam\n")
     with pytest.raises(InputError, match="has no place for results"):
@@ -86,7 +111,7 @@ def test_page_says_beside_each_table_where_it_comes_from():
     found = sections(page)
     imdb = found["imdb, size small"]
     assert "Data: two classes instead of three." in imdb
-    assert "Size small: " in imdb
+    assert "These runs: " in imdb
     assert f"From 8 runs of commit {COMMIT[:7]}. " in imdb
     assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
     assert "From 1 run of commit fffffff with changes. " in found["ptb, size small"]
@@ -156,7 +181,7 @@ def test_a_paragraph_tells_the_papers_claim_ours_what_differs_and_what_fails():
     assert "Reproduced: GA-SAM. Not reproduced: SAM (worse), ASAM (one seed)." in text
     assert "Not run: Layer-SAM, Multi-step Defense." in text
     assert "Data: two classes instead of three." in text
-    assert "Size small: " in text
+    assert "These runs: " in text
 
 
 def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):

@@ -175,7 +175,7 @@ def test_interrupted_search_proposes_the_same(peak, cut, seed):
 
 def test_radii_are_the_numbers_that_people_write():
     assert [Candidate(INF, -4, m).epsilon for m in MANTISSAS] == [1e-4, 2e-4, 5e-4, 8e-4]
-    assert str(Candidate(2.0, -3, 5)) == "L-2 0.005"
+    assert str(Candidate(2.0, -3, 5)) == "L2 0.005"
     below = [Candidate(INF, -3, 2)]
     while len(below) < 6:
         below.append(below[-1].below())

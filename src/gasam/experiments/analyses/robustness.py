@@ -116,9 +116,8 @@ class Robustness(Analysis):
                 if any(cells):
                     rows.append((f"{self.ball}, {radius:.3g}, {words}", *cells))
         rows += [(how, *(shown(each["found"]["compressed"][how]) for each in found)) for how in COMPRESSIONS]
-        rows.append(
-            (f"half is lost at ({self.ball}, attack)", *(_half(each["found"]["half_radius"]) for each in found))
-        )
+        lost = "half is lost" if all(each["found"]["higher_is_better"] for each in found) else "half is lost or doubled"
+        rows.append((f"{lost} at ({self.ball}, attack)", *(_half(each["found"]["half_radius"]) for each in found)))
         metrics = " and ".join(dict.fromkeys(each["run"]["metric"] for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
         notes = (

@@ -84,8 +84,18 @@ def _answer(group: Group, names: dict[int, str], plain: Group, groups: Sequence[
 
 
 def _baselines(longer: Group, name: str, plain: Group, usual: str) -> str:
+    if _chosen(longer) == _chosen(plain):
+        return (
+            f"{name} took the same epochs as {usual} with every seed: it is the same model. To train longer did not "
+            "help, and what is compared with it is compared with the same weights twice."
+        )
     found = cells.difference(longer, plain).text
     return f"{name} has {cells.result(longer).text}, {_in_words(longer, plain)} to {usual}." if found else ""
+
+
+def _chosen(group: Group) -> dict[int, tuple[object, ...]]:
+    """By seed the epoch that validation chose, and what came of it."""
+    return {run["seed"]: (run["best_epoch"], run["valid"], run["test"]) for run in group.runs}
 
 
 def _in_words(group: Group, other: Group) -> str:

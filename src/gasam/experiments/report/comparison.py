@@ -88,7 +88,7 @@ def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
         paper = as_recorded(definition.settings("paper"))
         common = {k: v for k, v in groups[0].settings.items() if all(group.settings.get(k) == v for group in groups)}
         if other := {name: value for name, value in common.items() if name in paper and paper[name] != value}:
-            yield f"Size {size}: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
+            yield f"These runs: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
 
 
 def data_notes(groups: Sequence[Group]) -> list[str]:

@@ -67,8 +67,10 @@ def _shown(analysis: Analysis, found: Sequence[Record]) -> Iterator[str]:
     spent = "; ".join(
         f"{label} {each['run']['gradient_evaluations']:,}" for each, label in zip(found, run_labels(found), strict=True)
     )
+    seeds = {each["run"]["seed"] for each in found}
+    alone = f" Of seed {min(seeds)} alone, which carries no claim." if len(seeds) == 1 else ""
     commits = ", ".join(dict.fromkeys(str(each["commit"])[:7] for each in found))
-    yield f"Gradient evaluations of training: {spent}. From {len(found)} records of commit {commits}."
+    yield f"Gradient evaluations of training: {spent}. From {len(found)} records of commit {commits}.{alone}"
 
 
 def _figure(file: Path) -> str:

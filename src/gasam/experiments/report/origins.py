@@ -51,7 +51,8 @@ def study_commands(study: Study, size: str, groups: Sequence[Group]) -> Iterator
     """What runs a table's rows again: with the paper's radii, and with those that were found on validation."""
     walking = [group for group in groups if group.method != "baseline"] or groups
     for tuned in (False, True):
-        some = [group for group in walking if (group.tuned or group.multiple is not None) == tuned]
+        found = [group for group in walking if (group.tuned or group.multiple is not None) == tuned]
+        some = [group for group in found if not group.other_settings]  # others have a command beside their task
         if some:
             named = [task for task in study.tasks if any(group.task == task for group in some)]
             seeds = max(run["seed"] for group in some for run in group.runs)

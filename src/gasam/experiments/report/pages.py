@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -42,19 +43,27 @@ def write(root: Path) -> list[Path]:
     """Bring both files and the pictures up to date with the records; gives the files that changed."""
     made = _made(root)
     changed = [file for file, text in made.items() if _read(file) != text]
+    missing = _missing_pictures(root, made[root / PAGE])
     for file in changed:
         with replaced(file) as partial:
             partial.write_text(made[file], encoding="utf-8")
-    if changed:
+    if changed or missing:
         found = list(finding.read_all(root / "results"))
         for name, figure in chain(measured.pictures(root), searches.pictures(found)):
             pictures.save(figure, root / PAGE.parent / "figures" / name, kinds=("svg",))
-    return changed
+    return [*changed, *missing]
 
 
 def stale(root: Path) -> list[str]:
-    """The files that are not what the records say, as seen from the root."""
-    return [str(file.relative_to(root)) for file, text in _made(root).items() if _read(file) != text]
+    """The files that are not what the records say, or are not there, as seen from the root."""
+    made = _made(root)
+    changed = [file for file, text in made.items() if _read(file) != text]
+    return [str(file.relative_to(root)) for file in (*changed, *_missing_pictures(root, made[root / PAGE]))]
+
+
+def _missing_pictures(root: Path, page: str) -> list[Path]:
+    linked = (root / PAGE.parent / name for name in dict.fromkeys(re.findall(r"\]\((figures/[^)]+)\)", page)))
+    return [file for file in linked if not file.exists()]
 
 
 def page(
@@ -73,7 +82,8 @@ def page(
         "deviation (n - 1) over seeds, on the test split, of the weights that validation chose. Differences to the "
         "baseline are paired by seed, with Student's 95% interval. Gradient evaluations are forward and backward "
         "passes: a walk of K steps needs K + 1 of them. Dropout masks are drawn anew in every pass, unless a row says "
-        "`same noise`: then a step's passes share them.",
+        "`same noise`: then a step's passes share them. Commands after `Again` leave out what has a record in their "
+        "`--out`.",
         "## What the paper says",
         "Mean ± standard deviation over four runs, as printed; differences are computed from the printed means. "
         f"{metrics()}.",

@@ -10,7 +10,7 @@ from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.comparison import data_notes, described
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
-from gasam.experiments.report.matching import paper_of
+from gasam.experiments.report.matching import paper_of, usual_settings
 from gasam.experiments.report.tables import Table, markdown
 from gasam.experiments.sizes import SIZE_NAMES
 from gasam.experiments.tasks import TASKS
@@ -67,8 +67,10 @@ def _overview(columns: dict[tuple[str, str], list[Group]], notes: Sequence[str])
 
 
 def _brief(group: Group, groups: Sequence[Group]) -> str:
-    baseline, paper = baseline_of(group, groups), paper_of(group)
+    baseline, paper = baseline_of(group, groups), paper_of(group) if usual_settings(group, groups) else None
     mean = cells.result(group).text.partition(" (")[0]
+    if lost := len(group.runs) - len(group.scores):
+        mean += f", {lost} of {len(group.runs)} diverged" if group.scores else ""
     if group.method == "baseline":
         return mean if paper is None else f"{mean} (paper {paper.expected.mean})"
     gain = cells.difference(group, baseline).text.partition(" ")[0] if baseline else ""

@@ -10,12 +10,12 @@ from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report.groups import as_recorded, data_hash
 from gasam.experiments.report.origins import commit
-from gasam.experiments.report.regret import regret
+from gasam.experiments.report.regret import Regret, regret
 from gasam.experiments.report.statistics import Summary, summary
 from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.tuning import tuning_figure, tuning_table
 from gasam.experiments.search.finding import Finding
-from gasam.experiments.search.tuning import EXPONENTS, SEED
+from gasam.experiments.search.tuning import EXPONENTS, SEED, TOLERANCE
 from gasam.experiments.tasks import find
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def again(found: Finding) -> str:
     words = [f"gasam tune {found.task} --method {found.method} --size {found.size} --norms {','.join(norms)}"]
     words += ["--full-grid" if found.full_grid else f"--budget {len(found.tries)}"]
     words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != EXPONENTS else []
+    words += [f"--tolerance {found.tolerance:g}"] if found.tolerance != TOLERANCE else []
     words += [f"--seed {found.seed}"] if found.seed != SEED else []
     usual = as_recorded(find(found.task).settings(found.size))
     other = {name: value for name, value in found.settings.items() if usual.get(name) != value}
@@ -75,7 +76,7 @@ def regret_sentence(finding: Finding, records: Sequence[Record]) -> str:
     if whole is None or short is None:
         return ""
     best = f"{whole.best} with {finding.metric.name} {finding.one(whole.best)['valid']:.2f}"
-    parts = [f"{METHODS[finding.method].title}, replayed on the full grid of {whole.grid} radii, whose best is {best}."]
+    parts = [f"{METHODS[finding.method].title}, replayed on {_extent(finding, whole)}, whose best is {best}."]
     for name, found in (("The search", whole), (f"With a budget of {SHORT}, it", short)):
         chosen = "no radius" if found.chosen is None else str(found.chosen)
         parts.append(
@@ -83,6 +84,11 @@ def regret_sentence(finding: Finding, records: Sequence[Record]) -> str:
             f"{_beside(found.lost, finding, records)}, for {found.share:.0%} of the grid's gradient evaluations."
         )
     return " ".join(parts)
+
+
+def _extent(finding: Finding, found: Regret) -> str:
+    low, high = finding.exponents
+    return f"the full grid of {found.grid} radii from 1e{low} to 8e{high}, to which it keeps"
 
 
 def baseline_spread(finding: Finding, records: Sequence[Record]) -> Summary | None:

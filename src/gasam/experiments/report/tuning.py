@@ -11,6 +11,7 @@ from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.experiments.methods import METHODS
 from gasam.experiments.report.tables import Table
 from gasam.experiments.search.finding import Finding, candidate_of
+from gasam.experiments.search.strategy import Candidate
 from gasam.experiments.tasks import find
 
 COLUMNS = ("method", "norm", "epsilon", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
@@ -56,7 +57,7 @@ def _panel(axes: Axes, found: Finding) -> None:
     norms = sorted({candidate_of(one).norm for one in found.tries}, reverse=True)
     for norm, colour in zip(norms, (GA_SAM, OKABE_ITO[0]), strict=False):
         some = sorted((each.epsilon, valid) for each, valid in ended if each.norm == norm)
-        label = f"L-{norm:g}"
+        label = str(Candidate(norm, 0)).split()[0]
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
         lost = [candidate_of(one).epsilon for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
         axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=f"{label}, collapsed")

@@ -18,7 +18,8 @@ DEFINITION = (
     f"interval of the printed means and standard deviations over {RUNS_OF_THE_PAPER} runs; ours is the same by "
     "Student's 95% interval of the differences, paired by seed, to the baseline with as many epochs. The same claim is "
     "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none. An "
-    "interval that holds zero is no difference however wide it is: few seeds make that claim cheap."
+    "interval that holds zero is no difference however wide it is: few seeds make that claim cheap. "
+    "Intervals are not corrected for the number of methods; a run that stands in several tables counts in each."
 )
 
 

@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
         return float(f"{self.mantissa}e{self.exponent}")
 
     def __str__(self) -> str:
-        return f"L-{'inf' if math.isinf(self.norm) else f'{self.norm:g}'} {self.epsilon:g}"
+        return f"{'L-inf' if math.isinf(self.norm) else f'L{self.norm:g}'} {self.epsilon:g}"
 
     def below(self) -> Candidate:
         """The next smaller radius of the grid."""
