@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.values import check_choice, check_number, check_radius, check_shape, check_whole
+from gasam.analysis.objective import trained
+from gasam.analysis.values import check_choice, check_number, check_radius, check_real, check_shape, check_whole
 from gasam.ascent import displaced, uniform_start
 from gasam.perturbation import Perturbation
 from gasam.tensors import wide
@@ -41,7 +42,7 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
     check_radius(radius)
     Perturbation(epsilon=radius, norm=norm)  # says what is wrong with a norm
     check_whole("seed", seed, 0)
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = trained(model)
     draw = uniform_start(norm, torch.Generator().manual_seed(seed))
     drawn = {name: draw(torch.empty(weight.shape, dtype=wide(weight.dtype))) for name, weight in weights.items()}
     if norm == math.inf:
@@ -110,10 +111,13 @@ def matched(model: nn.Module, named: Offset, argument: str) -> dict[str, nn.Para
                 f"{argument} has {name!r}, which is no parameter of the model: take names of model.named_parameters()"
             )
         check_shape(argument, name, values, parameters[name])
-    return {name: parameters[name] for name in named}
+    weights = {name: parameters[name] for name in named}
+    check_real(weights)
+    return weights
 
 
 def _corruptible(model: nn.Module, vectors: bool) -> list[nn.Parameter]:
+    check_real(dict(model.named_parameters()))
     weights = [w for w in model.parameters() if w.is_floating_point() and w.numel() and (vectors or w.ndim >= 2)]
     if not weights:
         raise ValueError("model has no weights of two or more dimensions: there is nothing to corrupt")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.corruption import Offset, applied, held, matched
-from gasam.analysis.objective import Batches, Objective, examined, propagate
-from gasam.analysis.values import Result, Watch, check_number, check_radius, check_shape, check_whole
+from gasam.analysis.objective import Batches, Objective, examined, propagate, trained
+from gasam.analysis.values import Result, Watch, check_number, check_radius, check_real, check_shape, check_whole
 from gasam.tensors import inverse, wide
 
 
@@ -103,7 +103,7 @@ def random_directions(model: nn.Module, seed: int = 0) -> tuple[dict[str, Tensor
     """Two normal directions of the trained weights, filter-normalised; nearly at right angles, as random ones are."""
     check_whole("seed", seed, 0)
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = {name: weight.detach() for name, weight in trained(model).items()}
 
     def draw() -> dict[str, Tensor]:
         drawn = {n: torch.randn(w.shape, generator=generator, dtype=wide(w.dtype)) for n, w in weights.items()}
@@ -122,6 +122,7 @@ def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = Fal
         if name not in weights:
             raise ValueError(f"direction has {name!r}, which weights has not: give both the same names")
         check_shape("direction", name, values, weights[name])
+    check_real({name: weights[name] for name in direction})
     return {name: _normalised(values, weights[name].detach(), vectors) for name, values in direction.items()}
 
 
@@ -153,7 +154,9 @@ def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Te
 def _towards(model: nn.Module, other: Mapping[str, Tensor]) -> Place:
     if not isinstance(other, Mapping):
         raise TypeError(f"other must be a state dict or a dictionary of weights by name, got {type(other).__name__}")
-    weights = {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
+    parameters = dict(model.named_parameters())
+    check_real(parameters)
+    weights = {name: weight for name, weight in parameters.items() if weight.is_floating_point()}
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in other}
     known = {*weights, *model.state_dict()}
     if missing := [name for name in weights if name not in other]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gasam.analysis.values import check_real
 from gasam.ascent import surely
 from gasam.walk import Pass
 
@@ -51,7 +52,7 @@ def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
 
     All is as before afterwards, as `evaluated` has it.
     """
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = trained(model)
     if not weights:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to analyse")
     if iter(batches) is batches:
@@ -61,6 +62,13 @@ def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
         )
     with evaluated(model):
         yield weights
+
+
+def trained(model: nn.Module) -> Named:
+    """The weights that need a gradient, real ones all of them, by name."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    check_real(weights)
+    return weights
 
 
 @contextmanager

@@ -191,7 +191,8 @@ def vector_type(weights: Sequence[Tensor]) -> torch.dtype:
 
 
 def split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    return [part.to(weight) for part, weight in zip(split_views(vector, weights), weights, strict=True)]
+    """Copies: pairs that the model views as complex numbers can't begin at any place of a vector."""
+    return [part.to(weight, copy=True) for part, weight in zip(split_views(vector, weights), weights, strict=True)]
 
 
 def split_views(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

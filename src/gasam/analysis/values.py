@@ -64,3 +64,12 @@ def check_shape(argument: str, name: str, values: object, like: Tensor) -> None:
         raise ValueError(
             f"{argument}[{name!r}] must be a tensor of the weight's shape {tuple(like.shape)}, got {found}"
         )
+
+
+def check_real(weights: Mapping[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        if weight.is_complex():
+            raise TypeError(
+                f"parameter {name!r} has type {weight.dtype}, and only real floating-point weights can be moved: "
+                "let torch.view_as_real of it be the parameter"
+            )
