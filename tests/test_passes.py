@@ -1,5 +1,8 @@
 """Contexts around a pass: shared noise, frozen statistics; nested, combined, interrupted."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -144,3 +147,50 @@ def test_models_without_statistics_and_in_eval_mode_are_left_alone(noisy):
     model.eval()
     sharp(lambda: cross_entropy(model(x), y))
     assert not model[1].training
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_freeze_their_own_model(noisy, copier):
+    model, (x, y) = noisy
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1), around=frozen_batchnorm(model))
+    twin, twin_sharp = copier((model, sharp))
+    twin_sharp(lambda: cross_entropy(twin(x), y))
+    assert twin[1].num_batches_tracked == 1
+    assert model[1].num_batches_tracked == 0
+
+
+def instance_norm():
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+    return nn.Sequential(nn.Conv1d(2, 3, 1), norm).double(), torch.randn(4, 2, 5).double()
+
+
+def test_statistics_of_instances_count_the_clean_pass_only():
+    (model, x), (once, _) = instance_norm(), instance_norm()
+    once(x)
+    around = together(frozen_batchnorm(model), frozen_batchnorm(model[1]))
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2), around=around)
+    sharp(lambda: model(x).pow(3).mean())
+    assert same_bits(model[1].buffers(), once[1].buffers())
+
+
+def test_frozen_instances_normalise_as_ever():
+    model, x = instance_norm()
+    around, expected = frozen_batchnorm(model), model(x)
+    with around(1, True):
+        assert same_bits([model(x)], [expected])
+    model.eval()
+    expected = model(x)
+    with around(1, True):
+        assert same_bits([model(x)], [expected])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.zeros(2, 6).double())])
+def test_scripted_statistics_are_refused(noisy, script):
+    model = noisy[0]
+    whole = nn.Sequential(nn.Linear(6, 6), script(model[:2]))
+    with pytest.raises(TypeError, match=r"scripted module '1\.1' \(BatchNorm1d\): .* before torch\.jit"):
+        frozen_batchnorm(whole)
+    frozen_batchnorm(nn.Sequential(model, script(nn.Linear(6, 6).double())))

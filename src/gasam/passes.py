@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.evaluation import Around
@@ -49,22 +50,37 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
             self._depth = depth
 
 
-def frozen_batchnorm(model: nn.Module) -> Around:
-    """Running statistics count the clean pass only; the passes themselves normalise by their batch as ever."""
+class frozen_batchnorm:  # noqa: N801
+    """Running statistics count the clean pass only; the passes themselves normalise by their batch as ever.
+
+    Those of InstanceNorm too, where it tracks any.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            own = dict(module.named_buffers(recurse=False))
+            if isinstance(module, torch.jit.ScriptModule) and "running_mean" in own:
+                raise TypeError(
+                    f"frozen_batchnorm can't freeze the scripted module {name!r} ({module.original_name}): give and "
+                    "train the model as it was before torch.jit"
+                )
+        self.model = model
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        return self._frozen() if k > 0 else ExitStack()
 
     @contextmanager
-    def frozen() -> Iterator[None]:
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        before = [module.track_running_stats for module in norms]
+    def _frozen(self) -> Iterator[None]:
+        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        changes = [(norm, name, value) for norm in norms for name, value in _uncounted(norm).items()]
+        before = [getattr(norm, name) for norm, name, _ in changes]
         try:
-            for module in norms:
-                module.track_running_stats = False
+            for norm, name, value in changes:
+                setattr(norm, name, value)
             yield
         finally:
-            for module, tracked in zip(norms, before, strict=True):
-                module.track_running_stats = tracked
-
-    return lambda k, last: frozen() if k > 0 else ExitStack()
+            for (norm, name, _), value in zip(changes, before, strict=True):
+                setattr(norm, name, value)
 
 
 class per_worker:  # noqa: N801
@@ -135,6 +151,13 @@ def leaves_passes_local(around: Around) -> bool:
     if isinstance(around, together):
         return any(map(leaves_passes_local, around.arounds))
     return isinstance(around, per_worker)
+
+
+def _uncounted(norm: _NormBase) -> dict[str, Any]:
+    """What it must have to count nothing; InstanceNorm counts in what statistics it has, whatever it says of them."""
+    if not isinstance(norm, _InstanceNorm):
+        return {"track_running_stats": False}
+    return {"running_mean": None, "running_var": None} if norm.training else {}
 
 
 def _check_distributed(name: str, model: object) -> None:
