@@ -6,6 +6,7 @@ from dataclasses import replace
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning_modules import PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, plain_loop, weights
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from gasam import SharpBackward, SharpnessAware, ga_sam
+from gasam import SharpBackward, SharpnessAware, ga_sam, sam
 from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
 from problems import batch, network
 from tolerances import EXACT, error
@@ -204,6 +205,57 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match="must be left out: the framework has its own"):
         fit(Backing(perturbation=ga_sam(0.1)), batches(1))
+
+
+class Unfreezing(BaseFinetuning):
+    def freeze_before_training(self, module):
+        self.freeze(module.model[0])
+
+    def finetune_function(self, module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.model[0], optimizer, lr=0.1)
+
+
+class Finetuned(Sharp):
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
+def test_layers_may_be_unfrozen_where_the_walk_knows_them():
+    """The risk is "final": of a layer it does not know the gradients of both passes would add up."""
+    data, module, expected = batches(3), Finetuned(perturbation=sam(0.1)), network()
+    fit(module, data, max_epochs=2, callbacks=[Unfreezing()])
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    sharp = SharpBackward(expected.parameters(), sam(0.1))
+    for epoch in range(2):
+        expected[0].requires_grad_(epoch == 1)
+        for x, y in data:
+            sharp(lambda x=x, y=y: cross_entropy(expected(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert error(weights(module), weights(expected)) < EXACT
+
+
+def test_layers_that_the_walk_does_not_know_are_not_trained_later():
+    class Trained(Finetuned):
+        def configure_sharp_backward(self):
+            return SharpBackward([p for p in self.parameters() if p.requires_grad], self.perturbation)
+
+    module = Trained(perturbation=sam(0.1))
+    with pytest.raises(RuntimeError, match=r"parameter 'model.0.weight' is trained, but.*also what is frozen as yet"):
+        fit(module, batches(3), max_epochs=2, callbacks=[Unfreezing()])
+    assert module.calls == 6
+
+    class Growing(Sharp):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                self.model.append(torch.nn.Linear(3, 3).double())
+                self.trainer.optimizers[0].add_param_group({"params": self.model[3].parameters()})
+
+    module = Growing(perturbation=sam(0.1))
+    with pytest.raises(RuntimeError, match=r"parameter 'model.3.weight' is trained, but.*and add no module later"):
+        fit(module, batches(3), max_epochs=2)
+    assert module.calls == 6
 
 
 def test_perturbation_may_be_an_attribute_of_a_class_behind_the_mixin():

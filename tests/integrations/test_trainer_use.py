@@ -111,6 +111,35 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         made(tmp_path, sentences(20), kind=Nothing).train()
 
 
+class Unfreezing(TrainerCallback):
+    """The embeddings are trained from the third step on."""
+
+    def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        if state.global_step == 2:
+            optimizer.param_groups[0]["params"] += model.bert.embeddings.requires_grad_(True).parameters()
+
+
+def partly_frozen():
+    model = classifier()
+    model.bert.embeddings.requires_grad_(False)
+    return model
+
+
+def test_layers_are_unfrozen_only_where_the_walk_knows_them(tmp_path):
+    class Trained(SharpnessAwareTrainer):
+        def create_sharp_backward(self):
+            return SharpBackward([p for p in self.model.parameters() if p.requires_grad], self.perturbation)
+
+    trainer = made(tmp_path, sentences(20), kind=Trained, model=partly_frozen(), callbacks=[Unfreezing()])
+    with pytest.raises(RuntimeError, match=r"embeddings.weight' is trained, but.*also what is frozen as yet"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    trainer = made(tmp_path, sentences(20), model=partly_frozen(), callbacks=[Unfreezing()])
+    trainer.train()
+    words = trainer.model.bert.embeddings.word_embeddings.weight
+    assert not torch.equal(words, partly_frozen().bert.embeddings.word_embeddings.weight)
+
+
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
 def test_sharded_training_is_refused_by_name(tmp_path, kind, monkeypatch):
     trainer = made(tmp_path, sentences(20))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -103,5 +103,16 @@ def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
         if parameter.requires_grad and id(parameter) not in known:
             raise RuntimeError(
                 f"parameter {name!r} is trained, but not in what {builder} gave to SharpBackward: give all of "
-                "named_parameters(), those that should not move in a group with 'perturb': False"
+                "named_parameters(), also what is frozen as yet, those that should not move in a group with "
+                "'perturb': False, and add no module later"
             )
+
+
+def knows_all(sharp: SharpBackward, optimizers: Iterable[Any]) -> bool:
+    """Whether the walk knows what the optimizers train by now: gradual unfreezing gives them more.
+
+    This is asked in every step, so it does not go through the model.
+    """
+    known = set(map(id, sharp.parameters))
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return all(id(p) in known or not p.requires_grad for group in groups for p in group["params"])

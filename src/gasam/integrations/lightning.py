@@ -14,7 +14,7 @@ from torch import Tensor
 from gasam.backward import SharpBackward
 from gasam.evaluation import Around
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, shadowed
+from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed
 from gasam.perturbation import Perturbation, check_perturbation
 
 if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well
@@ -95,7 +95,7 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
         _refuse(self)
         if self._first is not None:  # its backward never came
             self._first.close()
-        if self._checked is not self._trainer:
+        if self._checked is not self._trainer or not knows_all(self.sharp, self._trainer.optimizers):
             check_parts(self.sharp, self, "configure_sharp_backward")
             self._checked = self._trainer
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None

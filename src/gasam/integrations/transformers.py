@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, shadowed
+from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed
 from gasam.perturbation import Perturbation, check_perturbation
 
 require("transformers", "transformers", "accelerate")
@@ -65,7 +65,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
     ) -> Tensor:
         _refuse(self)
         sharp = self.sharp
-        if not self._checked:
+        if not self._checked or not knows_all(sharp, filter(None, [self.optimizer])):
             check_parts(sharp, model, "create_sharp_backward")
             self._checked = True
         items = _items(self, model, inputs, num_items_in_batch)
