@@ -22,6 +22,7 @@ from gasam.evaluation import (
     plainly,
 )
 from gasam.parameters import Parameters, read, weights_of
+from gasam.passes import warn_of_statistics
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.risk import Fold, share
 from gasam.trace import Trace
@@ -64,6 +65,7 @@ class SharpBackward:
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
+        self._looked = False  # for running statistics, in the first displaced pass
 
     def __repr__(self) -> str:
         return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation})"
@@ -83,6 +85,9 @@ class SharpBackward:
                 if k == 0:
                     clean.append(returned)
                     check_untouched(trained)
+                elif not self._looked:
+                    self._looked = True
+                    warn_of_statistics(loss)
                 factor = back(loss, self.backward, share(self.perturbation))
             if k == 0:
                 check_reached(trained)

@@ -17,7 +17,7 @@ from gasam.ascent import traced_climb
 from gasam.evaluation import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.layout import Weights
 from gasam.parameters import read, weights_of
-from gasam.passes import leaves_passes_local
+from gasam.passes import leaves_passes_local, warn_of_statistics
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.risk import Fold, share
 from gasam.trace import Trace, plain_trace
@@ -34,6 +34,8 @@ class SharpnessAware(Optimizer):
     `gradient_scale`, a number or a function that returns one, says how many times the gradient of the mean loss the
     closure leaves behind, e.g. the number of tokens where it backs their sum.
     """
+
+    _looked = False  # for running statistics, in the first displaced pass
 
     def __init__(
         self,
@@ -99,6 +101,9 @@ class SharpnessAware(Optimizer):
                 returned = closure()
             if k == 0:
                 clean.append(returned)
+            elif not self._looked:
+                self._looked = True
+                warn_of_statistics(returned)
             return Pass(_loss(returned, parameters), now(self.gradient_scale))
 
         if walks:

@@ -5,6 +5,7 @@ Each is made once and given as `around`; `together` joins several. They nest, an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -151,6 +152,43 @@ def leaves_passes_local(around: Around) -> bool:
     if isinstance(around, together):
         return any(map(leaves_passes_local, around.arounds))
     return isinstance(around, per_worker)
+
+
+def warn_of_statistics(loss: object) -> None:
+    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
+    if isinstance(loss, Tensor) and any(map(_counts, _nodes(loss))):
+        warnings.warn(
+            "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
+            "evaluation: around=frozen_batchnorm(model) lets the clean passes alone count",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Every node of its graph once."""
+    ahead: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [function for function, _ in node.next_functions]
+            yield node
+
+
+def _counts(node: Any) -> bool:
+    """Nothing is unpacked, for checkpointing would compute the pass again; what does not tell does not count."""
+    try:
+        if "BatchNorm" not in node.name() or not node._saved_training:
+            return False
+        kept = node._raw_saved_running_mean.data is not None
+    except AttributeError:
+        return False
+    try:
+        return kept or node._saved_running_mean is not None
+    except RuntimeError:  # a closure's backward has freed what was there
+        return True
 
 
 def _uncounted(norm: _NormBase) -> dict[str, Any]:
