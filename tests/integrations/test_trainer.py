@@ -23,7 +23,7 @@ from trainer_models import (
 )
 from transformers import Trainer
 
-from gasam import SharpBackward, asam, ga_sam, sam, same_noise
+from gasam import SharpBackward, asam, ga_sam, multi_step_defense, sam, same_noise
 from gasam.integrations.transformers import (
     SharpnessAwareSeq2SeqTrainer,
     SharpnessAwareTrainer,
@@ -134,6 +134,54 @@ def test_off_is_the_plain_trainer_bit_for_bit(tmp_path, off):
         logs.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert same_bits(models[1].parameters(), models[0].parameters())
     assert logs[0] == logs[1]
+
+
+class Masked:
+    """Hides words at random where the loss is computed, and notes where the generator stood in each pass."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.states = [*getattr(self, "states", []), torch.get_rng_state()]
+        words = inputs["input_ids"]
+        return super().compute_loss(
+            model, inputs | {"input_ids": words.where(torch.rand(words.shape) < 0.8, 0)}, *args, **kwargs
+        )
+
+
+class MaskedTrainer(Masked, Trainer):
+    pass
+
+
+class MaskedSharp(Masked, SharpnessAwareTrainer):
+    pass
+
+
+@pytest.mark.parametrize("off", ["epsilon", "enabled"])
+def test_off_computes_no_loss_beside_the_trainers(tmp_path, off):
+    plain = MaskedTrainer(model=language_model(), args=arguments(tmp_path, 2), train_dataset=texts(40))
+    plain.train()
+    sharp = MaskedSharp(
+        model=language_model(), args=arguments(tmp_path, 2), train_dataset=texts(40),
+        perturbation=ga_sam(0.0 if off == "epsilon" else 0.1),
+    )  # fmt: skip
+    sharp.sharp.enabled = off != "enabled"
+    sharp.train()
+    assert len(sharp.states) == len(plain.states) == 10
+    assert same_bits(sharp.model.parameters(), plain.model.parameters())
+
+
+@pytest.mark.parametrize("perturbation", [sam(0.1), asam(0.1, eta=0.01), multi_step_defense(0.1, steps=1)])
+def test_scale_that_does_not_see_the_gradient_needs_no_other_loss(tmp_path, perturbation):
+    trainer = trained(language_model(), texts(40), arguments(tmp_path, 2), perturbation, kind=MaskedSharp)
+    assert len(trainer.states) == 20
+
+
+def test_model_is_asked_from_where_the_generators_stand_and_leaves_them_there(tmp_path):
+    """Three losses where the number of items is ignored, two where the loss is divided by it, then two passes each."""
+    for model, rows, asked in ((classifier(), sentences(40), 3), (language_model(), texts(40), 2)):
+        trainer = trained(model, rows, arguments(tmp_path, 2), ga_sam(1e-3), kind=MaskedSharp)
+        assert len(trainer.states) == asked + 20
+        assert all(torch.equal(state, trainer.states[0]) for state in trainer.states[1 : asked + 1])
+        assert not torch.equal(trainer.states[asked + 1], trainer.states[0])
 
 
 def test_accumulation_does_not_change_the_walk(tmp_path):

@@ -27,8 +27,7 @@ class FirstPass:
             # Frameworks accumulate under no_sync, where the early micro-batches would be walked by each on its own.
             self._around = together(shared_walk(model), sharp.around)
         self._stack = ExitStack()
-        walks = sharp.enabled and sharp.perturbation.epsilon > 0
-        self._stack.enter_context(self._around(0, not walks))
+        self._stack.enter_context(self._around(0, not walks(sharp)))
 
     def close(self) -> None:
         self._stack.close()
@@ -62,6 +61,11 @@ class FirstPass:
 
     def _pass(self, k: int, last: bool) -> AbstractContextManager[Any]:
         return self._stack if k == 0 else self._around(k, last)
+
+
+def walks(sharp: SharpBackward) -> bool:
+    """Whether there will be more than the clean pass."""
+    return sharp.enabled and sharp.perturbation.epsilon > 0
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed
+from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed, walks
+from gasam.passes import same_noise
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.scales import Weight, one, weight_rms
 
 require("transformers", "transformers", "accelerate")
 
@@ -139,8 +141,10 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
     """How many times the mean over its own examples a micro-batch's loss is.
 
     The Trainer has sums over tokens divided by those of all micro-batches and workers, and multiplies by the workers.
+    Where there is no walk, or T does not see the gradient, nobody wants to know.
     """
-    if of_all is None or (trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1):
+    single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
+    if of_all is None or single or not walks(trainer.sharp) or _is_blind(trainer.sharp.perturbation):
         return 1.0
     if trainer._multiple is None:
         trainer._multiple = _multiple(trainer, model, inputs)
@@ -150,17 +154,27 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
     return 1.0 if own is None else own / of_all
 
 
+def _is_blind(perturbation: Perturbation) -> bool:
+    """Whether T has degree 0 in the gradient; of a function of the user's own that is not known."""
+    scale = perturbation.scale_function
+    return scale in (one, weight_rms) or isinstance(scale, Weight)
+
+
 @torch.no_grad()
 def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any]) -> float | None:
     """How many times its own mean compute_loss gives, or infinity where that depends on the number of items.
 
-    Many a model takes the number and gives its own mean all the same; so it is asked, once, in eval mode.
+    Many a model takes the number and gives its own mean all the same; so it is asked, once, in eval mode. What
+    compute_loss draws at random it draws each time alike, and again in training.
     """
     training, prepared = model.training, trainer._prepare_inputs(inputs)
+    noise = same_noise()
+    with noise(0, False):  # notes where the generators stand
+        pass
 
     def loss(items: int | None) -> float:
         count = None if items is None else torch.tensor(items, device=trainer.args.device)
-        with trainer.compute_loss_context_manager():
+        with noise(1, False), trainer.compute_loss_context_manager():
             return cast(Tensor, trainer.compute_loss(model, dict(prepared), num_items_in_batch=count)).item()
 
     model.eval()
