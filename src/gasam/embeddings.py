@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from gasam import ball
 from gasam.evaluation import Around, Backward, back, call, check_around, plain_pass, plainly
+from gasam.passes import standing
 from gasam.perturbation import Perturbation
 from gasam.tensors import inverse, wide
 from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace
@@ -71,8 +73,9 @@ class FreeLB:
         noises: list[Noise] = []
         losses, norms, first = [], [], None
         finite = torch.tensor(True)
+        seed = standing() if self.start == "uniform" else None
         for k in range(steps + 1):
-            with self.around(k, k == steps), self._noisy(noises, k) as hooks:
+            with self.around(k, k == steps), self._noisy(noises, k, seed) as hooks:
                 loss, returned = call(function)
                 hooks.end_forward()
                 back(loss, self.backward, 1 / (steps + 1))
@@ -83,11 +86,13 @@ class FreeLB:
                 finite = self._climb(noises, finite.to(loss.device) & losses[-1].isfinite())
         state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
         self.last = Trace(tuple(losses), tuple(norms), state)
+        if seed is not None and seed == standing():  # the model draws nothing: the next call must not start alike
+            torch.rand(())
         return first
 
     @contextmanager
-    def _noisy(self, noises: list[Noise], k: int) -> Iterator[Hooks]:
-        hooks = Hooks(noises, self._new_noise if k == 0 else None)
+    def _noisy(self, noises: list[Noise], k: int, seed: int | None) -> Iterator[Hooks]:
+        hooks = Hooks(noises, partial(self._new_noise, seed) if k == 0 else None)
         handles = [module.register_forward_hook(hooks.add, with_kwargs=True) for module in self.embeddings]
         try:
             yield hooks
@@ -95,18 +100,19 @@ class FreeLB:
             for handle in handles:
                 handle.remove()
 
-    def _new_noise(self, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
+    def _new_noise(self, seed: int | None, number: int, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
+        """Drawn by a generator of its own, for the model's random numbers must be those of a plain pass."""
         padding = module.padding_idx if self.padding is None else self.padding
         mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
         kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
         dims = tuple(i for i in range(output.ndim) if i != self.example_dim % output.ndim)
         values = torch.zeros_like(kept)
-        if self.start == "uniform":
+        if seed is not None:
             # Divided by m^(1/p), m the numbers of the example: whatever is drawn lies in the ball.
             count = kept.sum(dims, keepdim=True)
-            values.uniform_(-1, 1).mul_(
-                kept * inverse(count.pow(1 / self.perturbation.norm)) * self.perturbation.epsilon
-            )
+            size = inverse(count.pow(1 / self.perturbation.norm)) * self.perturbation.epsilon
+            generator = torch.Generator(values.device).manual_seed(seed + number)
+            values.uniform_(-1, 1, generator=generator).mul_(kept * size)
         return Noise(values.requires_grad_(), kept, dims)
 
     @torch.no_grad()
@@ -136,7 +142,7 @@ class Noise:
 class Hooks:
     """Adds the noise: a new one for each call in the first pass, the same in the same order in later ones."""
 
-    def __init__(self, noises: list[Noise], make: Callable[[nn.Module, Tensor, Tensor], Noise] | None) -> None:
+    def __init__(self, noises: list[Noise], make: Callable[[int, nn.Module, Tensor, Tensor], Noise] | None) -> None:
         self.noises = noises
         self.make = make
         self.calls = 0
@@ -148,7 +154,7 @@ class Hooks:
         if not self.forward:
             raise RuntimeError("FreeLB's embeddings must not lie inside activation checkpointing: leave them outside")
         if self.make is not None:
-            self.noises.append(self.make(module, args[0] if args else kwargs["input"], output))
+            self.noises.append(self.make(self.calls, module, args[0] if args else kwargs["input"], output))
         if self.calls >= len(self.noises) or self.noises[self.calls].values.shape != output.shape:
             raise RuntimeError("the passes must call the embeddings alike: the loss function must use one batch")
         self.calls += 1
