@@ -189,6 +189,23 @@ def test_unused_embeddings_are_told():
         FreeLB(nn.Embedding(3, 2), 0.1)(model.loss)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own, hidden elsewhere
+def test_compiled_models_that_ran_before_are_told_the_cure_and_it_works():
+    torch.compiler.reset()
+    model, plain = Reader(), Reader()
+    quick, free = torch.compile(model, backend="eager"), FreeLB(model.words, 0.1, steps=2)
+    quick(TOKENS)
+    with pytest.raises(RuntimeError, match=r"if torch\.compile ran .* torch\.compiler\.reset\(\) lets"):
+        free(lambda: cross_entropy(quick(TOKENS), LABELS))
+    torch.compiler.reset()
+    for _ in range(3):
+        free(lambda: cross_entropy(quick(TOKENS), LABELS))
+        FreeLB(plain.words, 0.1, steps=2)(plain.loss)
+    assert error(*(flat([p.grad for p in each.parameters()]) for each in (model, plain))) < EXACT
+
+
 def test_sparse_embeddings_work():
     sparse, dense = Reader(sparse=True), Reader()
     for model in (sparse, dense):

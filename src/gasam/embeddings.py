@@ -164,4 +164,7 @@ class Hooks:
         """Calls from now on come from the backward pass, which computes something again."""
         self.forward = False
         if self.calls == 0 and not self.noises:
-            raise RuntimeError("the loss function did not call the embeddings that FreeLB was given, with gradients on")
+            raise RuntimeError(
+                "the loss function did not call the embeddings that FreeLB was given, with gradients on; if "
+                "torch.compile ran the model before FreeLB did, torch.compiler.reset() lets it see them"
+            )
