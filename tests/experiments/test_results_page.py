@@ -194,6 +194,16 @@ def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):
     assert page.count("Less dropout was tried.") == 1
 
 
+def test_what_people_remark_on_a_search_stands_below_it(tmp_path):
+    checkout(tmp_path, records_of("imdb", SCORES))
+    (tmp_path / "results/remarks.toml").write_text('search.imdb = "Cut short."\nsearch.ptb = "Later."\n')
+    write_json(tmp_path / "results/tuning/a.json", finding_of("imdb", "sam", [response(81.0, exponent=-3)]).as_json())
+    results.write(tmp_path)
+    text = (tmp_path / "docs/results.md").read_text()
+    assert "\n\nCut short.\n\nFrom commit" in text
+    assert "Later." not in text
+
+
 @pytest.mark.parametrize(
     "text", ['table9.imdb = "x"', 'table1.mnist = "x"', "table1.imdb = 3", 'table1 = "x"', "table1.imdb ="]
 )

@@ -90,7 +90,7 @@ def page(
         "\n".join(f"- {line}" for line in claims()),
         *(_verdicts(shown) if shown else ["## What was measured", NOTHING]),
         *_costs(shown),
-        *searches.sections(findings, found),
+        *searches.sections(findings, found, (remarked or {}).get(remarks.SEARCH)),
         *_tasks(shown),
         *_budgets(shown),
         *_masks(shown),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gasam.experiments.methods import METHODS
@@ -33,8 +33,10 @@ MANNER = (
 )
 
 
-def sections(findings: Sequence[Finding], records: Sequence[Record]) -> Iterator[str]:
-    """By task and size: a table, a picture, and the regret of the search where a full grid was measured."""
+def sections(
+    findings: Sequence[Finding], records: Sequence[Record], remarked: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """By task and size: a table, a picture, the regret of the search where a full grid was measured, a remark."""
     if not findings:
         return
     yield "## Epsilon, chosen on validation"
@@ -48,6 +50,8 @@ def sections(findings: Sequence[Finding], records: Sequence[Record]) -> Iterator
         yield f"![validation against epsilon on {first.task}](figures/{name}.svg)"
         if judged := [sentence for found in some if (sentence := regret_sentence(found, records))]:
             yield "\n".join(f"- {sentence}" for sentence in judged)
+        if remark := (remarked or {}).get(first.task):
+            yield remark
         commits = ", ".join(dict.fromkeys(commit(one) for found in some for one in (found.baseline, *found.tries)))
         yield f"From {commits}. Again: {', '.join(f'`{again(found)}`' for found in some)}."
 
