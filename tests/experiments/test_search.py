@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gasam.experiments.search.strategy import MANTISSAS, Candidate, FullGrid, Outcome, TwoStages, best_of, replayed
+from gasam.experiments.search.strategy import MANTISSAS, Candidate, FullGrid, TwoStages, best_of, replayed
 
 INF = math.inf
 LOW, HIGH, TOLERANCE = -6, 0, 0.02
@@ -29,7 +29,7 @@ def hill(peak, width, collapse, height=0.05):
 
 
 def measured(gain, norms=(INF, 2.0)):
-    return {each: Outcome(gain(each.epsilon)) for each in GRID if each.norm in norms}
+    return {each: gain(each.epsilon) for each in GRID if each.norm in norms}
 
 
 def found(strategy, outcomes, budget=None):
@@ -45,7 +45,7 @@ def found(strategy, outcomes, budget=None):
 def test_finds_the_best_of_the_grid_below_the_collapse(peak, width, beyond):
     outcomes = measured(hill(peak, width, peak + beyond), (INF,))
     best, tried = found(search(), outcomes)
-    assert outcomes[best].gain == max(outcome.gain for outcome in outcomes.values())
+    assert outcomes[best] == max(outcomes.values())
     assert len(tried) <= 11  # three for the order, three for the grid, at most one decade beneath, of 28
     assert len(tried) == len(set(tried))
 
@@ -66,7 +66,7 @@ def test_finds_a_gain_that_lies_decades_beneath_the_collapse(low, harm, collapse
 
     outcomes = measured(gain, (INF,))
     best, _ = found(search(), outcomes)
-    assert outcomes[best].gain == height
+    assert outcomes[best] == height
 
 
 @given(peak=st.floats(-4, -1), height=st.floats(0.05, 0.1), seed=st.integers(0, 10_000))
@@ -74,7 +74,7 @@ def test_noise_costs_little(peak, height, seed):
     """Gains are seen with an error of at most a fifth of the tolerance: the choice is nearly the grid's best."""
     noise, draw = TOLERANCE / 5, random.Random(seed)
     true = hill(peak, 1.0, peak + 0.5, height)
-    seen = {each: Outcome(true(each.epsilon) + draw.uniform(-noise, noise)) for each in GRID if each.norm == INF}
+    seen = {each: true(each.epsilon) + draw.uniform(-noise, noise) for each in GRID if each.norm == INF}
     best, _ = found(search(), seen)
     assert true(best.epsilon) >= max(true(each.epsilon) for each in GRID) - height / 4
 
@@ -82,7 +82,7 @@ def test_noise_costs_little(peak, height, seed):
 @pytest.mark.parametrize("gain", [-0.001, 0.01])
 def test_single_order_of_magnitude_is_searched(gain):
     narrow = TwoStages((INF,), -3, -3, TOLERANCE)
-    outcomes = {Candidate(INF, -3, mantissa): Outcome(gain) for mantissa in MANTISSAS}
+    outcomes = {Candidate(INF, -3, mantissa): gain for mantissa in MANTISSAS}
     assert set(replayed(narrow, outcomes)) == set(outcomes)
 
 
@@ -125,9 +125,9 @@ def test_everything_collapses():
 
 
 def test_what_gave_no_number_has_collapsed_and_is_never_chosen():
-    outcomes = {each: Outcome(None) for each in GRID}
+    outcomes = dict.fromkeys(GRID, -INF)
     assert found(search(), outcomes)[0] is None
-    outcomes |= {each: Outcome(0.01) for each in GRID if each.epsilon < 3e-4}
+    outcomes |= {each: 0.01 for each in GRID if each.epsilon < 3e-4}
     assert found(search(), outcomes)[0].epsilon < 3e-4
 
 
@@ -147,7 +147,7 @@ def test_grid_is_the_papers_within_that_order():
 
 def test_both_norms_are_searched_in_turn():
     gain = {INF: hill(-4, 1, -3.5), 2.0: hill(-1, 1, -0.5)}
-    outcomes = {each: Outcome(gain[each.norm](each.epsilon)) for each in GRID}
+    outcomes = {each: gain[each.norm](each.epsilon) for each in GRID}
     tried = replayed(search((INF, 2.0)), outcomes)
     assert [each.norm for each in tried[:6]] == [INF, 2.0] * 3
     own = [best_of({each: outcomes[each] for each in tried if each.norm == norm}) for norm in (INF, 2.0)]
@@ -186,4 +186,4 @@ def test_full_grid_has_every_radius_once():
     grid = FullGrid((INF,), -4, -2)
     every = grid.propose({})
     assert len(every) == len(set(every)) == 12
-    assert grid.propose({each: Outcome(None) for each in every}) == []
+    assert grid.propose(dict.fromkeys(every, -INF)) == []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gasam.experiments.search.finding import Finding, candidate_of
-from gasam.experiments.search.strategy import NORMS, Candidate, FullGrid, Outcome, TwoStages, best_of, replayed
+from gasam.experiments.search.strategy import NORMS, Candidate, FullGrid, TwoStages, best_of, replayed
 from gasam.experiments.search.trial import BehindBaseline, Worth
 from gasam.experiments.tasks import find
 
@@ -28,18 +29,15 @@ def regret(finding: Finding, budget: int | None = None) -> Regret | None:
     """Of the norms whose grid is full, searched together; None without such a norm, or where all of it diverged."""
     norms = full_norms(finding)
     grid = {candidate: one for one in finding.tries if (candidate := candidate_of(one)).norm in norms}
-    best = best_of(finding.outcomes(norms))
+    best = best_of(finding.gains(norms))
     if best is None:
         return None
     worth = Worth(find(finding.task).family.followed, finding.baseline["worthless"])
     pruner = BehindBaseline(worth, finding.baseline["curve"], finding.tolerance)
     ends = {candidate: given_up_after(pruner, one) for candidate, one in grid.items()}
-    outcomes = {
-        candidate: Outcome(None) if ends[candidate] else outcome
-        for candidate, outcome in finding.outcomes(norms).items()
-    }
-    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), outcomes, budget)
-    chosen = best_of({candidate: outcomes[candidate] for candidate in tried})
+    gains = {each: -math.inf if ends[each] else gain for each, gain in finding.gains(norms).items()}
+    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), gains, budget)
+    chosen = best_of({each: gains[each] for each in tried})
     spent = sum(_spent(grid[candidate], ends[candidate]) for candidate in tried)
     whole = sum(one["gradient_evaluations"] for one in grid.values())
     return Regret(

@@ -17,7 +17,7 @@ from gasam.experiments.families import Metric
 from gasam.experiments.methods import choose
 from gasam.experiments.plan import Plan
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.search.strategy import NORMS, Candidate, Outcome, TwoStages, best_of
+from gasam.experiments.search.strategy import NORMS, Candidate, TwoStages, best_of
 from gasam.experiments.search.trial import Worth
 
 if TYPE_CHECKING:
@@ -65,16 +65,16 @@ class Finding:
     def metric(self) -> Metric:
         return tasks.find(self.task).family.metric
 
-    def outcomes(self, norms: Sequence[float] = NORMS) -> dict[Candidate, Outcome]:
+    def gains(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
         worth = Worth(self.metric, self.baseline["worthless"])
         return {
-            candidate: Outcome(None if one["valid"] is None else worth.gain(one["valid"], self.baseline["valid"]))
+            candidate: -math.inf if one["valid"] is None else worth.gain(one["valid"], self.baseline["valid"])
             for one in self.tries
             if (candidate := candidate_of(one)).norm in norms
         }
 
     def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
-        return best_of(self.outcomes(norms))
+        return best_of(self.gains(norms))
 
     def one(self, candidate: Candidate) -> dict[str, Any]:
         return next(one for one in self.tries if candidate_of(one) == candidate)
@@ -94,7 +94,7 @@ class Finding:
     def finished(self) -> bool:
         """Whether the search would try nothing more, in the norms that it began with."""
         norms = tuple(dict.fromkeys(candidate_of(one).norm for one in self.tries))
-        return not TwoStages(norms, *self.exponents, self.tolerance).propose(self.outcomes(norms))
+        return not TwoStages(norms, *self.exponents, self.tolerance).propose(self.gains(norms))
 
     @property
     def tried(self) -> str:
@@ -113,7 +113,7 @@ class Finding:
         one, plain = self.one(best), self.baseline
         gain = one["valid"] - plain["valid"]
         cost = one["gradient_evaluations"] / plain["gradient_evaluations"]
-        beaten = "" if (self.outcomes()[best].gain or 0.0) > 0 else "; no radius is better than none"
+        beaten = "" if self.gains()[best] > 0 else "; no radius is better than none"
         spent += "; the best of them, on the split that chose it"
         spent += "" if self.finished or self.full_grid else "; more --budget would try more"
         return (

@@ -50,14 +50,9 @@ class Candidate(NamedTuple):
         return self._replace(exponent=self.exponent + 1, mantissa=MANTISSAS[0])
 
 
-class Outcome(NamedTuple):
-    """`gain` over the baseline in units of the baseline's worth, so that more is better for every metric; None where
-    there is no number, because it diverged or was given up."""
-
-    gain: float | None
-
-
-Outcomes = Mapping[Candidate, Outcome]
+Gains = Mapping[Candidate, float]
+"""Over the baseline in units of the baseline's worth, so that more is better for every metric; -inf where there is no
+number, because it diverged or was given up."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +64,12 @@ class TwoStages:
     high: int
     tolerance: float
 
-    def propose(self, known: Outcomes) -> list[Candidate]:
+    def propose(self, known: Gains) -> list[Candidate]:
         """All that may be tried now, the norms in turn; nothing when the search is done."""
         wanted = [list(self._of_norm(norm, known)) for norm in self.norms]
         return [each for turn in zip_longest(*wanted) for each in turn if each is not None]
 
-    def decade(self, norm: float, known: Outcomes) -> int | Candidate:
+    def decade(self, norm: float, known: Gains) -> int | Candidate:
         """The largest order of magnitude that has not collapsed, or what must be tried to know it."""
         fine, collapsed = self.low - 1, self.high + 1
         while collapsed - fine > 1:
@@ -87,16 +82,16 @@ class TwoStages:
                 fine = middle.exponent
         return fine
 
-    def collapsed(self, outcome: Outcome) -> bool:
-        return outcome.gain is None or outcome.gain < -self.tolerance
+    def collapsed(self, gain: float) -> bool:
+        return gain < -self.tolerance
 
-    def _barren(self, grid: Sequence[Candidate], known: Outcomes) -> bool:
+    def _barren(self, grid: Sequence[Candidate], known: Gains) -> bool:
         """Whether what is better lies beneath: the power of ten loses more than noise, or all of its grid loses."""
-        gains = {each: _gain(known[each]) for each in grid if each in known}
+        gains = {each: known[each] for each in grid if each in known}
         clear_loss = any(gain < -CLEAR * self.tolerance for each, gain in gains.items() if each.mantissa == 1)
         return clear_loss or (len(gains) == len(grid) and max(gains.values()) < 0)
 
-    def _of_norm(self, norm: float, known: Outcomes) -> Iterator[Candidate]:
+    def _of_norm(self, norm: float, known: Gains) -> Iterator[Candidate]:
         decade = self.decade(norm, known)
         if isinstance(decade, Candidate):
             yield decade
@@ -111,8 +106,8 @@ class TwoStages:
         if untried:
             yield from untried
             return
-        best = best_of({each: outcome for each, outcome in known.items() if each.norm == norm})
-        if best is None or _gain(known[best]) <= 0:
+        best = best_of({each: gain for each, gain in known.items() if each.norm == norm})
+        if best is None or known[best] <= 0:
             return
         for beside in (best.below(), best.above()):
             if self.low <= beside.exponent <= self.high and beside not in known:
@@ -123,10 +118,6 @@ def _grid(norm: float, exponent: int) -> list[Candidate]:
     return [Candidate(norm, exponent, mantissa) for mantissa in GRID_ORDER]
 
 
-def _gain(outcome: Outcome) -> float:
-    return -math.inf if outcome.gain is None else outcome.gain
-
-
 @dataclass(frozen=True)
 class FullGrid:
     """Every radius of the grid: dear, and what a search is to be judged by."""
@@ -135,7 +126,7 @@ class FullGrid:
     low: int
     high: int
 
-    def propose(self, known: Outcomes) -> list[Candidate]:
+    def propose(self, known: Gains) -> list[Candidate]:
         every = [
             Candidate(norm, exponent, mantissa)
             for norm in self.norms
@@ -145,15 +136,15 @@ class FullGrid:
         return [each for each in every if each not in known]
 
 
-def best_of(known: Outcomes) -> Candidate | None:
+def best_of(known: Gains) -> Candidate | None:
     """The one with the largest gain, of equal ones the smallest radius; None where nothing gave a number."""
-    gains = {each: outcome.gain for each, outcome in known.items() if outcome.gain is not None}
-    return min(gains, key=lambda each: (-gains[each], each.epsilon), default=None)
+    numbers = [each for each, gain in known.items() if gain > -math.inf]
+    return min(numbers, key=lambda each: (-known[each], each.epsilon), default=None)
 
 
-def replayed(strategy: TwoStages, measured: Outcomes, budget: int | None = None) -> Sequence[Candidate]:
+def replayed(strategy: TwoStages, measured: Gains, budget: int | None = None) -> Sequence[Candidate]:
     """What the search would have tried, in its order, had it been given these outcomes one by one."""
-    known: dict[Candidate, Outcome] = {}
+    known: dict[Candidate, float] = {}
     while proposed := strategy.propose(known)[: None if budget is None else budget - len(known)]:
         known |= {each: measured[each] for each in proposed}
     return list(known)

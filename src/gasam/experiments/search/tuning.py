@@ -114,7 +114,7 @@ def tune(
         while True:
             finding = Finding.of(question, journal, data_hash)
             write_json(folder / f"{name}.json", finding.as_json())
-            known = finding.outcomes(question.norms)
+            known = finding.gains(question.norms)
             wanted = strategy.propose(known)[: None if budget is None else max(0, budget - len(known))]
             if not wanted:
                 return finding
