@@ -19,7 +19,7 @@ GRID_ORDER = (5, 2, 8, 1)
 """Should the budget end here, the middle is known; 1 was mostly tried by the bisection."""
 
 CLEAR = 0.25
-"""A loss of this share of the tolerance is more than seeds differ by."""
+"""Up to this share of the tolerance a loss may be chance."""
 
 
 class Candidate(NamedTuple):
