@@ -129,7 +129,6 @@ def worker(rank, path):
         dist.all_gather(everyone, flat(model.parameters()))
         assert torch.equal(*everyone)
         torch.save(everyone[rank], f"{path}/{accumulate}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):

@@ -190,7 +190,6 @@ def worker(rank, path):
             dist.all_gather(everyone, flat(whole))
             assert torch.equal(*everyone)
             torch.save(flat(whole), f"{path}/{engine}-{accumulate}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):

@@ -181,7 +181,6 @@ def worker(rank, path):
         assert torch.equal(*everyone)
         assert [entry for entry in trainer.state.log_history if entry.get("sharpness", 0) > 0]
         torch.save(weights, f"{path}/{name}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """Two workers forked from the test, so that nothing is imported again."""
 
 import faulthandler
+import gc
 import os
 
 import torch
+from torch import distributed as dist
 
 
 def run_two(worker, path, monkeypatch):
@@ -18,4 +20,6 @@ def _start(rank, worker, path):
     faulthandler.dump_traceback_later(60, exit=True)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "1"}
     worker(rank, path)
+    gc.collect()
+    dist.destroy_process_group()  # once all that the worker held is gone: in the other order torch was seen to hang
     faulthandler.cancel_dump_traceback_later()
