@@ -88,7 +88,10 @@ def test_complex_weights_are_refused(ask):
 
 @pytest.mark.parametrize("ask", [ask for ask in ASKED if ask != "line to frozen"])
 def test_pairs_of_real_numbers_are_analysed(ask):
-    ASKED[ask](Turned(pairs=True))
+    model = Turned(pairs=True)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    ASKED[ask](model)
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_line_ends_at_the_other_model():
