@@ -160,7 +160,7 @@ def test_pruner_follows_what_falls():
     ("arguments", "message"),
     [
         (("--method", "baseline"), "the baseline does not walk and has no epsilon: name a method to tune"),
-        (("--norms", "two"), "--norms must be a number > 1 or inf, got 'two'"),
+        (("--norms", "two"), "--norms must be 2, inf or both, got 'two'"),
         (("--norms", "3"), "norms must be 2, inf or both, got 3"),
         (("--norms", "inf,inf"), "norms must be 2, inf or both, got inf, inf"),
         (("--exponents", "2"), "--exponents must be two whole numbers with a comma, as -6,0, got '2'"),

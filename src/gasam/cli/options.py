@@ -56,16 +56,16 @@ StartEpoch = Annotated[int | None, typer.Option(help="First epoch with a walk, f
 
 
 @overload
-def norm(text: str, option: str = ...) -> float: ...
+def norm(text: str, option: str = ..., allowed: str = ...) -> float: ...
 @overload
-def norm(text: None, option: str = ...) -> None: ...
-def norm(text: str | None, option: str = "--norm") -> float | None:
+def norm(text: None, option: str = ..., allowed: str = ...) -> None: ...
+def norm(text: str | None, option: str = "--norm", allowed: str = "a number > 1 or inf") -> float | None:
     if text is None:
         return None
     try:
         return math.inf if text.lower() in ("inf", "infinity", "max") else float(text)
     except ValueError:
-        raise InputError(f"{option} must be a number > 1 or inf, got {text!r}") from None
+        raise InputError(f"{option} must be {allowed}, got {text!r}") from None
 
 
 def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:

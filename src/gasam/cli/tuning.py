@@ -58,7 +58,7 @@ def tune(
         seed,
         Origin(data_dir, train, valid, test, text_column, label_column),
         opt.settings(settings, epochs),
-        tuple(opt.norm(text, "--norms") for text in opt.listed("--norms", norms)),
+        tuple(opt.norm(text, "--norms", "2, inf or both") for text in opt.listed("--norms", norms)),
         opt.exponents(exponents),
         tolerance,
     )
