@@ -84,30 +84,37 @@ def test_without_a_difference_there_is_no_standing():
     assert standing(None, higher_is_better=True) is None
 
 
+BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2, 4), Difference(0.1, -0.2, 0.4, 4)
+"""What the paper may claim."""
+
+
 @pytest.mark.parametrize(
-    ("claimed", "ours", "baseline", "diverged", "expected"),
+    ("claim", "ours", "baseline", "diverged", "expected"),
     [
-        ("better", [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "reproduced"),
-        ("worse", [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "not reproduced (better)"),
-        ("worse", [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "reproduced"),
-        ("better", [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "not reproduced (worse)"),
-        ("no difference", [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "reproduced"),
-        ("better", [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
-        ("better", [2], [1, 1.1], 0, "not reproduced (one seed)"),
-        ("no difference", [1], [1], 0, "not reproduced (one seed)"),
-        ("worse", [], [1, 1.1], 2, "not reproduced (diverged)"),
-        ("better", [2, 2.1, 2.2], [1, 1.1, 1.3], 1, "not reproduced (1 of 4 diverged)"),
-        ("better", [], [1], 0, "not run"),
-        ("better", [2, 2.1], [], 0, "not run (no baseline)"),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (WORSE, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "not reproduced (better)"),
+        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (BETTER, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "not reproduced (worse)"),
+        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (BETTER, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
+        (WORSE, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (BETTER, [2], [1, 1.1], 0, "not reproduced (one seed)"),
+        (SAME, [1], [1], 0, "not reproduced (one seed)"),
+        (WORSE, [], [1, 1.1], 2, "not reproduced (diverged)"),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 1, "not reproduced (1 of 4 diverged)"),
+        (BETTER, [], [1], 0, "not run"),
+        (BETTER, [2, 2.1], [], 0, "not run (no baseline)"),
     ],
 )
-def test_every_verdict_and_its_reason(claimed, ours, baseline, diverged, expected):
+def test_every_verdict_and_its_reason(claim, ours, baseline, diverged, expected):
     by_seed = (dict(enumerate(side)) for side in (ours, baseline))
-    assert str(judge(claimed, *by_seed, higher_is_better=True, diverged=diverged)) == expected
+    assert str(judge(claim, *by_seed, higher_is_better=True, diverged=diverged)) == expected
 
 
 def test_other_seeds_than_the_baselines_are_no_comparison():
-    verdict = judge("better", {3: 2.0, 4: 2.0}, {1: 1.0, 2: 1.0}, higher_is_better=True)
+    verdict = judge(BETTER, {3: 2.0, 4: 2.0}, {1: 1.0, 2: 1.0}, higher_is_better=True)
     assert str(verdict) == "not run (no baseline with its seeds)"
 
 

@@ -19,7 +19,7 @@ from gasam.experiments.report.groups import (
     label,
     shared_settings,
 )
-from gasam.experiments.report.verdicts import Verdict, judge, paper_difference, standing
+from gasam.experiments.report.verdicts import Verdict, judge, paper_difference
 from gasam.experiments.studies import Row, Study
 
 Ladder = Mapping[tuple[str, float], float]
@@ -124,13 +124,10 @@ def _verdict(study: Study, row: Row, task: str, group: Group | None, plain: Grou
     if row.method == "baseline" or theirs is None or task not in row.expected:
         return None
     higher = tasks.find(task).family.metric.higher_is_better
-    claimed = standing(paper_difference(row.expected[task], theirs), higher)
-    assert claimed is not None  # two summaries always have an interval
-    if group is None:
-        return Verdict("not run", claimed)
-    scores = group.scores
-    silent = len(group.runs) - len(scores)
-    return judge(claimed, scores, plain.scores if plain else {}, higher_is_better=higher, diverged=silent)
+    claim = paper_difference(row.expected[task], theirs)
+    scores = group.scores if group else {}
+    silent = len(group.runs) - len(scores) if group else 0
+    return judge(claim, scores, plain.scores if plain else {}, higher_is_better=higher, diverged=silent)
 
 
 def _named(row: Row, task: str) -> str:

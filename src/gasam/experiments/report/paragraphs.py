@@ -12,12 +12,12 @@ from gasam.experiments.report.matching import Line, lines, study_groups
 from gasam.experiments.report.paper import best_in_words
 from gasam.experiments.report.statistics import paired_difference, summary
 from gasam.experiments.report.tables import Table
-from gasam.experiments.report.verdicts import ONE_SEED, WORDS, Standing, Verdict, standing
+from gasam.experiments.report.verdicts import ONE_SEED, UNDECIDED, WORDS, Standing, Verdict, standing
 from gasam.experiments.studies import Study
 from gasam.experiments.tasks import find
 
-TALLY = ("reproduced", "not reproduced", ONE_SEED, "not run")
-"""One seed carries no claim, so it is counted apart."""
+TALLY = ("reproduced", "not reproduced", UNDECIDED, "not run")
+"""One seed carries no claim and is undecided."""
 IN_WORDS: dict[Standing, str] = {
     "better": "better than the baseline",
     "no difference": "no different",
@@ -54,7 +54,7 @@ def verdict_table(every: Iterable[Study], records: Sequence[Record], size: str) 
 
 
 def _counted_as(verdict: Verdict) -> str:
-    return ONE_SEED if verdict.reason == ONE_SEED else verdict.word
+    return UNDECIDED if verdict.reason in (ONE_SEED, UNDECIDED) else verdict.word
 
 
 def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:
