@@ -127,6 +127,18 @@ def test_page_has_a_table_a_picture_and_a_command_for_each_task():
     assert "Epsilon, chosen" not in pages.page([record("imdb")])
 
 
+def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
+    tried = [response(81.0, exponent=-3), response(None, exponent=-2, end=2), response(82.0, norm="2", exponent=-1)]
+    page = pages.page([record("imdb")], findings=[finding_of("imdb", "ga-sam", tried)])
+    rows = [line for line in page.splitlines() if line.startswith("| GA-SAM | L")]
+    assert [row.split(" | ")[1:7] for row in rows] == [
+        ["L2", "0.1", "82.00", "+2.00", "1", "0"],
+        ["L-inf", "0.001", "81.00", "+1.00", "2", "1"],
+    ]
+    assert "the first one is used" in page
+    assert "--norms inf,2 --budget 3 " in page
+
+
 def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
     search = finding_of("imdb", "ga-sam", [response(81.0, exponent=-3)])
     whole = replace(finding_of("imdb", "ga-sam", grid(PEAK)), name=f"{search.name}-grid")

@@ -22,21 +22,27 @@ def title(found: Finding) -> str:
 
 
 def tuning_table(findings: Sequence[Finding]) -> Table:
-    """A row for each method of one task and size: what to use and what it took to find it."""
-    rows = []
-    for found in findings:
-        best = found.chosen()
-        shown = ("", "none", "", "")
-        if best is not None:
-            valid = found.one(best)["valid"]
-            norm, epsilon = str(best).split()
-            shown = (norm, epsilon, f"{valid:.2f}", f"{valid - found.baseline['valid']:+.2f}")
-        given_up = sum(one["valid"] is None for one in found.tries)
-        counts = (str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}")
-        rows.append((title(found), *shown, *counts))
+    """Rows for each method of one task and size: what to use and what it took to find it."""
+    parts = [part for found in findings for part in found.by_norm()]
     first = findings[0]
-    note = f"The baseline has {first.metric.name} {first.baseline['valid']:.2f} on validation with seed {first.seed}."
-    return Table(f"{first.task}, size {first.size}: epsilon, chosen on validation", COLUMNS, tuple(rows), (note,))
+    notes = [
+        f"The baseline has {first.metric.name} {first.baseline['valid']:.2f} on validation with seed {first.seed}."
+    ]
+    if len(parts) > len(findings):
+        notes.append("Where both norms were searched the first one is used: it is the better on validation.")
+    about = f"{first.task}, size {first.size}: epsilon, chosen on validation"
+    return Table(about, COLUMNS, tuple(_row(part) for part in parts), tuple(notes))
+
+
+def _row(found: Finding) -> tuple[str, ...]:
+    best = found.chosen()
+    shown = ("", "none", "", "")
+    if best is not None:
+        valid = found.one(best)["valid"]
+        norm, epsilon = str(best).split()
+        shown = (norm, epsilon, f"{valid:.2f}", f"{valid - found.baseline['valid']:+.2f}")
+    given_up = sum(one["valid"] is None for one in found.tries)
+    return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
 
 
 def tuning_figure(findings: Sequence[Finding]) -> Figure:

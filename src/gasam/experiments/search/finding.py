@@ -76,6 +76,13 @@ class Finding:
     def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
         return best_of(self.gains(norms))
 
+    def by_norm(self) -> list[Finding]:
+        """What was found in each norm, as if it alone had been searched; the one to use comes first."""
+        norms = dict.fromkeys(candidate_of(one).norm for one in self.tries)
+        parts = [replace(self, tries=tuple(one for one in self.tries if candidate_of(one).norm == n)) for n in norms]
+        best = self.chosen()
+        return sorted(parts, key=lambda part: part.chosen() != best) or [self]
+
     def one(self, candidate: Candidate) -> dict[str, Any]:
         return next(one for one in self.tries if candidate_of(one) == candidate)
 
