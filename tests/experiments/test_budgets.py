@@ -104,6 +104,18 @@ def test_a_baseline_that_spent_too_little_or_was_another_does_not_count():
         assert (as_dear(groups[1], groups) is groups[0]) is found
 
 
+@pytest.mark.parametrize("valid", [190.0, 210.0])
+def test_of_two_baselines_that_spent_as_much_validation_prefers_one(valid):
+    """Of perplexities the lower; one that diverged is no baseline to beat."""
+    spent = {"gradient_evaluations": 2 * record("ptb")["gradient_evaluations"]}
+    soon, late, lost = (
+        record("ptb", **spent, valid=each, test=test, settings={"epochs": 99, "halve_after": HALVE + more})
+        for more, (each, test) in enumerate([(200.0, 201.0), (valid, 202.0), (None, None)])
+    )
+    groups = grouped([record("ptb"), soon, late, lost, record("ptb", "ga-sam")])
+    assert as_dear(groups[-1], groups).runs == (late if valid < 200 else soon,)
+
+
 def test_the_tuned_radius_answers_for_its_method():
     tuned = [
         record("imdb", "ga-sam", test, seed=seed, walk={"epsilon": 5e-4}, epsilon_source="tuned on validation, 6 tries")

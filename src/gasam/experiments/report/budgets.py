@@ -46,15 +46,19 @@ def budget_table(records: Sequence[Record], task: str, size: str) -> Table | Non
 
 
 def as_dear(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The baseline on the same data that spent nearest to as many gradient evaluations, if that is near enough."""
+    """Of the baselines on the same data with about as many gradient evaluations the one that validation prefers."""
     spent = cells.mean(group, "gradient_evaluations")
-    apart = {
-        number: abs(cells.mean(other, "gradient_evaluations") / spent - 1)
-        for number, other in enumerate(groups)
-        if other.method == "baseline" and other.data == group.data and _but_budget(other) == _but_budget(group)
-    }
-    nearest = min(apart, key=lambda number: apart[number], default=None)
-    return None if nearest is None or apart[nearest] > NEAR else groups[nearest]
+    equal = [
+        other
+        for other in groups
+        if other.method == "baseline"
+        and other.scores
+        and other.data == group.data
+        and _but_budget(other) == _but_budget(group)
+        and abs(cells.mean(other, "gradient_evaluations") / spent - 1) <= NEAR
+    ]
+    higher = find(group.task).family.metric.higher_is_better
+    return max(equal, key=lambda other: cells.mean(other, "valid") * (1 if higher else -1), default=None)
 
 
 def answer(equal_epochs: Standing | None, equal_evaluations: Standing | None) -> str:

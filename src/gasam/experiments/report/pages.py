@@ -165,8 +165,8 @@ def _budgets(found: Sequence[Record]) -> Iterator[str]:
         yield (
             "A walk of K steps spends K + 1 times the gradient evaluations of plain training for as many epochs. Here "
             "each method stands beside the baseline with as many epochs, and beside one that was trained for longer, "
-            "until it had spent as much within 10%. To win means that both intervals say so; one that holds zero "
-            "leaves it undecided."
+            "until it had spent as much within 10%; of several such the one that validation prefers. To win means that "
+            "both intervals say so; one that holds zero leaves it undecided."
         )
     for table in shown:
         yield f"### {table.title.partition(':')[0]}"
