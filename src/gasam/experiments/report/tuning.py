@@ -29,7 +29,7 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
         f"The baseline has {first.metric.name} {first.baseline['valid']:.2f} on validation with seed {first.seed}."
     ]
     if len(parts) > len(findings):
-        notes.append("Where both norms were searched the first one is used: it is the better on validation.")
+        notes.append("Where both norms were searched the first one is used: the other is no better on validation.")
     about = f"{first.task}, size {first.size}: epsilon, chosen on validation"
     return Table(about, COLUMNS, tuple(_row(part) for part in parts), tuple(notes))
 
