@@ -28,6 +28,15 @@ def test_the_pages_of_this_repository_are_not_stale():
     assert results.stale(ROOT) == [], "run `gasam results --write .`"
 
 
+def test_every_link_within_the_page_leads_to_one_heading():
+    text = (ROOT / "docs/results.md").read_text()
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert links
+    assert {link: anchors.count(link) for link in links} == dict.fromkeys(links, 1)
+
+
 def test_pages_are_stale_until_written_and_whenever_a_record_changes(tmp_path):
     checkout(tmp_path, records_of("imdb", SCORES))
     assert results.stale(tmp_path) == ["docs/results.md", "README.md"]
@@ -182,6 +191,16 @@ def test_a_paragraph_tells_the_papers_claim_ours_what_differs_and_what_fails():
     assert "Not run: Layer-SAM, Multi-step Defense." in text
     assert "Data: two classes instead of three." in text
     assert "These runs: " in text
+
+
+def test_a_later_table_points_to_what_differs_instead_of_telling_it_again():
+    notes = {"hash": "x", "notes": ["two classes instead of three"]}
+    runs = [*records_of("imdb", SCORES, data=notes), record("imdb", "ga-sam", 85.0, walk={"steps": 3}, data=notes)]
+    page = results.page(runs)
+    assert "Data: two classes instead of three." in paragraph(page)
+    later = paragraph(page, table="Table 3")
+    assert "What differs in data and size is told [above](#imdb-size-small)." in later
+    assert "two classes" not in later
 
 
 def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):

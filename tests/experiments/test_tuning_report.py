@@ -119,7 +119,7 @@ def test_page_has_a_table_a_picture_and_a_command_for_each_task():
     findings = [finding_of("docstrings", "sam", tried), finding_of("imdb", "sam", tried)]
     findings.append(finding_of("imdb", "asam", tried))
     page = pages.page([record("imdb")], findings=findings)
-    assert "### docstrings, size small\n\ndocstrings is here to measure the search" in page
+    assert "### Epsilon on docstrings, size small\n\ndocstrings is here to measure the search" in page
     assert "| SAM | L-inf | 0.001 | 81.00 | +1.00 | 2 | 1 |" in page
     assert page.count("](figures/tuning-imdb-small.svg)") == 1
     assert f"From commit {COMMIT[:7]}. Again: `gasam tune imdb --method sam --size small --norms inf --budget 2" in page

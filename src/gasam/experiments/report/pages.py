@@ -169,7 +169,7 @@ def _budgets(found: Sequence[Record]) -> Iterator[str]:
             "both intervals say so; one that holds zero leaves it undecided."
         )
     for table in shown:
-        yield f"### {table.title.partition(':')[0]}"
+        yield f"### Budgets on {table.title.partition(':')[0]}"
         yield markdown(table)
 
 
@@ -184,6 +184,7 @@ def _masks(found: Sequence[Record]) -> Iterator[str]:
 def _studies(found: Sequence[Record], remarked: Remarks) -> Iterator[str]:
     """The paper's tables; one that would only repeat runs of those before it waits until it has some of its own."""
     seen: list[Record] = []
+    told: set[tuple[str, str]] = set()
     for study in _every_study():
         for size in SIZE_NAMES:
             by_task = {task: study_groups(study, found, task, size) for task in study.tasks}
@@ -193,6 +194,8 @@ def _studies(found: Sequence[Record], remarked: Remarks) -> Iterator[str]:
                 yield f"## {study.title}, size {size}"
                 yield markdown(replace(study_table(study, found, size), notes=()))
                 for task, some in by_task.items():
-                    yield paragraph(study, task, size, some, remarked.get(study.name, {}).get(task, ""))
+                    remark = remarked.get(study.name, {}).get(task, "")
+                    yield paragraph(study, task, size, some, remark, again=(task, size) in told)
+                    told |= {(task, size)} if some else set()
                 yield origin(runs, list(study_commands(study, size, groups)))
             seen += runs

@@ -25,8 +25,11 @@ IN_WORDS: dict[Standing, str] = {
 }
 
 
-def paragraph(study: Study, task: str, size: str, groups: Sequence[Group], remark: str = "") -> str:
-    """Everything but `remark` is made from numbers, and claims no more than their intervals carry."""
+def paragraph(
+    study: Study, task: str, size: str, groups: Sequence[Group], remark: str = "", *, again: bool = False
+) -> str:
+    """Everything but `remark` is made from numbers, and claims no more than their intervals carry. `again` points to
+    the section of the task for what differs, which a table before has told."""
     cell = [line for line in lines(study, task, groups) if line.first]
     higher = find(task).family.metric.higher_is_better
     parts = [f"**{task}.** The paper: {best_in_words(study, task).partition(': ')[2]}.", _claims(study, task, cell)]
@@ -35,7 +38,9 @@ def paragraph(study: Study, task: str, size: str, groups: Sequence[Group], remar
         return " ".join([*parts, f"Not run in size {size}{own}.", remark]).strip()
     parts += _measured(cell, higher)
     parts += _verdicts(cell)
-    if differing := list(remarks(task, size, groups)):
+    if again:
+        parts.append(f"What differs in data and size is told [above](#{task}-size-{size}).")
+    elif differing := list(remarks(task, size, groups)):
         parts.append(f"What differs. {' '.join(differing)}")
     return " ".join(filter(None, [*parts, remark]))
 

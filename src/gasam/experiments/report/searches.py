@@ -43,7 +43,7 @@ def sections(
     yield MANNER
     for name, some in _sheets(findings).items():
         first = some[0]
-        yield f"### {first.task}, size {first.size}"
+        yield f"### Epsilon on {first.task}, size {first.size}"
         if find(first.task).kind != "paper":
             yield f"{first.task} is here to measure the search: it is no evidence for the paper's claims."
         yield markdown(tuning_table(some))
