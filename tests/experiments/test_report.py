@@ -321,3 +321,24 @@ def test_figure_has_a_row_of_panels_for_each_task_and_survives_odd_runs(tmp_path
     comparison_figure(runs, tmp_path / "some.png")
     with pytest.raises(InputError, match="nothing to draw"):
         draw([])
+
+
+def test_the_papers_numbers_stand_beside_the_usual_ones_also_where_a_baseline_trained_longer():
+    runs = [record("imdb"), record("imdb", "ga-sam"), record("imdb", settings={"epochs": 16})]
+    notes = report.comparison(runs, "imdb", "small").notes
+    [told] = [note for note in notes if note.startswith("These runs: ")]
+    assert told.startswith("These runs: epochs 8, ")
+    assert "; the paper has epochs 10, " in told
+
+
+def test_ga_sam_is_compared_with_every_other_method_seed_by_seed():
+    scores = {"baseline": [84.0, 84.1], "sam": [84.0, 84.2], "freelb": [80.0, 90.0], "ga-sam": [86.0, 86.1]}
+    runs = [*records_of("imdb", scores), record("imdb", "asam", 87.0)]
+    [told] = [note for note in report.comparison(runs, "imdb", "small").notes if "paired by seed" in note]
+    assert told == (
+        "GA-SAM less the others, paired by seed: better (SAM: +1.95 [+1.31, +2.59]); "
+        "neither (FreeLB: +1.05 [-61.85, +63.95])."
+    )
+    worse = records_of("ptb", {"ga-sam": [90.0, 90.1], "sam": [80.0, 80.1]})
+    [told] = [note for note in report.comparison(worse, "ptb", "small").notes if "paired by seed" in note]
+    assert told == "GA-SAM less the others, paired by seed: worse (SAM: +10.00 [+10.00, +10.00])."

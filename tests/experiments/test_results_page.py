@@ -182,7 +182,7 @@ def test_a_paragraph_tells_the_papers_claim_ours_what_differs_and_what_fails():
     text = paragraph(results.page(runs))
     assert "The paper: baseline 84.42 ± 0.12, GA-SAM 86.11 ± 0.22 (+1.69) is best." in text
     assert "Its intervals say better than the baseline (ASAM: +0.63, Layer-SAM: +0.85, " in text
-    assert "; no different (SAM: +0.33)." in text
+    assert "; neither (SAM: +0.33)." in text
     assert "Here: baseline 84.42 ± 0.17 (4 seeds); of the others GA-SAM has the best mean, 86.03 ± 0.17" in text
     assert re.search(r"Our intervals say better than the baseline \(GA-SAM: \+1\.60 \[\+1\.\d+, ", text)
     assert "; worse (SAM: -1.3" in text
@@ -201,6 +201,13 @@ def test_a_later_table_points_to_what_differs_instead_of_telling_it_again():
     later = paragraph(page, table="Table 3")
     assert "What differs in data and size is told [above](#imdb-size-small)." in later
     assert "two classes" not in later
+
+
+def test_walks_of_one_method_are_compared_with_the_one_that_the_paper_found_best():
+    steps = [record("imdb", "ga-sam", test, seed=seed, walk={"steps": 3}) for seed, test in ((1, 84.0), (2, 84.1))]
+    told = paragraph(results.page([*records_of("imdb", SCORES), *steps]), table="Table 3")
+    assert "K = 1 less the others, paired by seed: better (K = 3: +2.05 [+1.41, +2.69] (2 common seeds))." in told
+    assert "less the others" not in paragraph(results.page(records_of("imdb", SCORES)))
 
 
 def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):

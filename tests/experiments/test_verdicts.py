@@ -11,6 +11,7 @@ from gasam.experiments import studies
 from gasam.experiments.report.comparison import as_json, study_table
 from gasam.experiments.report.groups import grouped
 from gasam.experiments.report.matching import lines, paper_of, rows_of
+from gasam.experiments.report.paragraphs import tally
 from gasam.experiments.report.statistics import Difference, Summary, summary, welch_difference
 from gasam.experiments.report.verdicts import judge, paper_difference, standing
 
@@ -100,6 +101,8 @@ BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2,
         (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
         (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
         (WORSE, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (SAME, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
+        (SAME, [1.05, 60.0], [1, 1.1], 0, "not reproduced (undecided)"),
         (BETTER, [2], [1, 1.1], 0, "not reproduced (one seed)"),
         (SAME, [1], [1], 0, "not reproduced (one seed)"),
         (WORSE, [], [1, 1.1], 2, "not reproduced (diverged)"),
@@ -111,6 +114,21 @@ BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2,
 def test_every_verdict_and_its_reason(claim, ours, baseline, diverged, expected):
     by_seed = (dict(enumerate(side)) for side in (ours, baseline))
     assert str(judge(claim, *by_seed, higher_is_better=True, diverged=diverged)) == expected
+
+
+@pytest.mark.parametrize("baseline", [{}, {1: 1.0, 2: 1.1}], ids=["all", "some"])
+def test_a_baseline_that_diverged_decides_nothing(baseline):
+    verdict = judge(BETTER, {1: 2.0, 2: 2.1, 3: 2.2}, baseline, higher_is_better=True, baselines_diverged=2)
+    assert str(verdict) == "not reproduced (the baseline diverged)"
+
+
+def test_a_table_says_that_the_baseline_diverged_and_takes_no_cost_from_it():
+    runs = records_of("imdb", {"baseline": [None, None], "ga-sam": [86.0, 86.1]})
+    table = study_table(studies.load("table1"), runs, "small")
+    [row] = [row for row in table.rows if row[1].startswith("GA-SAM")]
+    assert row[-1] == "not reproduced (the baseline diverged)"
+    assert "x)" not in " ".join(row)
+    assert next(tally(studies.load("table1"), runs, "small")) == ("Table 1", "imdb", "0", "0", "1", "4")
 
 
 def test_other_seeds_than_the_baselines_are_no_comparison():

@@ -51,7 +51,7 @@ def row(group: Group | None, baseline: Group | None, paper: Paper | None) -> Cel
 def result(group: Group) -> Cell:
     """Mean and standard deviation on the test split, over how many seeds, and how many runs diverged."""
     found = summary(group.scores.values())
-    silent = len(group.runs) - len(group.scores)
+    silent = group.silent
     late = sum(bool(run.get("diverged")) for run in group.runs if run["test"] is not None)
     scores = {str(seed): score for seed, score in group.scores.items()}
     value = {"mean": None, "std": None, "seeds": scores, "diverged": silent + late}
@@ -101,7 +101,7 @@ def _paper_difference(paper: Paper | None) -> Cell:
 
 def _evaluations(group: Group, baseline: Group | None) -> Cell:
     spent = mean(group, "gradient_evaluations")
-    relative = None if baseline is None else spent / mean(baseline, "gradient_evaluations")
+    relative = None if baseline is None or not baseline.scores else spent / mean(baseline, "gradient_evaluations")
     times = "" if relative is None else f" ({relative:.2f}x)"
     return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
 

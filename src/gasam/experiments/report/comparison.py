@@ -11,6 +11,7 @@ from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.cells import COLUMNS, Cell, Cells
+from gasam.experiments.report.contrast import contrast
 from gasam.experiments.report.groups import (
     Group,
     as_recorded,
@@ -45,7 +46,8 @@ def comparison(records: Iterable[Record], task: str, size: str) -> Table:
         paper = paper_of(group) if usual_settings(group, groups) else None
         rows.append({"method": Cell(name, group.method)} | cells.row(group, baseline_of(group, groups), paper))
     columns = ("method", described(tasks.find(task).family.metric), *COLUMNS)
-    return _table(f"{task}, size {size}", columns, rows, [*_radii(groups), *remarks(task, size, groups)])
+    notes = [*_radii(groups), *_champion(groups), *remarks(task, size, groups)]
+    return _table(f"{task}, size {size}", columns, rows, notes)
 
 
 def study_table(study: Study, records: Sequence[Record], size: str) -> Table:
@@ -86,8 +88,8 @@ def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
         yield f"All rows: {in_words(shared)}; size {size} has {in_words(_same(shared, definition.settings(size)))}."
     if definition.kind == "paper":
         paper = as_recorded(definition.settings("paper"))
-        common = {k: v for k, v in groups[0].settings.items() if all(group.settings.get(k) == v for group in groups)}
-        if other := {name: value for name, value in common.items() if name in paper and paper[name] != value}:
+        usual = next((group for group in groups if usual_settings(group, groups)), groups[0]).settings
+        if other := {name: value for name, value in usual.items() if name in paper and paper[name] != value}:
             yield f"These runs: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
 
 
@@ -125,3 +127,14 @@ def _radii(groups: Sequence[Group]) -> Iterator[str]:
     listed = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
     if listed:
         yield f"Epsilon: {'; '.join(listed)}."
+
+
+def _champion(groups: Sequence[Group]) -> Iterator[str]:
+    """GA-SAM beside every other method: of several groups of one method the usual one."""
+    named = [pair for pair in zip(groups, labels(groups), strict=True) if usual_settings(pair[0], groups)]
+    first = {group.method: (name, group) for group, name in reversed(named) if group.method != "baseline"}
+    lead = first.pop("ga-sam", None)
+    if lead and (
+        told := contrast(*lead, [(METHODS[method].title, first[method][1]) for method in METHODS if method in first])
+    ):
+        yield told

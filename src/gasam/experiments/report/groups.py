@@ -58,6 +58,11 @@ class Group:
         """The metric on the test split by seed, of the runs that gave a number."""
         return {run["seed"]: run["test"] for run in self.runs if run["test"] is not None}
 
+    @property
+    def silent(self) -> int:
+        """How many runs gave no number: they diverged."""
+        return len(self.runs) - len(self.scores)
+
     @cached_property
     def sources(self) -> list[str]:
         """Where its epsilon comes from: runs that agree in the number may differ in this."""

@@ -125,9 +125,14 @@ def _verdict(study: Study, row: Row, task: str, group: Group | None, plain: Grou
         return None
     higher = tasks.find(task).family.metric.higher_is_better
     claim = paper_difference(row.expected[task], theirs)
-    scores = group.scores if group else {}
-    silent = len(group.runs) - len(scores) if group else 0
-    return judge(claim, scores, plain.scores if plain else {}, higher_is_better=higher, diverged=silent)
+    return judge(
+        claim,
+        group.scores if group else {},
+        plain.scores if plain else {},
+        higher_is_better=higher,
+        diverged=group.silent if group else 0,
+        baselines_diverged=plain.silent if plain else 0,
+    )
 
 
 def _named(row: Row, task: str) -> str:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.comparison import remarks
+from gasam.experiments.report.contrast import contrast, listed
 from gasam.experiments.report.groups import Group
 from gasam.experiments.report.matching import Line, lines, study_groups
-from gasam.experiments.report.paper import best_in_words
+from gasam.experiments.report.paper import best_in_words, best_row
 from gasam.experiments.report.statistics import paired_difference, summary
 from gasam.experiments.report.tables import Table
-from gasam.experiments.report.verdicts import ONE_SEED, UNDECIDED, WORDS, Standing, Verdict, standing
+from gasam.experiments.report.verdicts import (
+    BASELINE_DIVERGED,
+    ONE_SEED,
+    UNDECIDED,
+    WORDS,
+    Standing,
+    Verdict,
+    standing,
+)
 from gasam.experiments.studies import Study
 from gasam.experiments.tasks import find
 
 TALLY = ("reproduced", "not reproduced", UNDECIDED, "not run")
-"""One seed carries no claim and is undecided."""
+"""One seed, or a baseline that diverged, carries no claim: undecided."""
 IN_WORDS: dict[Standing, str] = {
     "better": "better than the baseline",
-    "no difference": "no different",
     "worse": "worse",
+    "no difference": "neither",
 }
 
 
@@ -36,7 +45,7 @@ def paragraph(
     if not any(line.group for line in cell):
         own = " with its own settings" if groups else ""
         return " ".join([*parts, f"Not run in size {size}{own}.", remark]).strip()
-    parts += _measured(cell, higher)
+    parts += [*_measured(cell, higher), _rivals(study, task, cell)]
     parts += _verdicts(cell)
     if again:
         parts.append(f"What differs in data and size is told [above](#{task}-size-{size}).")
@@ -59,7 +68,7 @@ def verdict_table(every: Iterable[Study], records: Sequence[Record], size: str) 
 
 
 def _counted_as(verdict: Verdict) -> str:
-    return UNDECIDED if verdict.reason in (ONE_SEED, UNDECIDED) else verdict.word
+    return UNDECIDED if verdict.reason in (ONE_SEED, UNDECIDED, BASELINE_DIVERGED) else verdict.word
 
 
 def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:
@@ -67,7 +76,7 @@ def _claims(study: Study, task: str, cell: Sequence[Line]) -> str:
     for line in cell:
         if line.verdict:
             said.setdefault(line.verdict.paper, []).append(f"{_short(line)}: {study.difference(line.row, task):+}")
-    return f"Its intervals say {_listed(said)}."
+    return f"Its intervals say {listed(said, IN_WORDS)}."
 
 
 def _measured(cell: Sequence[Line], higher: bool) -> Iterator[str]:
@@ -86,7 +95,7 @@ def _measured(cell: Sequence[Line], higher: bool) -> Iterator[str]:
             named = f"{_short(line)}: {cells.difference(line.group, line.baseline).text}"
             (alone if carried is None else said.setdefault(carried, [])).append(named)
     if said:
-        yield f"Our intervals say {_listed(said)}."
+        yield f"Our intervals say {listed(said, IN_WORDS)}."
     if alone:
         yield f"From one seed, which carries nothing: {', '.join(alone)}."
 
@@ -114,8 +123,13 @@ def _verdicts(cell: Sequence[Line]) -> Iterator[str]:
             yield f"{word.capitalize()}: {', '.join(named)}."
 
 
-def _listed(said: Mapping[Standing, Sequence[str]]) -> str:
-    return "; ".join(f"{words} ({', '.join(said[key])})" for key, words in IN_WORDS.items() if key in said)
+def _rivals(study: Study, task: str, cell: Sequence[Line]) -> str:
+    """The row that the paper found best beside the table's other walks of its method."""
+    lead = next(line for line in cell if line.row is best_row(study, task))
+    if lead.group is None:
+        return ""
+    rivals = [line for line in cell if line.row.method == lead.row.method and line.group is not lead.group]
+    return contrast(lead.name, lead.group, [(_short(line), line.group) for line in rivals if line.group])
 
 
 def _short(line: Line) -> str:

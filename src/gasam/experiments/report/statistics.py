@@ -24,6 +24,14 @@ class Difference(NamedTuple):
     high: float | None
     pairs: int
 
+    @property
+    def width(self) -> float:
+        return math.inf if self.low is None or self.high is None else self.high - self.low
+
+    def holds(self, value: float) -> bool:
+        """Whether the interval speaks against no such difference."""
+        return self.low is None or self.high is None or self.low <= value <= self.high
+
 
 def summary(values: Collection[float]) -> Summary | None:
     """None of nothing: what nobody measured has no mean."""

@@ -12,15 +12,15 @@ Standing = Literal["better", "worse", "no difference"]
 Word = Literal["reproduced", "not reproduced", "not run"]
 WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "not run")
 RUNS_OF_THE_PAPER = 4
-ONE_SEED, UNDECIDED = "one seed", "undecided"
+ONE_SEED, UNDECIDED, BASELINE_DIVERGED = "one seed", "undecided", "the baseline diverged"
 DEFINITION = (
     "The paper's claim for a cell is that it is better than its baseline, worse, or no different, by Welch's 95% "
     f"interval of the printed means and standard deviations over {RUNS_OF_THE_PAPER} runs; ours is the same by "
     "Student's 95% interval of the differences, paired by seed, to the baseline with as many epochs. The same claim is "
     "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none. An "
-    "interval that holds zero is no difference however wide it is, so few seeds make that claim cheap; one that holds "
-    f"the paper's difference as well speaks against neither, and is `{UNDECIDED}` where the paper claims a difference. "
-    "Intervals are not corrected for the number of methods; a run that stands in several tables counts in each."
+    f"interval that holds zero and the paper's difference speaks against neither and is `{UNDECIDED}` where the paper "
+    "claims a difference; where it claims none, one that is wider than the paper's: few seeds must not make that claim "
+    "cheap. Intervals are not corrected for the number of methods; a run that stands in several tables counts in each."
 )
 
 
@@ -38,9 +38,9 @@ class Verdict(NamedTuple):
 
 def standing(found: Difference | None, higher_is_better: bool) -> Standing | None:
     """What an interval of differences to the baseline carries; nothing without an interval."""
-    if found is None or found.low is None or found.high is None:
+    if found is None or found.low is None:
         return None
-    if found.low <= 0 <= found.high:
+    if found.holds(0):
         return "no difference"
     return "better" if (found.low > 0) == higher_is_better else "worse"
 
@@ -56,6 +56,7 @@ def judge(
     *,
     higher_is_better: bool,
     diverged: int = 0,
+    baselines_diverged: int = 0,
 ) -> Verdict:
     """`claim` is the paper's; `scores` and `baseline` are ours by seed; `diverged` counts runs that gave no number."""
     paper = standing(claim, higher_is_better)
@@ -65,16 +66,22 @@ def judge(
         return Verdict("not reproduced", paper, reason="diverged" if not scores else f"{diverged} of {runs} diverged")
     if not scores:
         return Verdict("not run", paper)
+    if baselines_diverged:
+        return Verdict("not reproduced", paper, reason=BASELINE_DIVERGED)
     found = paired_difference(scores, baseline)
     if found is None:
         return Verdict("not run", paper, reason="no baseline with its seeds" if baseline else "no baseline")
     ours = standing(found, higher_is_better)
-    if ours is None or found.low is None or found.high is None:
+    if ours is None:
         return Verdict("not reproduced", paper, reason=ONE_SEED)
-    if ours == paper:
-        return Verdict("reproduced", paper, ours)
-    undecided = ours == "no difference" and found.low <= claim.mean <= found.high
-    return Verdict("not reproduced", paper, ours, UNDECIDED if undecided else ours)
+    if ours == "no difference" and _blunt(found, claim, paper):
+        return Verdict("not reproduced", paper, ours, UNDECIDED)
+    return Verdict("reproduced", paper, ours) if ours == paper else Verdict("not reproduced", paper, ours, ours)
+
+
+def _blunt(found: Difference, claim: Difference, paper: Standing) -> bool:
+    """Whether an interval that holds zero is too wide to speak for or against the paper's claim."""
+    return found.width > claim.width if paper == "no difference" else found.holds(claim.mean)
 
 
 def _summary(printed: Expected) -> Summary:

@@ -1,0 +1,28 @@
+"""One group of runs beside others, seed by seed: which of them it beats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gasam.experiments.report import cells
+from gasam.experiments.report.groups import Group
+from gasam.experiments.report.statistics import paired_difference
+from gasam.experiments.report.verdicts import Standing, standing
+from gasam.experiments.tasks import find
+
+WORDS: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "neither"}
+
+
+def contrast(name: str, lead: Group, others: Iterable[tuple[str, Group]]) -> str:
+    """What the intervals of `lead` less each of the others say; nothing of those that share one seed or none."""
+    higher = find(lead.task).family.metric.higher_is_better
+    said: dict[Standing, list[str]] = {}
+    for other, group in others:
+        found = standing(paired_difference(lead.scores, group.scores), higher)
+        if found is not None and group.data == lead.data:
+            said.setdefault(found, []).append(f"{other}: {cells.difference(lead, group).text}")
+    return f"{name} less the others, paired by seed: {listed(said, WORDS)}." if said else ""
+
+
+def listed(said: Mapping[Standing, Sequence[str]], words: Mapping[Standing, str]) -> str:
+    return "; ".join(f"{word} ({', '.join(said[key])})" for key, word in words.items() if key in said)
