@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic import COMMIT, finding_of, record, records_of, response
 
+from gasam.experiments import studies
 from gasam.experiments.errors import InputError
 from gasam.experiments.report import pages as results
 from gasam.experiments.storage import write_json
@@ -125,7 +126,7 @@ def test_page_says_beside_each_table_where_it_comes_from():
     assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
     assert "From 1 run of commit fffffff with changes. " in found["ptb, size small"]
     table = next(text for title, text in found.items() if title.startswith("Table 1"))
-    assert "Again: `gasam reproduce table1 --size small --tasks imdb`." in table
+    assert "Again: as told with [imdb](#imdb-size-small), [ptb](#ptb-size-small)." in table
     assert re.search(r"^\*\*en-vi\.\*\* .* Not run in size small\.$", table, flags=re.MULTILINE)
     assert not any(title.startswith(("Table 2", "Table 3", "Table 5")) for title in found)
 
@@ -251,12 +252,27 @@ def test_readme_takes_the_tuned_radius_and_commands_say_so():
     found = sections(results.page(runs))
     start = "`gasam compare imdb --size small --methods ga-sam --seeds 1"
     assert f"{start} --tuned --out results`" in found["imdb, size small"]
-    three = next(text for title, text in found.items() if title.startswith("Table 3"))
-    again = "`gasam reproduce table3 --size small --tasks imdb"
-    assert f"Again: {again}`, {again} --seeds 1 --tuned --out results`." in three
-    only = [record("imdb"), record("imdb", "ga-sam", 87.0, **tuned)]
-    one = next(text for title, text in sections(results.page(only)).items() if title.startswith("Table 1"))
-    assert "Again: `gasam reproduce table1 --size small --tasks imdb --seeds 1 --tuned --out results`." in one
+    assert f"{start} --walk ga-sam.epsilon=0.00025`" in found["imdb, size small"]
+
+
+def test_a_table_names_the_command_that_runs_it_where_all_its_rows_have_runs():
+    tuned = {"epsilon_source": "tuned on validation, 6 tries"}
+    methods = [row.method for row in studies.load("table1").rows]
+    runs = [record("imdb", method, seed=seed, **tuned) for method in methods for seed in (1, 2)]
+
+    def again(*more):
+        [text] = [text for title, text in sections(results.page([*runs, *more])).items() if title.startswith("Table 1")]
+        return re.search(r" Again: (.*)\.$", text, flags=re.MULTILINE)[1]
+
+    command = "`gasam reproduce table1 --size small --tasks imdb --seeds 2 --tuned --out results`"
+    rest = "; the rest as told with [imdb](#imdb-size-small)"
+    assert again() == command
+    assert again(record("imdb", seed=3)) == again(record("imdb", settings={"epochs": 16})) == command + rest
+    assert again(record("ptb")) == f"{command}; the rest as told with [ptb](#ptb-size-small)"
+    runs.pop()
+    assert again() == command.replace("2", "1") + rest
+    runs.pop()
+    assert again() == "as told with [imdb](#imdb-size-small)", "no command that would run what was not run"
 
 
 def test_readme_leaves_ablations_and_their_seeds_to_the_page():

@@ -3,31 +3,68 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.groups import RADIUS, Group
+from gasam.experiments.report.matching import lines
 from gasam.experiments.studies import Study
 
 
-def origin(runs: Sequence[Record], commands: Sequence[str]) -> str:
+def origin(runs: Sequence[Record], again: str) -> str:
     commits = ", ".join(dict.fromkeys(commit(run) for run in runs))
-    again = ", ".join(f"`{command}`" for command in commands)
     return f"From {cells.counted(len(runs), 'run')} of {commits}. Again: {again}."
 
 
-def commands(groups: Sequence[Group]) -> list[str]:
-    """What runs all of them: those that need the same options by one command."""
-    alike: dict[str, list[Group]] = {}
+def commands(groups: Sequence[Group]) -> str:
+    """What runs all of them and nothing else: those that need the same options and seeds by one command."""
+    alike: dict[tuple[int, str], list[Group]] = {}
     for group in groups:
-        alike.setdefault(_options(group), []).append(group)
-    return [
+        alike.setdefault((_seeds(group), _options(group)), []).append(group)
+    return _quoted(
         f"gasam compare {some[0].task} --size {some[0].size} "
-        f"--methods {','.join(dict.fromkeys(group.method for group in some))} "
-        f"--seeds {max(run['seed'] for group in some for run in group.runs)}{options}"
-        for options, some in alike.items()
-    ]
+        f"--methods {','.join(dict.fromkeys(group.method for group in some))} --seeds {seeds}{options}"
+        for (seeds, options), some in alike.items()
+    )
+
+
+def study_commands(study: Study, size: str, by_task: Mapping[str, Sequence[Group]]) -> str:
+    """What runs a table again and nothing else: the study where all its rows have runs; the rest, as other baselines,
+    is where the task has its own section."""
+    whole: dict[tuple[bool, int], list[str]] = {}
+    rest: list[str] = []
+    for task, groups in by_task.items():
+        rows = [line.group for line in lines(study, task, groups) if line.first]
+        ways = {_chosen_here(group) for group in rows if group and group.method != "baseline"}
+        seeds = min((_seeds(group) for group in rows if group), default=0)
+        if complete := all(rows) and len(ways) == 1:
+            whole.setdefault((ways.pop(), seeds), []).append(task)
+        if any(not complete or group not in rows or _seeds(group) > seeds for group in groups):
+            rest.append(f"[{task}](#{task}-size-{size})")
+    made = _quoted(_reproduce(study, size, tasks, *how) for how, tasks in whole.items())
+    return "; ".join(filter(None, [made, f"{'the rest ' * bool(made)}as told with {', '.join(rest)}" * bool(rest)]))
+
+
+def _quoted(commands: Iterable[str]) -> str:
+    return ", ".join(f"`{command}`" for command in commands)
+
+
+def _reproduce(study: Study, size: str, tasks: Sequence[str], tuned: bool, seeds: int) -> str:
+    words = [f"gasam reproduce {study.name} --size {size}"]
+    words += [f"--tasks {','.join(tasks)}"] if len(tasks) < len(study.tasks) else []
+    words += [f"--seeds {seeds}"] if seeds != max(study.seeds) else []
+    return " ".join([*words, *["--tuned --out results"] * tuned])
+
+
+def _chosen_here(group: Group) -> bool:
+    """Whether validation chose its radius, or that of which it is a multiple."""
+    return group.tuned or group.multiple is not None
+
+
+def _seeds(group: Group) -> int:
+    """Seeds are counted from 1."""
+    return max(int(run["seed"]) for run in group.runs)
 
 
 def _options(group: Group) -> str:
@@ -45,18 +82,3 @@ def commit(run: Record) -> str:
     if run["commit"] is None:
         return "an unknown commit"
     return f"commit {run['commit'][:7]}" + (" with changes" if run.get("dirty") else "")
-
-
-def study_commands(study: Study, size: str, groups: Sequence[Group]) -> Iterator[str]:
-    """What runs a table's rows again: with the paper's radii, and with those that were found on validation."""
-    walking = [group for group in groups if group.method != "baseline"] or groups
-    for tuned in (False, True):
-        found = [group for group in walking if (group.tuned or group.multiple is not None) == tuned]
-        some = [group for group in found if not group.other_settings]  # others have a command beside their task
-        if some:
-            named = [task for task in study.tasks if any(group.task == task for group in some)]
-            seeds = max(run["seed"] for group in some for run in group.runs)
-            words = [f"gasam reproduce {study.name} --size {size}"]
-            words += [f"--tasks {','.join(named)}"] if len(named) < len(study.tasks) else []
-            words += [f"--seeds {seeds}"] if seeds != max(study.seeds) else []
-            yield " ".join([*words, *["--tuned --out results"] * tuned])

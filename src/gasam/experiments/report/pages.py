@@ -197,5 +197,5 @@ def _studies(found: Sequence[Record], remarked: Remarks) -> Iterator[str]:
                     remark = remarked.get(study.name, {}).get(task, "")
                     yield paragraph(study, task, size, some, remark, again=(task, size) in told)
                     told |= {(task, size)} if some else set()
-                yield origin(runs, list(study_commands(study, size, groups)))
+                yield origin(runs, study_commands(study, size, by_task))
             seen += runs
