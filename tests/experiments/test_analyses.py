@@ -20,7 +20,7 @@ from gasam.experiments import analyses
 from gasam.experiments.analyses.landscape import Plane, Towards
 from gasam.experiments.analyses.robustness import Robustness, loss_of_half
 from gasam.experiments.analyses.sharpness import Rises
-from gasam.experiments.analyses.showing import counted, run_labels, versus_baseline
+from gasam.experiments.analyses.showing import baselines, counted, run_labels
 from gasam.experiments.analyses.spectrum import Spectrum
 from gasam.experiments.errors import InputError
 from gasam.experiments.plan import make
@@ -343,19 +343,21 @@ def analysed(trained, task, method, **changes):
     return {"run": run, "options": {"rows": 512}, "found": {}}
 
 
-def test_the_baseline_is_the_one_with_nearest_to_as_many_gradients_on_the_same_data(trained):
+def test_baselines_have_as_many_epochs_and_nearest_to_as_many_gradients_on_the_same_data(trained):
     found = [
         analysed(trained, "digits", "baseline", name="short", gradient_evaluations=10, epochs=1),
-        analysed(trained, "digits", "baseline", name="equal", gradient_evaluations=150, epochs=3),
+        analysed(trained, "digits", "baseline", name="equal", gradient_evaluations=100),
+        analysed(trained, "digits", "baseline", name="as dear", gradient_evaluations=150, epochs=3),
         analysed(trained, "digits", "baseline", name="long", gradient_evaluations=1000, epochs=4),
         analysed(trained, "digits", "baseline", name="other", gradient_evaluations=200, hash="else"),
         analysed(trained, "digits", "ga-sam", gradient_evaluations=200),
         analysed(trained, "ptb", "ga-sam"),
     ]
-    [(task, label, ours, base, theirs)] = versus_baseline(found)
-    assert (task, ours, theirs["run"]["name"]) == ("digits", found[4], "equal")
-    labels = run_labels(found)
-    assert (label, base) == (labels[4], labels[1])
+    assert baselines(found[5], found) == [1, 2]
+    assert baselines(found[5], [*found[:1], found[5]]) == [0]
+    assert baselines(found[6], found) == []
+    seeded = [analysed(trained, "digits", "baseline", name="seed 3", seed=3), *found]
+    assert baselines(analysed(trained, "digits", "ga-sam", seed=3), seeded) == [0]
 
 
 def test_every_run_has_a_label_of_its_own(trained):

@@ -164,8 +164,8 @@ def test_figure3_compares_eigenvalues(reproduce):
     base, ours = (record["found"]["values"] for record in found["records"])
     assert len(base) == len(ours) == 10
     assert base == sorted(base, reverse=True)
-    assert f"of GA-SAM is {ours[0]:.3g} against {base[0]:.3g} of Baseline" in found["sentence"]
-    assert f"is {sum(ours):.3g} against {sum(base):.3g}" in found["sentence"]
+    assert f"the largest eigenvalue is {ours[0]:.3g} for GA-SAM, {base[0]:.3g} for Baseline" in found["sentence"]
+    assert f"the top 10 is {sum(ours):.3g} for GA-SAM, {sum(base):.3g} for Baseline" in found["sentence"]
     assert found["sentence"] in ended.out
     assert "Largest eigenvalues" in ended.out
 
@@ -204,8 +204,9 @@ def test_table4_has_the_papers_radii_and_a_search_for_runs_that_know_something(r
     assert sum(name.startswith("ptb") for name in able) == 2
     assert found["paper"]["L2, 0.2"] == ["6.46", "17.87"]
     halves = [record["found"]["half_radius"]["radius"] for record in searched if record["run"]["task"] == "ptb"]
-    assert f"perplexity is doubled at radius {halves[1]:.3g} by" in found["sentence"]
-    assert f"at {halves[0]:.3g} by" in found["sentence"]
+    start = f"on ptb the L2 radius at which perplexity is doubled is {halves[1]:.3g} for "
+    assert start in found["sentence"]
+    assert f"GA-SAM, {halves[0]:.3g} for " in found["sentence"]
     assert ended.out.count("Metric under corrupted weights") == 3
 
 

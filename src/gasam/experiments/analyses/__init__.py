@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gasam.analysis.values import plain_value
 from gasam.experiments import records
@@ -43,6 +43,15 @@ OF_THE_RUN = (
 )
 
 
+class Measure(NamedTuple):
+    """A number that says how flat the minimum of a run is: None where it was not reached, `text` says why."""
+
+    name: str
+    value: float | None
+    text: str
+    more_is_flatter: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Analysis(ABC):
     """What is measured, and on which examples; the fields are all that decides the numbers."""
@@ -67,6 +76,10 @@ class Analysis(ABC):
     def sentence(self, found: Sequence[Record]) -> str:
         """What it shows, with its number."""
 
+    def measures(self, each: Record) -> Sequence[Measure]:
+        """What it found of the flatness of one run, if it is about that."""
+        return ()
+
     @property
     def filed(self) -> str:
         """What its tables and pictures are filed under."""
@@ -75,7 +88,7 @@ class Analysis(ABC):
     @property
     def manner(self) -> str:
         """How it is measured, in a few words: what sets two analyses of one kind apart."""
-        return f"{self.rows} examples of the {self.split} split"
+        return f"{self.split} split"
 
     def __post_init__(self) -> None:
         checked(self.split)

@@ -16,8 +16,8 @@ from gasam.analysis.curve import Point, half_radius
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
 from gasam.analysis.values import plain_value
-from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
+from gasam.experiments.analyses import Analysis, Found, Measure, Watch
+from gasam.experiments.analyses.showing import counted, flatness, panels, run_labels
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
@@ -149,19 +149,13 @@ class Robustness(Analysis):
                 axes.set_ylim(bottom=0)
         return figure
 
+    def measures(self, each: Record) -> Sequence[Measure]:
+        half = each["found"]["half_radius"]
+        name = f"the {self.ball} radius at which {loss_of_half(each)}"
+        return [Measure(name, half["radius"], _half(half), more_is_flatter=True)]
+
     def sentence(self, found: Sequence[Record]) -> str:
-        words = []
-        for task, label, ours, base, theirs in versus_baseline(found):
-            mine, other = (each["found"]["half_radius"]["radius"] for each in (ours, theirs))
-            if mine is not None and other is not None:
-                words.append(
-                    f"on {task} {loss_of_half(ours)} at radius {mine:.3g} by {label} and at {other:.3g} by {base}, "
-                    f"{mine / other:.2f} times as far"
-                )
-        alone: dict[str, list[str]] = {}
-        for each, label in zip(found, run_labels(found), strict=True):
-            alone.setdefault(loss_of_half(each), []).append(f"{label}: {_half(each['found']['half_radius'])}")
-        return "; ".join(words or [f"{what} at: {'; '.join(where)}" for what, where in alone.items()])
+        return flatness(self, found)
 
 
 def radii_named(text: str, norm: float) -> tuple[float, ...]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.values import plain_value
-from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
+from gasam.experiments.analyses import Analysis, Found, Measure, Watch
+from gasam.experiments.analyses.showing import counted, flatness, panels, run_labels
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
@@ -83,22 +83,13 @@ class Rises(Analysis):
 
         return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
 
+    def measures(self, each: Record) -> Sequence[Measure]:
+        value = float(each["found"]["balls"][-1]["worst"]["mean"])
+        name = f"the worst rise of the loss at epsilon {self.epsilons[-1]:g}"
+        return [Measure(name, value, f"{value:.3g}", more_is_flatter=False)]
+
     def sentence(self, found: Sequence[Record]) -> str:
-        words = [
-            f"on {task} the worst rise at epsilon {self.epsilons[-1]:g} is {last(ours):.3g} for {label} "
-            f"and {last(theirs):.3g} for {base}"
-            for task, label, ours, base, theirs in versus_baseline(found)
-        ]
-        alone = [
-            f"the worst rise of {label} at epsilon {self.epsilons[-1]:g} is {last(each):.3g}"
-            for each, label in zip(found, run_labels(found), strict=True)
-        ]
-        return "; ".join(words or alone)
-
-
-def last(each: Record) -> float:
-    """The worst rise in the last ball."""
-    return float(each["found"]["balls"][-1]["worst"]["mean"])
+        return flatness(self, found)
 
 
 def interval(estimate: dict[str, Any]) -> str:

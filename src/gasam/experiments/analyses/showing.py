@@ -12,6 +12,8 @@ from gasam.experiments.report.groups import data_hash, grouped, labels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from gasam.experiments.analyses import Analysis
+
 
 def run_labels(found: Sequence[Record]) -> list[str]:
     """A name for each analysed run that tells it apart from the others: task and size in front where they differ."""
@@ -34,21 +36,45 @@ def _labels(found: Sequence[Record]) -> list[str]:
     return [told.get(run["name"], run["name"]) for run in runs]  # a copy of a run under another name has that name
 
 
-def versus_baseline(found: Sequence[Record]) -> Iterator[tuple[str, str, Record, str, Record]]:
-    """Task, name and record of each run that is not a baseline, beside name and record of the baseline on the same data
-    that spent nearest to as many gradient evaluations."""
+def flatness(analysis: Analysis, found: Sequence[Record]) -> str:
+    """Each measure of each run that is not a baseline, beside its baselines'; without any, of each run alone."""
     named = list(zip(found, run_labels(found), strict=True))
-    for each, label in named:
-        plain = [
-            (abs(math.log(other["run"]["gradient_evaluations"] / each["run"]["gradient_evaluations"])), number)
-            for number, (other, _) in enumerate(named)
-            if other["run"]["method"] == "baseline"
-            and _kind(other["run"]) == _kind(each["run"])
-            and data_hash(other["run"]) == data_hash(each["run"])
-        ]
-        if plain and each["run"]["method"] != "baseline":
-            base, name = named[min(plain)[1]]
-            yield each["run"]["task"], label, each, name, base
+    words = [
+        f"on {ours['run']['task']} {told}"
+        for ours, label in named
+        if ours["run"]["method"] != "baseline" and (rivals := baselines(ours, found))
+        for told in _measured(analysis, [(ours, label), *((named[number]) for number in rivals)])
+    ]
+    return "; ".join(words or [told for each in named for told in _measured(analysis, [each])])
+
+
+def baselines(ours: Record, found: Sequence[Record]) -> list[int]:
+    """Which of the records are the baselines to compare with, on the same data and if there is one with its seed: that
+    of as many epochs, and that of nearest to as many gradient evaluations."""
+    plain = [
+        number
+        for number, other in enumerate(found)
+        if other["run"]["method"] == "baseline"
+        and _kind(other["run"]) == _kind(ours["run"])
+        and data_hash(other["run"]) == data_hash(ours["run"])
+    ]
+    plain = [number for number in plain if found[number]["run"]["seed"] == ours["run"]["seed"]] or plain
+    equal = [number for number in plain if _epochs(found[number]) == _epochs(ours)][:1]
+    spent = ours["run"]["gradient_evaluations"]
+    dear = sorted(plain, key=lambda number: abs(math.log(found[number]["run"]["gradient_evaluations"] / spent)))[:1]
+    return list(dict.fromkeys(equal + dear))
+
+
+def _epochs(each: Record) -> int:
+    return int(each["run"]["config"]["settings"]["epochs"])
+
+
+def _measured(analysis: Analysis, named: Sequence[tuple[Record, str]]) -> Iterator[str]:
+    """A clause for each measure: its name, and its number for each of the runs."""
+    rows = [analysis.measures(each) for each, _ in named]
+    for column in zip(*rows, strict=True):
+        told = [f"{measure.text} for {label}" for measure, (_, label) in zip(column, named, strict=True)]
+        yield f"{column[0].name} is {', '.join(told)}"
 
 
 def counted(found: Sequence[Record]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gasam.experiments.analyses import Analysis, Found, Watch
-from gasam.experiments.analyses.showing import counted, panels, run_labels, versus_baseline
+from gasam.experiments.analyses import Analysis, Found, Measure, Watch
+from gasam.experiments.analyses.showing import counted, flatness, panels, run_labels
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
@@ -73,22 +73,10 @@ class Spectrum(Analysis):
 
         return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
 
+    def measures(self, each: Record) -> Sequence[Measure]:
+        top = each["found"]["values"]
+        numbers = {"the largest eigenvalue": top[0], f"the sum of the top {self.k}": sum(top)}
+        return [Measure(name, value, f"{value:.3g}", more_is_flatter=False) for name, value in numbers.items()]
+
     def sentence(self, found: Sequence[Record]) -> str:
-        words = [
-            f"on {task} the largest eigenvalue of {label} is {largest(ours):.3g} against {largest(theirs):.3g} of "
-            f"{base}, and the sum of the top {self.k} is {total(ours):.3g} against {total(theirs):.3g}"
-            for task, label, ours, base, theirs in versus_baseline(found)
-        ]
-        alone = [
-            f"the largest eigenvalue of {label} is {largest(each):.3g}"
-            for each, label in zip(found, run_labels(found), strict=True)
-        ]
-        return "; ".join(words or alone)
-
-
-def largest(each: Record) -> float:
-    return float(each["found"]["values"][0])
-
-
-def total(each: Record) -> float:
-    return float(sum(each["found"]["values"]))
+        return flatness(self, found)

@@ -11,7 +11,9 @@ from gasam.experiments import analyses
 from gasam.experiments.analyses import Analysis
 from gasam.experiments.analyses.kinds import restored
 from gasam.experiments.analyses.showing import run_labels
+from gasam.experiments.figures.robustness import paper_table
 from gasam.experiments.records import Record
+from gasam.experiments.report.flatness import CLAIM, flatness_table
 from gasam.experiments.report.tables import markdown
 
 if TYPE_CHECKING:
@@ -21,9 +23,17 @@ HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectra", "sharpnes
 
 
 def sections(root: Path) -> Iterator[str]:
-    """Each analysis by kind and task, all its runs in one table; then the figures, a sentence each."""
+    """What was claimed of flatness; each analysis by kind and task, all its runs of one seed in one table; then the
+    figures, a sentence each."""
+    every = _groups(root)
+    if table := flatness_table(every):
+        yield "## Flatness: the claims of Table 4 and Figure 3"
+        yield CLAIM
+        yield markdown(table)
+        yield "The paper's Table 4, BLEU on en-vi:"
+        yield markdown(paper_table())
     kind = None
-    for analysis, found in _groups(root):
+    for analysis, found in every:
         if kind != analysis.kind:
             kind = analysis.kind
             yield f"## {HEADS.get(kind, kind)}"
@@ -36,7 +46,7 @@ def sections(root: Path) -> Iterator[str]:
 
 def pictures(root: Path) -> Iterator[tuple[str, Figure]]:
     """Of each analysis, with the name that its section links to."""
-    return ((_picture(analysis, found), analysis.draw(found)) for analysis, found in _groups(root))
+    return ((_picture(analysis, found), analysis.draw(_of_one_seed(found))) for analysis, found in _groups(root))
 
 
 def _groups(root: Path) -> list[tuple[Analysis, list[Record]]]:
@@ -58,7 +68,14 @@ def _place(each: Record) -> tuple[bool, int, float]:
     return run["method"] != "baseline", run["gradient_evaluations"], run["config"]["method"]["epsilon"]
 
 
-def _shown(analysis: Analysis, found: Sequence[Record]) -> Iterator[str]:
+def _of_one_seed(found: Sequence[Record]) -> list[Record]:
+    """Those of the first seed: what differs from seed to seed is told by the table of flatness."""
+    first = min(each["run"]["seed"] for each in found)
+    return [each for each in found if each["run"]["seed"] == first]
+
+
+def _shown(analysis: Analysis, every: Sequence[Record]) -> Iterator[str]:
+    found = _of_one_seed(every)
     run, sentence = found[0]["run"], analysis.sentence(found)
     yield f"### {run['task']}, size {run['size']}: {analysis.manner}"
     yield f"{sentence[0].upper()}{sentence[1:]}."
@@ -67,10 +84,13 @@ def _shown(analysis: Analysis, found: Sequence[Record]) -> Iterator[str]:
     spent = "; ".join(
         f"{label} {each['run']['gradient_evaluations']:,}" for each, label in zip(found, run_labels(found), strict=True)
     )
-    seeds = {each["run"]["seed"] for each in found}
-    alone = f" Of seed {min(seeds)} alone, which carries no claim." if len(seeds) == 1 else ""
+    others = len({each["run"]["seed"] for each in every}) - 1
+    seeds = f"one of {others + 1}" if others else "alone, which carries no claim"
     commits = ", ".join(dict.fromkeys(str(each["commit"])[:7] for each in found))
-    yield f"Gradient evaluations of training: {spent}. From {len(found)} records of commit {commits}.{alone}"
+    yield (
+        f"Gradient evaluations of training: {spent}. From {len(found)} records of commit {commits}. Of seed "
+        f"{run['seed']}, {seeds}."
+    )
 
 
 def _figure(file: Path) -> str:
