@@ -137,6 +137,14 @@ def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():
     assert titles == ["Table 1", "Table 3"]
 
 
+def test_a_task_whose_baseline_was_never_trained_longer_is_named():
+    runs = [*records_of("imdb", SCORES), record("imdb", settings={"epochs": 16}), record("de-en")]
+    told = sections(results.page(runs))["Two budgets"]
+    assert "### Budgets on imdb, size small" in told
+    assert "Without a baseline that was trained longer, not run: de-en, size small." in told
+    assert "Two budgets" not in sections(results.page(records_of("imdb", SCORES)))
+
+
 def test_commands_carry_every_option_that_the_runs_need():
     runs = [
         record("imdb"),

@@ -11,6 +11,10 @@ from dataclasses import replace
 
 import pytest
 from filelock import FileLock
+from optuna import load_study
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from synthetic import finding_of, response
 
 from gasam.experiments import studies
@@ -55,6 +59,23 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     [record] = [json.loads(each.read_text()) for each in tmp_path.glob("digits-tiny-ga-sam-1-*.json")]
     assert record["config"]["method"]["epsilon"] == best.epsilon
     assert record["epsilon_source"] == "tuned on validation, 2 tries"
+
+
+def test_two_hopeless_tries_at_once_are_given_up_and_pruned_in_one_journal(command, tmp_path):
+    asked = ("tune", "digits", "--size", "tiny", "--epochs", "6", "--exponents=-4,4", "--norms", "inf,2")
+    ended = command(*asked, "--budget", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    assert "every radius that was tried collapsed (2 tries with" in ended.out
+    [file] = (tmp_path / "tuning").glob("*.json")
+    found = finding.read(file)
+    assert [(one["norm"], one["exponent"], one["valid"]) for one in found.tries] == [("inf", 0, None), ("2", 0, None)]
+    for one in found.tries:
+        assert 3 <= len(one["curve"]) < 6, "it waits for half of the epochs, and not for all"
+        assert one["gradient_evaluations"] == 8 * len(one["curve"])
+    storage = JournalStorage(JournalFileBackend(str(file.with_suffix(".journal"))))
+    [study] = storage.get_all_studies()
+    states = [trial.state for trial in load_study(study_name=study.study_name, storage=storage).trials]
+    assert states == [TrialState.PRUNED] * 2
 
 
 def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):

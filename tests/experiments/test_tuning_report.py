@@ -9,6 +9,7 @@ from synthetic import COMMIT, finding_of, record, response
 
 from gasam.experiments.report import pages, searches
 from gasam.experiments.report.regret import full_norms, given_up_after, regret
+from gasam.experiments.report.tuning import tuning_figure
 from gasam.experiments.search.strategy import MANTISSAS, Candidate
 from gasam.experiments.search.trial import BehindBaseline, Worth
 from gasam.experiments.tasks import find
@@ -154,6 +155,22 @@ def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
         "GA-SAM on imdb, size small",
         "GA-SAM, full grid on imdb, size small",
     ]
+
+
+def test_the_picture_shows_what_collapsed_beyond_all_that_ended():
+    tried = [response(81.0, exponent=-3), response(79.0, exponent=-2), response(None, exponent=-1, end=3)]
+    [axes] = tuning_figure([finding_of("imdb", "sam", tried)]).axes
+    [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
+    assert list(crosses.get_xdata()) == [0.1]
+    assert list(crosses.get_ydata()) < [79.0]
+    assert crosses.get_label() == "L-inf, given up or diverged (not to scale)"
+    [ended] = [line for line in axes.lines if line.get_marker() == "o"]
+    assert list(zip(ended.get_xdata(), ended.get_ydata(), strict=True)) == [(0.001, 81.0), (0.01, 79.0)]
+    [axes] = tuning_figure([finding_of("imdb", "sam", tried[:2])]).axes
+    assert not any(line.get_marker() == "x" for line in axes.lines)
+    [axes] = tuning_figure([finding_of("ptb", "sam", tried)]).axes
+    [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
+    assert list(crosses.get_ydata()) > [81.0], "perplexity collapses upwards"
 
 
 def test_searches_with_other_settings_have_a_sheet_of_their_own():

@@ -78,9 +78,10 @@ def page(
     shown = evidence(found)
     parts = [
         "# Results",
-        "Made by `gasam results --write .` from the records in `results/`; no number is typed by hand. Mean ± standard "
-        "deviation (n - 1) over seeds, on the test split, of the weights that validation chose. Differences to the "
-        "baseline are paired by seed, with Student's 95% interval. Gradient evaluations are forward and backward "
+        "Made by `gasam results --write .` from the records in `results/`; only the remarks that end some paragraphs "
+        "are written by hand, in `results/remarks.toml`. Mean ± standard deviation (n - 1) over seeds, on the test "
+        "split, of the epoch that validation chose, for translation of the average of the last epochs. Differences to "
+        "the baseline are paired by seed, with Student's 95% interval. Gradient evaluations are forward and backward "
         "passes: a walk of K steps needs K + 1 of them. Dropout masks are drawn anew in every pass, unless a row says "
         "`same noise`: then a step's passes share them. Commands after `Again` leave out what has a record in their "
         "`--out`.",
@@ -139,8 +140,9 @@ def _costs(found: Sequence[Record]) -> Iterator[str]:
         return
     yield "## What it costs"
     yield (
-        f"Size {PILOT}: the median of the records' seconds of training; a run of the tables below costs the baseline's "
-        "seconds times its gradient evaluations a step."
+        f"Size {PILOT}: the median of the records' seconds of training, on a machine that other work shared: gradient "
+        "evaluations are the cost to compare. A run of the tables below costs the baseline's seconds times its "
+        "gradient evaluations a step."
     )
     every = _every_study()
     yield markdown(pilot_table(found, dict.fromkeys(task for study in every for task in study.tasks), PILOT))
@@ -158,8 +160,9 @@ def _tasks(found: Sequence[Record]) -> Iterator[str]:
 
 
 def _budgets(found: Sequence[Record]) -> Iterator[str]:
-    made = [budget_table(found, task, size) for task in TASKS for size in SIZE_NAMES]
-    shown = [table for table in made if table is not None]
+    kinds = [(task, size) for task in TASKS for size in SIZE_NAMES if of_kind(found, task, size)]
+    made = {kind: budget_table(found, *kind) for kind in kinds}
+    shown = [table for table in made.values() if table is not None]
     if shown:
         yield "## Two budgets"
         yield (
@@ -171,6 +174,8 @@ def _budgets(found: Sequence[Record]) -> Iterator[str]:
     for table in shown:
         yield f"### Budgets on {table.title.partition(':')[0]}"
         yield markdown(table)
+    if shown and (lacking := [f"{task}, size {size}" for (task, size), table in made.items() if table is None]):
+        yield f"Without a baseline that was trained longer, not run: {'; '.join(lacking)}."
 
 
 def _masks(found: Sequence[Record]) -> Iterator[str]:

@@ -46,7 +46,8 @@ def _row(found: Finding) -> tuple[str, ...]:
 
 
 def tuning_figure(findings: Sequence[Finding]) -> Figure:
-    """A panel for each search: what was tried, the baseline as a line, collapses as crosses at the edge."""
+    """A panel for each search: what was tried, the baseline as a line, what collapsed as crosses beyond the rest: their
+    height says nothing."""
     figure, panels = sheet(len(findings))
     for axes, found in zip(panels, findings, strict=True):
         _panel(axes, found)
@@ -66,7 +67,9 @@ def _panel(axes: Axes, found: Finding) -> None:
         label = str(Candidate(norm, 0)).split()[0]
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
         lost = [candidate_of(one).epsilon for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
-        axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=f"{label}, collapsed")
+        if lost:
+            text = f"{label}, given up or diverged (not to scale)"
+            axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=text)
     best = found.chosen()
     if best is not None:
         axes.axvline(best.epsilon, color="black", lw=0.9, ls=":", label=f"chosen: {best}")
