@@ -19,6 +19,7 @@ from gasam.experiments.report.tables import markdown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FLATNESS = "Flatness"
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectra", "sharpness": "Sharpness"}
 
 
@@ -27,7 +28,7 @@ def sections(root: Path) -> Iterator[str]:
     figures, a sentence each."""
     every = _groups(root)
     if table := flatness_table(every):
-        yield "## Flatness: the claims of Table 4 and Figure 3"
+        yield f"## {FLATNESS}"
         yield CLAIM
         yield markdown(table)
         yield "The paper's Table 4, BLEU on en-vi:"

@@ -75,7 +75,8 @@ def page(
 ) -> str:
     """`docs/results.md`, with what was tuned, what people remark and the sections of what was `analysed`. The embedded
     twins and the user's own data are no evidence and are left out."""
-    shown = evidence(found)
+    shown, analyses = evidence(found), list(analysed)
+    flat = f"## {measured.FLATNESS}" in analyses
     parts = [
         "# Results",
         "Made by `gasam results --write .` from the records in `results/`; only the remarks that end some paragraphs "
@@ -90,13 +91,14 @@ def page(
         f"{metrics()}.",
         "\n".join(f"- {line}" for line in claims()),
         *(_verdicts(shown) if shown else ["## What was measured", NOTHING]),
+        *[f"Table 4 and Figure 3 are judged below [{measured.FLATNESS}](#{measured.FLATNESS.lower()})."] * flat,
         *_costs(shown),
         *searches.sections(findings, found, (remarked or {}).get(remarks.SEARCH)),
         *_tasks(shown),
         *_budgets(shown),
         *_masks(shown),
         *_studies(shown, remarked or {}),
-        *analysed,
+        *analyses,
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
