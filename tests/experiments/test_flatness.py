@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -101,8 +102,16 @@ def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
 
     found = [rise(4.0), rise(8.0, settings={"epochs": 16}), rise(2.0, "ga-sam")]
     [row] = flatness_table([(kind, found)]).rows
-    assert row[1:5] == ("worst rise of the loss at epsilon 0.1", "less", "4 (1 seed)", "2 (1 seed)")
+    assert row[1:5] == (
+        "worst rise of the loss at epsilon 0.1 (L2, T = one, K = 10)",
+        "less",
+        "4 (1 seed)",
+        "2 (1 seed)",
+    )
     assert row[5:] == ("0.50", "0.25", "not reproduced (one seed, flatter)")
+    other = replace(kind, norm=math.inf, scale="gradient_strength", granularity="layer", steps=1)
+    assert other.manner == "L-inf, T = gradient_strength of each layer, K = 1"
+    assert other.filed != kind.filed, "two kinds of balls have two pictures"
     assert flatness_table([(kind, found[:2])]) is None
     assert flatness_table([(kind, found[1:])]) is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
 from gasam.analysis.values import plain_value
 from gasam.experiments.analyses import Analysis, Found, Measure, Watch
-from gasam.experiments.analyses.showing import counted, flatness, panels, run_labels
+from gasam.experiments.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
@@ -54,7 +53,7 @@ class Robustness(Analysis):
 
     @property
     def ball(self) -> str:
-        return "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"
+        return norm_name(self.norm)
 
     @property
     def filed(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.values import plain_value
 from gasam.experiments.analyses import Analysis, Found, Measure, Watch
-from gasam.experiments.analyses.showing import counted, flatness, panels, run_labels
+from gasam.experiments.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
@@ -29,6 +29,16 @@ class Rises(Analysis):
     draws: int = 8
 
     kind = "sharpness"
+
+    @property
+    def filed(self) -> str:
+        scaled = "" if self.scale == "one" else f"-{self.scale}-{self.granularity}"
+        return f"{self.kind}-{norm_name(self.norm)}{scaled}"
+
+    @property
+    def manner(self) -> str:
+        of = "" if self.scale == "one" else f" of each {self.granularity}"
+        return f"{norm_name(self.norm)}, T = {self.scale}{of}, K = {self.steps}"
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"norm": plain_value(self.norm)}
@@ -85,7 +95,7 @@ class Rises(Analysis):
 
     def measures(self, each: Record) -> Sequence[Measure]:
         value = float(each["found"]["balls"][-1]["worst"]["mean"])
-        name = f"the worst rise of the loss at epsilon {self.epsilons[-1]:g}"
+        name = f"the worst rise of the loss at epsilon {self.epsilons[-1]:g} ({self.manner})"
         return [Measure(name, value, f"{value:.3g}", more_is_flatter=False)]
 
     def sentence(self, found: Sequence[Record]) -> str:

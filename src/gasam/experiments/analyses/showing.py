@@ -77,6 +77,10 @@ def _measured(analysis: Analysis, named: Sequence[tuple[Record, str]]) -> Iterat
         yield f"{column[0].name} is {', '.join(told)}"
 
 
+def norm_name(norm: float) -> str:
+    return "L-inf" if math.isinf(norm) else f"L{norm:g}"
+
+
 def counted(found: Sequence[Record]) -> str:
     """How many examples the loss was taken on: fewer than asked for where a split has no more."""
     counts = sorted({each.get("examples", each["options"]["rows"]) for each in found})
