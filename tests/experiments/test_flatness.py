@@ -123,11 +123,13 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
         file = tmp_path / f"results/analysis/{number}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(each))
+    (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
     pages.write(tmp_path)
     text = (tmp_path / "docs/results.md").read_text()
     assert "| imdb | largest eigenvalue | less | 30.3 (3 seeds) | 14.9 (3 seeds) |" in text
     assert "| L2, 0.2 | 6.46 | 17.87 |" in text
     assert "\n## Flatness\n" in text
+    assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
     assert "Table 4 and Figure 3 are judged below [Flatness](#flatness)." in text
     assert "the largest eigenvalue is 15 for GA-SAM, 30 for Baseline" in text
     assert "13 for GA-SAM" not in text

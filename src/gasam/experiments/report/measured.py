@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ FLATNESS = "Flatness"
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectra", "sharpness": "Sharpness"}
 
 
-def sections(root: Path) -> Iterator[str]:
+def sections(root: Path, remarked: Mapping[str, str] | None = None) -> Iterator[str]:
     """What was claimed of flatness; each analysis by kind and task, all its runs of one seed in one table; then the
     figures, a sentence each."""
     every = _groups(root)
@@ -31,6 +31,7 @@ def sections(root: Path) -> Iterator[str]:
         yield f"## {FLATNESS}"
         yield CLAIM
         yield markdown(table)
+        yield from (f"**{task}.** {remark}" for task, remark in (remarked or {}).items())
         yield "The paper's Table 4, BLEU on en-vi:"
         yield markdown(paper_table())
     kind = None

@@ -111,11 +111,12 @@ def _made(root: Path) -> dict[Path, str]:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"{root / README} has no place for results: give it the lines {BEGIN} and {END}")
+    remarked = remarks.read(folder)
     made = page(
         found,
         findings=list(finding.read_all(folder)),
-        remarked=remarks.read(folder),
-        analysed=measured.sections(root),
+        remarked=remarked,
+        analysed=measured.sections(root, remarked.get(remarks.FLATNESS)),
     )
     return {root / PAGE: made, root / README: f"{before}{BEGIN}\n\n{block(found)}\n{END}{after}"}
 

@@ -1,4 +1,4 @@
-"""What people add to the results: remarks on a table or a search and a task, read from `results/remarks.toml`."""
+"""What people add to the results: remarks on a table, a search or flatness and a task, in `results/remarks.toml`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gasam.experiments.tasks import TASKS
 FILE = "remarks.toml"
 Remarks = Mapping[str, Mapping[str, str]]
 """By table and task."""
-SEARCH = "search"
-"""Stands for a table: remarks on the search for epsilon."""
+SEARCH, FLATNESS = "search", "flatness"
+"""Stand for a table: remarks on the search for epsilon, and on how flat minima are."""
 
 
 def read(folder: Path) -> Remarks:
@@ -27,9 +27,10 @@ def read(folder: Path) -> Remarks:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file} is not TOML: {error}") from None
     for table, remarks in found.items():
-        if table not in (SEARCH, *studies.names()):
-            raise InputError(f"{file}: a table must be {SEARCH} or one of {', '.join(studies.names())}, got {table!r}")
-        known = tuple(TASKS) if table == SEARCH else studies.load(table).tasks
+        tables = (SEARCH, FLATNESS, *studies.names())
+        if table not in tables:
+            raise InputError(f"{file}: a table must be one of {', '.join(tables)}, got {table!r}")
+        known = studies.load(table).tasks if table in studies.names() else tuple(TASKS)
         for task, text in remarks.items() if isinstance(remarks, dict) else [("", remarks)]:
             if task not in known or not isinstance(text, str):
                 raise InputError(f'{file}: give {table}.TASK = "text" with one of {", ".join(known)}, got {task!r}')
