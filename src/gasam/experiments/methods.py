@@ -215,8 +215,8 @@ METHODS: dict[str, Method] = {
             for granularity in ("element", "model")
         ),
         *(
-            Method(f"scale-{scale.replace('_', '-')}", title, f"GA-SAM with T = {title}", scale=scale, **ABLATION)  # type: ignore[arg-type]
-            for scale, title in (
+            Method(f"scale-{scale.replace('_', '-')}", f"T = {of}", f"GA-SAM with T = {of}", scale=scale, **ABLATION)  # type: ignore[arg-type]
+            for scale, of in (
                 ("weight_over_gradient", "|w| / |g|"),
                 ("inverse_gradient", "1 / |g|"),
                 ("weight_rms", "|w| / sqrt(n)"),

@@ -84,6 +84,11 @@ class Group:
         found = [number for source in self.sources if (number := _multiple(source)) is not None]
         return None if self.tuned or not found else found[0]
 
+    @property
+    def found_on_validation(self) -> bool:
+        """Whether its radius was, or that of which it is a multiple."""
+        return self.tuned or self.multiple is not None
+
     @cached_property
     def other_settings(self) -> dict[str, Any]:
         return _changed(self.settings, as_recorded(tasks.find(self.task).settings(self.size)))

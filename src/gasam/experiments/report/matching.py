@@ -50,7 +50,7 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> Iterator[Line]:
         for group in (group for group, rows in places if row in rows):
             comparable = usual_settings(group, groups)
             paper = _paper(study, row, task) if comparable else None
-            base = _named(row, task) if _fits(row, group) and not _found_on_validation(group) else row.label
+            base = _named(row, task) if _fits(row, group) and not group.found_on_validation else row.label
             name = label(group, base, group.other_walk(row.walk[task]), groups)
             plain = baseline_of(group, groups)
             verdict = _verdict(study, row, task, group, plain) if comparable else None
@@ -73,7 +73,7 @@ def ladder_of(groups: Sequence[Group]) -> Ladder:
     return {
         (group.method, float(group.walk["norm"])): group.walk["epsilon"] / (group.multiple or 1.0)
         for group in reversed(groups)
-        if _found_on_validation(group)
+        if group.found_on_validation
     }
 
 
@@ -85,7 +85,7 @@ def paper_of(group: Group) -> Paper | None:
             for row in study.rows:
                 if group.task not in row.expected:
                     continue
-                if _found_on_validation(group):
+                if group.found_on_validation:
                     fits = _fits_tuned(row, group)
                 else:
                     fits = not (besides and row.walk[group.task]) and _fits(row, group, *besides)
@@ -100,7 +100,7 @@ def rows_of(group: Group, study: Study, ladder: Ladder | None = None) -> list[Ro
     run that is a rung of its `ladder` by chance is one, for no run is made twice."""
     if group.task not in study.tasks:
         return []
-    if _found_on_validation(group):
+    if group.found_on_validation:
         return [row for row in study.rows if _fits_tuned(row, group)]
     rows = [row for row in study.rows if _fits(row, group) or _is_rung(row, group, _times(group, ladder or {}))]
     if rows or any(_fits(row, group) for row in _every_row(group.task)):
@@ -142,10 +142,6 @@ def _named(row: Row, task: str) -> str:
 def _every_row(task: str) -> Iterator[Row]:
     for study in map(studies.load, studies.names()):
         yield from study.rows if task in study.tasks else ()
-
-
-def _found_on_validation(group: Group) -> bool:
-    return group.tuned or group.multiple is not None
 
 
 def _fits(row: Row, group: Group, *besides: str) -> bool:

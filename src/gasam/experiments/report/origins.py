@@ -36,7 +36,7 @@ def study_commands(study: Study, size: str, by_task: Mapping[str, Sequence[Group
     rest: list[str] = []
     for task, groups in by_task.items():
         rows = [line.group for line in lines(study, task, groups) if line.first]
-        ways = {_chosen_here(group) for group in rows if group and group.method != "baseline"}
+        ways = {group.found_on_validation for group in rows if group and group.method != "baseline"}
         seeds = min((_seeds(group) for group in rows if group), default=0)
         if complete := all(rows) and len(ways) == 1:
             whole.setdefault((ways.pop(), seeds), []).append(task)
@@ -55,11 +55,6 @@ def _reproduce(study: Study, size: str, tasks: Sequence[str], tuned: bool, seeds
     words += [f"--tasks {','.join(tasks)}"] if len(tasks) < len(study.tasks) else []
     words += [f"--seeds {seeds}"] if seeds != max(study.seeds) else []
     return " ".join([*words, *["--tuned --out results"] * tuned])
-
-
-def _chosen_here(group: Group) -> bool:
-    """Whether validation chose its radius, or that of which it is a multiple."""
-    return group.tuned or group.multiple is not None
 
 
 def _seeds(group: Group) -> int:
