@@ -163,7 +163,7 @@ def test_the_picture_shows_what_collapsed_beyond_all_that_ended():
     [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
     assert list(crosses.get_xdata()) == [0.1]
     assert list(crosses.get_ydata()) < [79.0]
-    assert crosses.get_label() == "L-inf, given up or diverged (not to scale)"
+    assert crosses.get_label() == "L-inf, given up (not to scale)"
     [ended] = [line for line in axes.lines if line.get_marker() == "o"]
     assert list(zip(ended.get_xdata(), ended.get_ydata(), strict=True)) == [(0.001, 81.0), (0.01, 79.0)]
     [axes] = tuning_figure([finding_of("imdb", "sam", tried[:2])]).axes

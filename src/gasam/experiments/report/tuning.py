@@ -68,7 +68,7 @@ def _panel(axes: Axes, found: Finding) -> None:
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
         lost = [candidate_of(one).epsilon for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
         if lost:
-            text = f"{label}, given up or diverged (not to scale)"
+            text = f"{label}, given up (not to scale)"
             axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=text)
     best = found.chosen()
     if best is not None:
