@@ -18,9 +18,8 @@ from gasam.experiments import figures, plan
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
-from gasam.experiments.radii import PAPER
 from gasam.experiments.search.finding import with_tuned_radius
-from gasam.experiments.tasks import Origin
+from gasam.experiments.tasks import Origin, find
 
 Walk = Mapping[str, Any]
 
@@ -52,13 +51,14 @@ class Expected:
 @dataclass(frozen=True)
 class Row:
     """A method, and by task what it sets in the method's walk and what the paper found; `own` is the part of the walk
-    that is another for every task."""
+    that is another for every task. `best` is, for a rung of a ladder of radii, the one that the paper found best."""
 
     label: str
     method: str
     walk: Mapping[str, Walk]
     own: Mapping[str, Walk]
     expected: Mapping[str, Expected]
+    best: Mapping[str, float]
 
     def plan(
         self, study: str, task: str, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None
@@ -71,10 +71,8 @@ class Row:
         return replace(made, choice=replace(made.choice, epsilon_source=f"paper, {study}")) if rung else made
 
     def times(self, task: str) -> float:
-        """Which multiple of the method's own radius a rung of a ladder is; in a norm that the method does not use
-        itself, of what the label counts."""
-        own, epsilon = PAPER[self.method][task], self.walk[task]["epsilon"]
-        return epsilon / own.epsilon if own.norm == self.walk[task]["norm"] else float(self.label.split()[-2])
+        """Which multiple of its ladder's best radius a rung is: a tuned radius is the best one here."""
+        return float(self.walk[task]["epsilon"] / self.best[task])
 
 
 class Budget(NamedTuple):
@@ -153,13 +151,14 @@ def load(name: str) -> Study:
 def parse(name: str, raw: Mapping[str, Any]) -> Study:
     """A study from what its file holds; every plan is made once, so that nothing wrong is found only later."""
     _check(name, raw, {"title": str, "cost": str, "tasks": list, "seeds": int, "rows": list})
+    rows = [_row(f"{name}, row {number}", raw["tasks"], row) for number, row in enumerate(raw["rows"], 1)]
     study = Study(
         name,
         raw["title"],
         raw["cost"],
         tuple(raw["tasks"]),
         tuple(range(1, raw["seeds"] + 1)),
-        tuple(_row(f"{name}, row {number}", raw["tasks"], row) for number, row in enumerate(raw["rows"], 1)),
+        tuple(replace(row, best={task: _best(rows, row, task) for task in _ladders(row)}) for row in rows),
     )
     if not study.seeds:
         raise InputError(f"{name}: seeds must be a whole number >= 1, got {raw['seeds']}")
@@ -197,7 +196,20 @@ def _row(where: str, tasks: Sequence[str], raw: Mapping[str, Any]) -> Row:
         if not re.fullmatch(r"\d+(\.\d+)? ± \d+(\.\d+)?", str(text)):
             raise InputError(f"{where}: a result of the paper looks like '84.42 ± 0.12', got {text!r}")
     expected = {task: Expected(text, slips.get(task)) for task, text in raw["paper"].items()}
-    return Row(raw["label"], raw["method"], walk, own, expected)
+    return Row(raw["label"], raw["method"], walk, own, expected, best={})
+
+
+def _ladders(row: Row) -> list[str]:
+    """The tasks in which a row is a rung of a ladder of radii, and has a result."""
+    return [task for task, walk in row.walk.items() if "epsilon" in walk and task in row.expected]
+
+
+def _best(rows: Sequence[Row], row: Row, task: str) -> float:
+    """The radius of the best rung of the row's ladder: those of its method and norm, by the paper's means."""
+    norm = row.walk[task].get("norm")
+    ladder = [r for r in rows if r.method == row.method and task in _ladders(r) and r.walk[task].get("norm") == norm]
+    choose = max if find(task).family.metric.higher_is_better else min
+    return float(choose(ladder, key=lambda rung: rung.expected[task].mean).walk[task]["epsilon"])
 
 
 def _floats(where: str, walk: Mapping[str, Any]) -> dict[str, Any]:
