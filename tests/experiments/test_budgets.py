@@ -59,6 +59,8 @@ def test_each_method_stands_beside_both_baselines():
         (moved(1), moved(1, 0), "Undecided: "),
         (moved(0), moved(-2, 0), "Undecided: "),
         (moved(1)[:1], moved(0.5, 0), "Undecided: "),
+        ([None, *moved(1)[1:]], moved(0.5, 0), "Undecided: "),
+        (moved(1), [None, *moved(0.5, 0)[1:]], "Undecided: "),
     ],
 )
 def test_the_answer_claims_no_more_than_both_intervals_carry(ours, long, expected):

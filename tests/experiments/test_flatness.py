@@ -15,7 +15,9 @@ from gasam.experiments.analyses.sharpness import Rises
 from gasam.experiments.analyses.spectrum import Spectrum
 from gasam.experiments.report import pages
 from gasam.experiments.report.flatness import flatness_table
+from gasam.experiments.storage import write_json
 
+MATRIX = "of the empirical Fisher matrix"
 BASE, OURS = [30.0, 28.0, 33.0], [15.0, 13.0, 17.0]
 
 
@@ -51,9 +53,12 @@ def test_ratios_are_geometric_means_with_students_interval():
     assert row["ratio"] == f"{numpy.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
     assert row["Baseline"] == f"{stats.gmean(BASE):.3g} (3 seeds)"
     assert row["GA-SAM"] == f"{stats.gmean(OURS):.3g} (3 seeds)"
-    assert (row["task"], row["measure"], row["flat is"]) == ("imdb", "largest eigenvalue", "less")
-    assert row["ratio at equal gradient evaluations"] == "not run"
-    assert [line[1] for line in table.rows] == ["largest eigenvalue", "sum of the top 2"]
+    assert (row["task"], row["measure"], row["flat is"]) == ("imdb, size small", f"largest eigenvalue {MATRIX}", "less")
+    assert row["ratio at equal gradient evaluations"] == "not measured"
+    assert [line[1] for line in table.rows] == [
+        f"largest eigenvalue {MATRIX}",
+        f"sum of the top 2 eigenvalues {MATRIX}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +103,12 @@ def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
     kind = Rises(epsilons=(0.1,))
 
     def rise(worst, method="baseline", **options):
-        return analysed(kind, {"balls": [{"worst": {"mean": worst}}]}, method, **options)
+        return analysed(kind, {"balls": [{"epsilon": 0.1, "worst": {"mean": worst}}]}, method, **options)
 
     found = [rise(4.0), rise(8.0, settings={"epochs": 16}), rise(2.0, "ga-sam")]
     [row] = flatness_table([(kind, found)]).rows
     assert row[1:5] == (
-        "worst rise of the loss at epsilon 0.1 (L2, T = one, K = 10)",
+        "worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1",
         "less",
         "4 (1 seed)",
         "2 (1 seed)",
@@ -126,11 +131,54 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
     pages.write(tmp_path)
     text = (tmp_path / "docs/results.md").read_text()
-    assert "| imdb | largest eigenvalue | less | 30.3 (3 seeds) | 14.9 (3 seeds) |" in text
+    assert f"| imdb, size small | largest eigenvalue {MATRIX} | less | 30.3 (3 seeds) | 14.9 (3 seeds) |" in text
     assert "| L2, 0.2 | 6.46 | 17.87 |" in text
     assert "\n## Flatness\n" in text
     assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
     assert "Table 4 and Figure 3 are judged below [Flatness](#flatness)." in text
-    assert "the largest eigenvalue is 15 for GA-SAM, 30 for Baseline" in text
+    assert "the largest eigenvalue of the empirical Fisher matrix is 15 for GA-SAM, 30 for Baseline" in text
     assert "13 for GA-SAM" not in text
     assert "Of seed 1, one of 3." in text
+    assert "From 6 records of commit 0000000.\n" in text
+
+
+def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
+    kind = Spectrum(k=1)
+    walks = {
+        "tuned": {"walk": {"epsilon": 1e-3}},
+        "a rung": {"walk": {"epsilon": 1e-5}},
+        "more steps": {"walk": {"epsilon": 1e-3, "steps": 3}},
+        "longer": {"walk": {"epsilon": 1e-3}, "settings": {"epochs": 24}},
+        "same noise": {"walk": {"epsilon": 1e-3, "same_noise": True}},
+    }
+    tops = dict(zip(walks, (10.0, 90.0, 91.0, 92.0, 93.0), strict=True))
+    found = [analysed(kind, {"values": [20.0], "converged": [True]})]
+    for name, options in walks.items():
+        each = analysed(kind, {"values": [tops[name]], "converged": [True]}, "ga-sam", **options)
+        found.append(each)
+    for number, each in enumerate(found):
+        write_json(tmp_path / f"results/analysis/{number}.json", each)
+    sources = {"tuned": "tuned on validation, 4 tries", "a rung": "tuned on validation, 0.01 x"}
+    for name, options in walks.items():
+        source = {"epsilon_source": sources[name]} if name in sources else {}
+        write_json(tmp_path / f"results/{name}.json", record("imdb", "ga-sam", **options, **source))
+    pages.write(tmp_path)
+    text = (tmp_path / "docs/results.md").read_text()
+    assert f"largest eigenvalue {MATRIX} | less | 20 (1 seed) | 10 (1 seed) | 0.50 |" in text
+    assert "is 10 for GA-SAM (tuned: L-inf 0.001)," in text
+    assert flatness_table([(kind, [found[0], *found[3:]])]) is None
+
+
+def test_seeds_that_a_longer_baseline_lacks_are_told():
+    kind, found = spectra(BASE, OURS)
+    longer = [analysed(kind, {"values": [40.0, 1.0]}, seed=seed, settings={"epochs": 16}) for seed in (1, 2)]
+    for row in flatness_table([(kind, [*found, *longer])]).rows:
+        assert row[-2].endswith(" (2 common seeds)")
+
+
+def test_twins_are_no_evidence():
+    kind, found = spectra(BASE, OURS)
+    for each in found:
+        each["run"] |= {"task": "docstrings"}
+    assert flatness_table([(kind, found)]) is None

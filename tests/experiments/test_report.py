@@ -342,3 +342,15 @@ def test_ga_sam_is_compared_with_every_other_method_seed_by_seed():
     worse = records_of("ptb", {"ga-sam": [90.0, 90.1], "sam": [80.0, 80.1]})
     [told] = [note for note in report.comparison(worse, "ptb", "small").notes if "paired by seed" in note]
     assert told == "GA-SAM less the others, paired by seed: worse (SAM: +10.00 [+10.00, +10.00])."
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"ga-sam": [None, 86.0, 86.1], "sam": [84.0, 84.1, 84.2]},
+        {"ga-sam": [85.9, 86.0, 86.1], "sam": [None, 84.1, 84.2]},
+    ],
+)
+def test_the_seeds_that_did_not_diverge_are_no_sample(scores):
+    notes = report.comparison(records_of("imdb", scores), "imdb", "small").notes
+    assert not any("paired by seed" in note for note in notes)

@@ -154,7 +154,7 @@ class Robustness(Analysis):
         return [Measure(name, half["radius"], _half(half), more_is_flatter=True)]
 
     def sentence(self, found: Sequence[Record]) -> str:
-        return flatness(self, found)
+        return flatness(self.measures, found)
 
 
 def radii_named(text: str, norm: float) -> tuple[float, ...]:

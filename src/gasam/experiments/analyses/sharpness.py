@@ -94,12 +94,14 @@ class Rises(Analysis):
         return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
 
     def measures(self, each: Record) -> Sequence[Measure]:
-        value = float(each["found"]["balls"][-1]["worst"]["mean"])
-        name = f"the worst rise of the loss at epsilon {self.epsilons[-1]:g} ({self.manner})"
-        return [Measure(name, value, f"{value:.3g}", more_is_flatter=False)]
+        worst = [(ball["epsilon"], float(ball["worst"]["mean"])) for ball in each["found"]["balls"]]
+        name = f"the worst rise of the loss ({self.manner})"
+        return [
+            Measure(f"{name} at epsilon {at:g}", value, f"{value:.3g}", more_is_flatter=False) for at, value in worst
+        ]
 
     def sentence(self, found: Sequence[Record]) -> str:
-        return flatness(self, found)
+        return flatness(lambda each: self.measures(each)[-1:], found)
 
 
 def interval(estimate: dict[str, Any]) -> str:

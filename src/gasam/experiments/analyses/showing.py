@@ -12,7 +12,9 @@ from gasam.experiments.report.groups import data_hash, grouped, labels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gasam.experiments.analyses import Analysis
+    from gasam.experiments.analyses import Measure
+
+    Measures = Callable[[Record], Sequence[Measure]]
 
 
 def run_labels(found: Sequence[Record]) -> list[str]:
@@ -36,21 +38,21 @@ def _labels(found: Sequence[Record]) -> list[str]:
     return [told.get(run["name"], run["name"]) for run in runs]  # a copy of a run under another name has that name
 
 
-def flatness(analysis: Analysis, found: Sequence[Record]) -> str:
+def flatness(measures: Measures, found: Sequence[Record]) -> str:
     """Each measure of each run that is not a baseline, beside its baselines'; without any, of each run alone."""
     named = list(zip(found, run_labels(found), strict=True))
     words = [
         f"on {ours['run']['task']} {told}"
         for ours, label in named
         if ours["run"]["method"] != "baseline" and (rivals := baselines(ours, found))
-        for told in _measured(analysis, [(ours, label), *((named[number]) for number in rivals)])
+        for told in _measured(measures, [(ours, label), *((named[number]) for number in rivals)])
     ]
-    return "; ".join(words or [told for each in named for told in _measured(analysis, [each])])
+    return "; ".join(words or [told for each in named for told in _measured(measures, [each])])
 
 
 def baselines(ours: Record, found: Sequence[Record]) -> list[int]:
     """Which of the records are the baselines to compare with, on the same data and if there is one with its seed: that
-    of as many epochs, and that of nearest to as many gradient evaluations."""
+    with its settings, and that of nearest to as many gradient evaluations."""
     plain = [
         number
         for number, other in enumerate(found)
@@ -59,19 +61,19 @@ def baselines(ours: Record, found: Sequence[Record]) -> list[int]:
         and data_hash(other["run"]) == data_hash(ours["run"])
     ]
     plain = [number for number in plain if found[number]["run"]["seed"] == ours["run"]["seed"]] or plain
-    equal = [number for number in plain if _epochs(found[number]) == _epochs(ours)][:1]
+    equal = [number for number in plain if _settings(found[number]) == _settings(ours)][:1]
     spent = ours["run"]["gradient_evaluations"]
     dear = sorted(plain, key=lambda number: abs(math.log(found[number]["run"]["gradient_evaluations"] / spent)))[:1]
     return list(dict.fromkeys(equal + dear))
 
 
-def _epochs(each: Record) -> int:
-    return int(each["run"]["config"]["settings"]["epochs"])
+def _settings(each: Record) -> Any:
+    return each["run"]["config"]["settings"]
 
 
-def _measured(analysis: Analysis, named: Sequence[tuple[Record, str]]) -> Iterator[str]:
+def _measured(measures: Measures, named: Sequence[tuple[Record, str]]) -> Iterator[str]:
     """A clause for each measure: its name, and its number for each of the runs."""
-    rows = [analysis.measures(each) for each, _ in named]
+    rows = [measures(each) for each, _ in named]
     for column in zip(*rows, strict=True):
         told = [f"{measure.text} for {label}" for measure, (_, label) in zip(column, named, strict=True)]
         yield f"{column[0].name} is {', '.join(told)}"

@@ -26,6 +26,10 @@ class Spectrum(Analysis):
     kind = "spectrum"
 
     @property
+    def filed(self) -> str:
+        return f"{self.kind}-{self.matrix}"
+
+    @property
     def manner(self) -> str:
         return f"{WORDS[self.matrix]}, {super().manner}"
 
@@ -75,8 +79,11 @@ class Spectrum(Analysis):
 
     def measures(self, each: Record) -> Sequence[Measure]:
         top = each["found"]["values"]
-        numbers = {"the largest eigenvalue": top[0], f"the sum of the top {self.k}": sum(top)}
-        return [Measure(name, value, f"{value:.3g}", more_is_flatter=False) for name, value in numbers.items()]
+        numbers = {"the largest eigenvalue": top[0], f"the sum of the top {self.k} eigenvalues": sum(top)}
+        return [
+            Measure(f"{name} of the {WORDS[self.matrix]}", value, f"{value:.3g}", more_is_flatter=False)
+            for name, value in numbers.items()
+        ]
 
     def sentence(self, found: Sequence[Record]) -> str:
-        return flatness(self, found)
+        return flatness(self.measures, found)

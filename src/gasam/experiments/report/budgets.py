@@ -83,7 +83,10 @@ def _answer(group: Group, names: dict[int, str], plain: Group, groups: Sequence[
         return f"{asked} Not run: no baseline spent about {spent:,.0f} gradient evaluations."
     short, long = (_in_words(group, each) for each in (plain, rich))
     higher = find(group.task).family.metric.higher_is_better
-    word = answer(*(standing(paired_difference(group.scores, each.scores), higher) for each in (plain, rich)))
+    lucky = any(each.silent for each in (group, plain, rich))  # the seeds that did not diverge are no sample
+    word = answer(
+        *(None if lucky else standing(paired_difference(group.scores, each.scores), higher) for each in (plain, rich))
+    )
     return f"{asked} {word.capitalize()}: {short} to {names[id(plain)]}, {long} to {names[id(rich)]}."
 
 

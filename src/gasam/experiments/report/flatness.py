@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gasam.experiments.analyses import Analysis, Measure
 from gasam.experiments.records import Record
 from gasam.experiments.report.budgets import as_dear
 from gasam.experiments.report.cells import counted
-from gasam.experiments.report.groups import Group, baseline_of, grouped
+from gasam.experiments.report.groups import RADIUS, Group, baseline_of, grouped
 from gasam.experiments.report.statistics import Difference, paired_difference
 from gasam.experiments.report.tables import Table
 from gasam.experiments.report.verdicts import ONE_SEED, UNDECIDED, standing
+from gasam.experiments.tasks import find
 
 CLAIM = (
     "The paper claims that GA-SAM finds flatter minima: on en-vi it keeps more BLEU under every corruption (its Table "
     "4, below), and its 50 largest eigenvalues are smaller (its Figure 3, which has no numbers). Here the measures of "
     "GA-SAM are divided by those of the baseline with the same seed: geometric means over seeds, with Student's 95% "
     "interval of the logarithms. The claim is `reproduced` where the interval beside the baseline with as many epochs, "
-    "with which the paper compares, says flatter; one seed only says which way it points."
+    "with which the paper compares, says flatter; one seed only says which way it points. Rises of the loss are not in "
+    "the paper; where T is not one, each model has a ball of its own, as in training."
 )
 COLUMNS = (
     "task",
@@ -34,16 +36,21 @@ COLUMNS = (
 )
 
 
-def flatness_table(analyses: Sequence[tuple[Analysis, Sequence[Record]]]) -> Table | None:
-    """A row for each measure of each analysis on each task; None if GA-SAM was not analysed beside a baseline."""
-    rows = [row for analysis, found in analyses for row in _rows(analysis, found)]
+def flatness_table(analyses: Iterable[tuple[Analysis, Sequence[Record]]]) -> Table | None:
+    """A row for each measure of each analysis on a task of the paper; None if GA-SAM was not analysed beside a
+    baseline."""
+    rows = [row for analysis, found in analyses if _is_evidence(found[0]) for row in _rows(analysis, found)]
     return Table("Flatness", COLUMNS, tuple(sorted(rows))) if rows else None
+
+
+def _is_evidence(each: Record) -> bool:
+    return find(each["run"]["task"]).kind == "paper"
 
 
 def _rows(analysis: Analysis, found: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     measures = {each["run"]["name"]: analysis.measures(each) for each in found}
     groups = grouped(each["run"] for each in found)
-    ours = next((group for group in groups if group.method == "ga-sam"), None)
+    ours = next((group for group in groups if group.method == "ga-sam" and _usual(group)), None)
     plain = None if ours is None else baseline_of(ours, groups)
     if ours is None or plain is None:
         return
@@ -52,10 +59,16 @@ def _rows(analysis: Analysis, found: Sequence[Record]) -> Iterator[tuple[str, ..
         mine, base, long = (_values(group, measures, number) for group in (ours, plain, dear))
         beside = paired_difference(mine, base)
         if beside is not None:
-            ratios = (_ratio(beside), _ratio(paired_difference(mine, long)) or "not run")
+            ratios = (_ratio(beside, mine), _ratio(paired_difference(mine, long), mine))
             means = (_mean(values) for values in (base, mine))
             flat = "more" if measure.more_is_flatter else "less"
-            yield ours.task, measure.name.removeprefix("the "), flat, *means, *ratios, _verdict(beside, measure)
+            where = f"{ours.task}, size {ours.size}"
+            yield where, measure.name.removeprefix("the "), flat, *means, *ratios, _verdict(beside, measure)
+
+
+def _usual(group: Group) -> bool:
+    """Whether it is the method as the tables have it, but for its radius."""
+    return not group.other_settings and not group.other_walk().keys() - set(RADIUS)
 
 
 def _values(group: Group | None, measures: Mapping[str, Sequence[Measure]], number: int) -> dict[int, float]:
@@ -68,13 +81,14 @@ def _mean(logarithms: Mapping[int, float]) -> str:
     return f"{math.exp(statistics.fmean(logarithms.values())):.3g} ({counted(len(logarithms), 'seed')})"
 
 
-def _ratio(found: Difference | None) -> str:
+def _ratio(found: Difference | None, mine: Mapping[int, float]) -> str:
     if found is None:
-        return ""
+        return "not measured"
     ends = (
         "" if found.low is None or found.high is None else f" [{math.exp(found.low):.2f}, {math.exp(found.high):.2f}]"
     )
-    return f"{math.exp(found.mean):.2f}{ends}"
+    pairs = "" if found.pairs == len(mine) else f" ({counted(found.pairs, 'common seed')})"
+    return f"{math.exp(found.mean):.2f}{ends}{pairs}"
 
 
 def _verdict(found: Difference, measure: Measure) -> str:

@@ -59,9 +59,13 @@ class Group:
         return {run["seed"]: run["test"] for run in self.runs if run["test"] is not None}
 
     @property
+    def lost(self) -> set[int]:
+        """The seeds of the runs that gave no number: they diverged."""
+        return {run["seed"] for run in self.runs} - self.scores.keys()
+
+    @property
     def silent(self) -> int:
-        """How many runs gave no number: they diverged."""
-        return len(self.runs) - len(self.scores)
+        return len(self.lost)
 
     @cached_property
     def sources(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,8 +23,8 @@ from gasam.experiments.report.groups import (
 from gasam.experiments.report.verdicts import Verdict, judge, paper_difference
 from gasam.experiments.studies import Row, Study
 
-Ladder = Mapping[tuple[str, float], float]
-"""The tuned radius by method and norm."""
+Ladder = Mapping[tuple[str, float, str], float]
+"""The tuned radius by method, norm and settings."""
 
 
 class Line(NamedTuple):
@@ -71,7 +72,7 @@ def study_groups(study: Study, records: Sequence[Record], task: str, size: str) 
 def ladder_of(groups: Sequence[Group]) -> Ladder:
     """What is known of the tuned radii, from runs with them and with multiples of them; of two the first counts."""
     return {
-        (group.method, float(group.walk["norm"])): group.walk["epsilon"] / (group.multiple or 1.0)
+        _ladder(group): group.walk["epsilon"] / (group.multiple or 1.0)
         for group in reversed(groups)
         if group.found_on_validation
     }
@@ -131,7 +132,7 @@ def _verdict(study: Study, row: Row, task: str, group: Group | None, plain: Grou
         plain.scores if plain else {},
         higher_is_better=higher,
         diverged=group.silent if group else 0,
-        baselines_diverged=plain.silent if plain else 0,
+        baselines_diverged=len(plain.lost & group.scores.keys()) if plain and group else 0,
     )
 
 
@@ -167,5 +168,9 @@ def _is_rung(row: Row, group: Group, times: float | None) -> bool:
 
 
 def _times(group: Group, ladder: Ladder) -> float | None:
-    radius = ladder.get((group.method, float(group.walk["norm"])))
+    radius = ladder.get(_ladder(group))
     return group.walk["epsilon"] / radius if radius else None
+
+
+def _ladder(group: Group) -> tuple[str, float, str]:
+    return group.method, float(group.walk["norm"]), json.dumps(group.settings, sort_keys=True)

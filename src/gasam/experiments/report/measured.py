@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gasam.experiments import analyses
+from gasam.experiments import analyses, records
 from gasam.experiments.analyses import Analysis
 from gasam.experiments.analyses.kinds import restored
 from gasam.experiments.analyses.showing import run_labels
 from gasam.experiments.figures.robustness import paper_table
 from gasam.experiments.records import Record
+from gasam.experiments.report.cells import counted
 from gasam.experiments.report.flatness import CLAIM, flatness_table
+from gasam.experiments.report.groups import data_hash
 from gasam.experiments.report.tables import markdown
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ def sections(root: Path, remarked: Mapping[str, str] | None = None) -> Iterator[
         yield CLAIM
         yield markdown(table)
         yield from (f"**{task}.** {remark}" for task, remark in (remarked or {}).items())
+        yield f"From {_origin([each for _, found in every for each in found])}."
         yield "The paper's Table 4, BLEU on en-vi:"
         yield markdown(paper_table())
     kind = None
@@ -52,13 +56,20 @@ def pictures(root: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _groups(root: Path) -> list[tuple[Analysis, list[Record]]]:
-    """Records with the same options on one task, in the order of the methods."""
+    """Records with the same options on one task, in the order of the methods; their runs with the source of epsilon."""
+    sources = {_run(run): run.get("epsilon_source") for run in records.read_all(root / "results")}
     groups: dict[str, list[Record]] = {}
     for file in sorted((root / "results" / "analysis").glob("*.json")):
         each = analyses.read(file)
+        if source := sources.get(_run(each["run"])):
+            each["run"]["epsilon_source"] = source
         same = [each["kind"], each["run"]["task"], each["run"]["size"], each["options"]]
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(each)
     return [(restored(group[0]), sorted(group, key=_place)) for _, group in sorted(groups.items())]
+
+
+def _run(run: Record) -> str:
+    return json.dumps([run["config"], run["seed"], data_hash(run)], sort_keys=True)
 
 
 def _picture(analysis: Analysis, found: Sequence[Record]) -> str:
@@ -71,9 +82,10 @@ def _place(each: Record) -> tuple[bool, int, float]:
 
 
 def _of_one_seed(found: Sequence[Record]) -> list[Record]:
-    """Those of the first seed: what differs from seed to seed is told by the table of flatness."""
-    first = min(each["run"]["seed"] for each in found)
-    return [each for each in found if each["run"]["seed"] == first]
+    """Those of the seed that has the most: what differs from seed to seed is told by the table of flatness."""
+    seeds = Counter(each["run"]["seed"] for each in sorted(found, key=lambda each: each["run"]["seed"]))
+    [(seed, _)] = seeds.most_common(1)
+    return [each for each in found if each["run"]["seed"] == seed]
 
 
 def _shown(analysis: Analysis, every: Sequence[Record]) -> Iterator[str]:
@@ -86,13 +98,14 @@ def _shown(analysis: Analysis, every: Sequence[Record]) -> Iterator[str]:
     spent = "; ".join(
         f"{label} {each['run']['gradient_evaluations']:,}" for each, label in zip(found, run_labels(found), strict=True)
     )
-    others = len({each["run"]["seed"] for each in every}) - 1
-    seeds = f"one of {others + 1}" if others else "alone, which carries no claim"
+    count = len({each["run"]["seed"] for each in every})
+    seeds = f"one of {count}" if count > 1 else "alone, which carries no claim"
+    yield f"Gradient evaluations of training: {spent}. From {_origin(found)}. Of seed {run['seed']}, {seeds}."
+
+
+def _origin(found: Sequence[Record]) -> str:
     commits = ", ".join(dict.fromkeys(str(each["commit"])[:7] for each in found))
-    yield (
-        f"Gradient evaluations of training: {spent}. From {len(found)} records of commit {commits}. Of seed "
-        f"{run['seed']}, {seeds}."
-    )
+    return f"{counted(len(found), 'record')} of commit {commits}"
 
 
 def _figure(file: Path) -> str:

@@ -81,10 +81,11 @@ def page(
         "# Results",
         "Made by `gasam results --write .` from the records in `results/`; only the remarks that end some paragraphs "
         "are written by hand, in `results/remarks.toml`. Mean ± standard deviation (n - 1) over seeds, on the test "
-        "split, of the epoch that validation chose, for translation of the average of the last epochs. Differences to "
-        "the baseline are paired by seed, with Student's 95% interval. Gradient evaluations are forward and backward "
-        "passes: a walk of K steps needs K + 1 of them. Dropout masks are drawn anew in every pass, unless a row says "
-        "`same noise`: then a step's passes share them. Commands after `Again` leave out what has a record in their "
+        "split, of the epoch that validation chose, for translation of the average of the last epochs. Differences "
+        "to the baseline with the same settings are paired by seed, with Student's 95% interval. Gradient evaluations "
+        "are forward and backward passes: a walk of K steps needs K + 1 of them. Dropout masks are drawn anew in every "
+        "pass, unless a row says `same noise`: then a step's passes share them. Commands after `Again` leave out what "
+        "has a record in their "
         "`--out`.",
         "## What the paper says",
         "Mean ± standard deviation over four runs, as printed; differences are computed from the printed means. "
@@ -134,7 +135,10 @@ def _verdicts(found: Sequence[Record]) -> Iterator[str]:
     yield DEFINITION
     for size in SIZE_NAMES:
         if any(record["size"] == size for record in found):
-            yield f"Cells of the paper's tables at size {size}, the baseline's left out; one seed is undecided too:"
+            yield (
+                f"Cells of the paper's tables at size {size}, the baseline's left out; one seed or a baseline that "
+                "diverged is undecided too:"
+            )
             yield markdown(verdict_table(_every_study(), found, size))
 
 

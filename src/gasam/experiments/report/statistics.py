@@ -29,7 +29,7 @@ class Difference(NamedTuple):
         return math.inf if self.low is None or self.high is None else self.high - self.low
 
     def holds(self, value: float) -> bool:
-        """Whether the interval speaks against no such difference."""
+        """Whether the interval allows this difference."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
 

@@ -20,7 +20,9 @@ DEFINITION = (
     "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none. An "
     f"interval that holds zero and the paper's difference speaks against neither and is `{UNDECIDED}` where the paper "
     "claims a difference; where it claims none, one that is wider than the paper's: few seeds must not make that claim "
-    "cheap. Intervals are not corrected for the number of methods; a run that stands in several tables counts in each."
+    "cheap; and where the baseline diverged. Differences are absolute, also where our level is another than the "
+    "paper's, as on ptb. Intervals are not corrected for the number of methods; a run that stands in several rows or "
+    "tables counts in each."
 )
 
 

@@ -172,7 +172,8 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
             f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted} "
             f"--out {folder}` first, with the same --epochs, --set and files and another --seed"
         )
-    source = f"tuned on validation{_for_whom(plan)}, {found.tried if times is None else f'{times:g} x'}"
+    tried = next(part.tried for part in found.by_norm() if part.chosen() == best)
+    source = f"tuned on validation{_for_whom(plan)}, {tried if times is None else f'{times:g} x'}"
     epsilon = float(f"{best.epsilon * (times or 1):.6g}")
     return replace(plan, choice=replace(plan.choice, norm=best.norm, epsilon=epsilon, epsilon_source=source))
 
