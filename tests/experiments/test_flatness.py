@@ -93,6 +93,7 @@ def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_numb
     [row] = flatness_table([(kind, found)]).rows
     assert row[1].startswith("L-inf radius at which half of the accuracy")
     assert (row[2], row[-1]) == ("more", "reproduced")
+    assert kind.sentence(found[:2]).endswith("is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2")
     found[-1] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
     [row] = flatness_table([(kind, found)]).rows
     assert row[-1] == "not reproduced (one seed, flatter)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gasam.experiments.records import Record
@@ -39,15 +39,15 @@ def _labels(found: Sequence[Record]) -> list[str]:
 
 
 def flatness(measures: Measures, found: Sequence[Record]) -> str:
-    """Each measure of each run that is not a baseline, beside its baselines'; without any, of each run alone."""
+    """Each measure of each run that is not a baseline, beside its baselines'; without any, of all runs."""
     named = list(zip(found, run_labels(found), strict=True))
-    words = [
-        f"on {ours['run']['task']} {told}"
-        for ours, label in named
-        if ours["run"]["method"] != "baseline" and (rivals := baselines(ours, found))
-        for told in _measured(measures, [(ours, label), *((named[number]) for number in rivals)])
+    beside = [
+        f"on {each['run']['task']} {clause}"
+        for each, label in named
+        if each["run"]["method"] != "baseline" and (rivals := baselines(each, found))
+        for clause in _clauses(measures, [(each, label), *(named[number] for number in rivals)])
     ]
-    return "; ".join(words or [told for each in named for told in _measured(measures, [each])])
+    return "; ".join(beside or _clauses(measures, named))
 
 
 def baselines(ours: Record, found: Sequence[Record]) -> list[int]:
@@ -71,12 +71,13 @@ def _settings(each: Record) -> Any:
     return each["run"]["config"]["settings"]
 
 
-def _measured(measures: Measures, named: Sequence[tuple[Record, str]]) -> Iterator[str]:
-    """A clause for each measure: its name, and its number for each of the runs."""
-    rows = [measures(each) for each, _ in named]
-    for column in zip(*rows, strict=True):
-        told = [f"{measure.text} for {label}" for measure, (_, label) in zip(column, named, strict=True)]
-        yield f"{column[0].name} is {', '.join(told)}"
+def _clauses(measures: Measures, named: Sequence[tuple[Record, str]]) -> list[str]:
+    """For each measure its name, and its number for each of the runs."""
+    told: dict[str, list[str]] = {}
+    for each, label in named:
+        for measure in measures(each):
+            told.setdefault(measure.name, []).append(f"{measure.text} for {label}")
+    return [f"{name} is {', '.join(numbers)}" for name, numbers in told.items()]
 
 
 def norm_name(norm: float) -> str:
