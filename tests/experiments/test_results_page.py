@@ -219,6 +219,13 @@ def test_walks_of_one_method_are_compared_with_the_one_that_the_paper_found_best
     assert "less the others" not in paragraph(results.page(records_of("imdb", SCORES)))
 
 
+def test_scores_are_told_by_seed_where_some_learn_and_others_do_not():
+    runs = records_of("imdb", SCORES | {"sam": [86.0, 50.0], "asam": [84.0, 85.2]})
+    told = paragraph(results.page(runs))
+    assert "Seeds disagree, by more than 5 times the baseline's standard deviation: SAM: 86.00, 50.00." in told
+    assert "Seeds disagree" not in paragraph(results.page(records_of("imdb", SCORES)))
+
+
 def test_what_people_remark_ends_the_paragraph_of_its_table_and_task(tmp_path):
     checkout(tmp_path, records_of("imdb", SCORES))
     (tmp_path / "results/remarks.toml").write_text('table1.imdb = "Less dropout was tried."\ntable1.ptb = "Later."\n')

@@ -27,6 +27,8 @@ from gasam.experiments.tasks import find
 
 TALLY = ("reproduced", "not reproduced", UNDECIDED, "not run")
 """One seed, or a baseline that diverged, carries no claim: undecided."""
+TORN = 5
+"""How many times the baseline's spread over seeds a row's may be before its scores are told one by one."""
 IN_WORDS: dict[Standing, str] = {
     "better": "better than the baseline",
     "worse": "worse",
@@ -98,6 +100,19 @@ def _measured(cell: Sequence[Line], higher: bool) -> Iterator[str]:
         yield f"Our intervals say {listed(said, IN_WORDS)}."
     if alone:
         yield f"From one seed, which carries nothing: {', '.join(alone)}."
+    if torn := [_by_seed(line) for line in others if line.group and _torn(line.group, line.baseline)]:
+        yield f"Seeds disagree, by more than {TORN} times the baseline's standard deviation: {'; '.join(torn)}."
+
+
+def _torn(group: Group, baseline: Group | None) -> bool:
+    """Whether some seeds learn and others do not: a mean and its interval say little then."""
+    found, plain = (summary(each.scores.values()) if each else None for each in (group, baseline))
+    return bool(found and plain and found.std and plain.std and found.std > TORN * plain.std)
+
+
+def _by_seed(line: Line) -> str:
+    assert line.group is not None
+    return f"{_short(line)}: {', '.join(map(cells.number, line.group.scores.values()))}"
 
 
 def _best(others: Sequence[Line], higher: bool) -> str:
