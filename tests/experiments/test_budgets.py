@@ -1,5 +1,7 @@
 """Two budgets, shared masks and cost: which baseline stands beside a method, and no answer beyond its interval."""
 
+import re
+
 import pytest
 from synthetic import STEPS, record, records_of
 
@@ -137,6 +139,18 @@ def test_a_longer_baseline_that_chose_the_same_epochs_is_called_the_same_model()
     twin[0]["best_epoch"] += 1
     _, note = budget_table([*runs, *twin], "imdb", "small").notes
     assert note.startswith(f"Baseline (epochs {2 * EPOCHS}) has 84.42")
+
+
+def test_a_method_that_was_trained_longer_itself_stands_beside_the_baseline_with_as_many_epochs():
+    runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", moved(0.5, 0))]
+    runs += records_of("imdb", {"ga-sam": moved(2)}, settings={"epochs": 2 * EPOCHS})
+    table = budget_table(runs, "imdb", "small")
+    [note] = [note for note in table.notes if note.startswith("GA-SAM")]
+    long = f"(epochs {2 * EPOCHS})"
+    assert re.fullmatch(
+        rf"GA-SAM {re.escape(long)} has 86\.42 ± .*, \+1\.50 \[.*\] \(better\) to Baseline {re.escape(long)}\.", note
+    )
+    assert list(shown(table)) == ["GA-SAM"]
 
 
 def test_shared_masks_are_compared_with_fresh_ones_of_the_same_walk():

@@ -40,6 +40,7 @@ def budget_table(records: Sequence[Record], task: str, size: str) -> Table | Non
             first.setdefault(group.method, group)
     rows = [_row(group, names[id(group)], plain, groups) for group in first.values()]
     notes = [_baselines(each, names[id(each)], plain, names[id(plain)]) for each in longer]
+    notes += [_trained_as_long(group, names, groups) for group in groups if baseline_of(group, groups) in longer]
     if "ga-sam" in first:
         notes.insert(0, _answer(first["ga-sam"], names, plain, groups))
     return Table(f"{task}, size {size}: two budgets", COLUMNS, tuple(rows), tuple(filter(None, notes)))
@@ -98,6 +99,13 @@ def _baselines(longer: Group, name: str, plain: Group, usual: str) -> str:
         )
     found = cells.difference(longer, plain).text
     return f"{name} has {cells.result(longer).text}, {_in_words(longer, plain)} to {usual}." if found else ""
+
+
+def _trained_as_long(group: Group, names: dict[int, str], groups: Sequence[Group]) -> str:
+    """A method that was trained for more epochs itself, beside the baseline with as many."""
+    plain = baseline_of(group, groups)
+    assert plain is not None
+    return f"{names[id(group)]} has {cells.result(group).text}, {_in_words(group, plain)} to {names[id(plain)]}."
 
 
 def _chosen(group: Group) -> dict[int, tuple[object, ...]]:
