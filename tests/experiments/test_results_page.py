@@ -171,7 +171,8 @@ def sections(page):
 
 def paragraph(page, table="Table 1", task="imdb"):
     [text] = [text for title, text in sections(page).items() if title.startswith(table)]
-    return next(line for line in text.splitlines() if line.startswith(f"**{task}.**"))
+    _, _, told = text.partition(f"\n**{task}.**")
+    return re.split(r"\n\n(?=\*\*|From )", told)[0].replace("\n\n", " ")
 
 
 def test_verdicts_are_defined_and_counted_once_a_cell():

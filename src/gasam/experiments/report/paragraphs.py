@@ -1,4 +1,4 @@
-"""A paragraph for each table and task: what the paper says, what was measured, what differs, what does not hold."""
+"""Paragraphs for each table and task: what the paper says, what was measured, what differs, what does not hold."""
 
 from __future__ import annotations
 
@@ -39,21 +39,30 @@ IN_WORDS: dict[Standing, str] = {
 def paragraph(
     study: Study, task: str, size: str, groups: Sequence[Group], remark: str = "", *, again: bool = False
 ) -> str:
-    """Everything but `remark` is made from numbers, and claims no more than their intervals carry. `again` points to
-    the section of the task for what differs, which a table before has told."""
+    """The paper's claims, what was measured, what came of them. Everything but `remark` is made from numbers, and
+    claims no more than their intervals carry. `again` points to the section of the task for what differs, which a table
+    before has told."""
     cell = [line for line in lines(study, task, groups) if line.first]
     higher = find(task).family.metric.higher_is_better
-    parts = [f"**{task}.** The paper: {best_in_words(study, task).partition(': ')[2]}.", _claims(study, task, cell)]
+    paper = [f"**{task}.** The paper: {best_in_words(study, task).partition(': ')[2]}.", _claims(study, task, cell)]
     if not any(line.group for line in cell):
         own = " with its own settings" if groups else ""
-        return " ".join([*parts, f"Not run in size {size}{own}.", remark]).strip()
-    parts += [*_measured(cell, higher), _rivals(study, task, cell)]
-    parts += _verdicts(cell)
+        return _spoken(*paper, f"Not run in size {size}{own}.", remark)
+    here = [*_measured(cell, higher), _rivals(study, task, cell)]
+    return "\n\n".join(
+        (_spoken(*paper), _spoken(*here), _spoken(*_verdicts(cell), _differing(task, size, groups, again), remark))
+    )
+
+
+def _spoken(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _differing(task: str, size: str, groups: Sequence[Group], again: bool) -> str:
     if again:
-        parts.append(f"What differs in data and size is told [above](#{task}-size-{size}).")
-    elif differing := list(remarks(task, size, groups)):
-        parts.append(f"What differs. {' '.join(differing)}")
-    return " ".join(filter(None, [*parts, remark]))
+        return f"What differs in data and size is told [above](#{task}-size-{size})."
+    found = list(remarks(task, size, groups))
+    return f"What differs. {' '.join(found)}" if found else ""
 
 
 def tally(study: Study, records: Sequence[Record], size: str) -> Iterator[tuple[str, ...]]:
