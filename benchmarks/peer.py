@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.measure import interleaved, ratio
 from gasam import Pass, Perturbation, asam, climb, ga_sam, sam
-from gasam.layout import Weights
+from gasam.weights import Weights
 
 # glibc's allocator gives large buffers back to the system and asks for them again, until a program has freed some;
 # told to keep them, it serves whoever allocates much.

@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gasam.layout import Sizes
-
 settings.register_profile("gasam", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("gasam")
 
@@ -22,6 +20,6 @@ def _seeded():
 
 
 @pytest.fixture
-def small_stretches(monkeypatch):
-    """Cut tensors of four weights and more in fours, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.layout.CPU", Sizes(small=5, bundle=6, large=6))
+def small_portions(monkeypatch):
+    """Handle six weights at once, so that small problems take the paths of large ones."""
+    monkeypatch.setattr("gasam.portions.CPU", 6)

@@ -28,4 +28,4 @@ def test_core_imports_torch_alone():
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     others = {name.partition(".")[0] for name in output.split()} - {"gasam", "torch"}
     assert not {name for name in others if name not in sys.stdlib_module_names}
-    assert "gasam.ascent" in output
+    assert "gasam.walk" in output

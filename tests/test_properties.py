@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, uniform_start
-from gasam.layout import GRANULARITIES, Weights
+from gasam.groups import GRANULARITIES
+from gasam.weights import Weights
 from problems import Wavy
 from tolerances import EXACT, error, flat, same_bits
 

@@ -31,7 +31,7 @@ class FailsAt:
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("k", range(STEPS + 1))
 @pytest.mark.parametrize("norm", [2.0, math.inf])
-def test_failure_in_any_pass_leaves_weights_and_gradients(failure, k, norm, small_stretches):
+def test_failure_in_any_pass_leaves_weights_and_gradients(failure, k, norm, small_portions):
     model = network()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -66,15 +66,15 @@ def test_failure_in_backward_leaves_weights_and_gradients(k):
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("moment", ["save", "displace", "restore"])
+@pytest.mark.parametrize("moment", ["displace", "restore"])
 @pytest.mark.parametrize("occurrence", [0, 1, 3])
-def test_interrupt_while_weights_are_written(moment, occurrence, small_stretches, monkeypatch):
+def test_interrupt_while_weights_are_written(moment, occurrence, small_portions, monkeypatch):
     """The interrupt comes between two stretches, where some are moved and some are not, or some are home again."""
-    from gasam.tensors import Slice
+    from gasam.portions import Portion
 
     model = network()
     weights = [p.detach().clone() for p in model.parameters()]
-    original, seen = getattr(Slice, moment), []
+    original, seen = getattr(Portion, moment), []
 
     def interrupted(self, *args):
         original(self, *args)
@@ -88,7 +88,7 @@ def test_interrupt_while_weights_are_written(moment, occurrence, small_stretches
         for parameter in model.parameters():
             parameter.add_(1.0)
     weights = [p.detach().clone() for p in model.parameters()]
-    monkeypatch.setattr(Slice, moment, interrupted)
+    monkeypatch.setattr(Portion, moment, interrupted)
     with pytest.raises(KeyboardInterrupt):
         sharp(FailsAt(model, -1, ValueError))
     assert len(seen) > occurrence
@@ -174,11 +174,11 @@ def test_gradients_survive_a_failure_to_set_them_aside():
 @pytest.mark.parametrize("where", ["first", "second"])
 def test_interrupt_on_the_way_home(where, monkeypatch):
     """Ctrl-C as the walk turns home, before anything was put back; and another walk afterwards."""
-    from gasam.layout import Weights
+    from gasam.weights import Weights
 
     model, (x, y) = network(), batch()
     before = [p.detach().clone() for p in model.parameters()]
-    original, calls = Weights.go_home, []
+    original, calls = Weights.restore, []
 
     def interrupted(self):
         calls.append(self)
@@ -187,7 +187,7 @@ def test_interrupt_on_the_way_home(where, monkeypatch):
         original(self)
 
     sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-    monkeypatch.setattr(Weights, "go_home", interrupted)
+    monkeypatch.setattr(Weights, "restore", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sharp(lambda: cross_entropy(model(x), y))
     assert same_bits(model.parameters(), before)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gasam import SCALES, Perturbation, SharpBackward, ga_sam
-from gasam.layout import GRANULARITIES
+from gasam.groups import GRANULARITIES
 from tolerances import EXACT, error, flat, same_bits
 
 TOKENS = torch.tensor([[1, 2, 2], [7, 1, 0]])

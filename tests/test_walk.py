@@ -8,7 +8,8 @@ import torch
 
 import reference
 from gasam import SCALES, Pass, Perturbation, SharpBackward, climb
-from gasam.layout import GRANULARITIES, Weights
+from gasam.groups import GRANULARITIES
+from gasam.weights import Weights
 from problems import SHAPES, Wavy
 from tolerances import EXACT, error, flat, same_bits
 
@@ -70,7 +71,7 @@ def test_walk_equals_the_reference(scale, granularity):
 
 
 @pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
-def test_cut_and_joined_tensors_walk_alike(scale, granularity, small_stretches):
+def test_cut_and_joined_tensors_walk_alike(scale, granularity, small_portions):
     for norm, steps in itertools.product(NORMS, STEPS):
         check_against_reference(scale, granularity, norm, steps, "mean")
 

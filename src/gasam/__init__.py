@@ -1,14 +1,15 @@
 """gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
 
-from gasam.ascent import Visit, climb, displaced, uniform_start
 from gasam.backward import SharpBackward
+from gasam.ball import uniform_start
+from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
-from gasam.passes import frozen_batchnorm, per_worker, same_noise, shared_walk, together
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.scales import SCALES, Group, Weight
 from gasam.trace import Trace
-from gasam.walk import Pass
+from gasam.walk import Pass, Visit, climb
+from gasam.weights import displaced
 
 __version__ = "0.1.0"
 

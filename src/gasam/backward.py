@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from gasam.ascent import traced_climb
-from gasam.evaluation import (
+from gasam.contexts import warn_of_statistics
+from gasam.fold import Fold, share
+from gasam.parameters import Parameters, read, weights_of
+from gasam.passes import (
     Around,
     Backward,
     GradientScale,
@@ -21,12 +23,9 @@ from gasam.evaluation import (
     plain_pass,
     plainly,
 )
-from gasam.parameters import Parameters, read, weights_of
-from gasam.passes import warn_of_statistics
 from gasam.perturbation import Perturbation, check_perturbation
-from gasam.risk import Fold, share
 from gasam.trace import Trace
-from gasam.walk import Pass
+from gasam.walk import Pass, traced_climb
 
 
 class SharpBackward:
@@ -75,11 +74,11 @@ class SharpBackward:
             returned, self.last = plain_pass(function, self.backward, self.around)
             return returned
         trained = [p for p in self.parameters if p.requires_grad]
-        before, passes = Fold(trained), Fold(trained)
+        fold = Fold(trained, self.perturbation)
         clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:
-            self._make_room(k, before, passes)
+            fold.make_room(k)
             with self.around(k, k == self.perturbation.steps):
                 loss, returned = call(function)
                 if k == 0:
@@ -94,25 +93,9 @@ class SharpBackward:
             return Pass(loss.detach().reshape(()), factor * now(self.gradient_scale))
 
         try:
-            before.take()
+            fold.set_aside()
             self.last = traced_climb(self.weights, evaluate, self.perturbation, detailed=self.detailed)
         except BaseException:
-            before.undo()
+            fold.undo()
             raise
         return clean[0]
-
-    def _make_room(self, k: int, before: Fold, passes: Fold) -> None:
-        """Take pass k-1's gradient out of the way of pass k.
-
-        Before the last pass the sum goes back, with what the caller had, so that autograd itself completes it: an
-        all-reduce of accumulated gradients, as DDP does it, then sees all of them. With one step and nothing of the
-        caller's, the first gradient lies where it should: no copy is made.
-        """
-        mean, last = self.perturbation.risk == "mean", k == self.perturbation.steps
-        if k == 0 or (k == 1 and last and mean and before.is_empty() and passes.may_be_added_to()):
-            return
-        passes.take(keep=mean)
-        if last:
-            passes.add(before)
-            passes.give()
-            passes.total = []

@@ -1,64 +1,77 @@
-"""Direction and projection for a norm p: the formulas, given the sums they need.
-
-The walk sums over all weights, FreeLB over each example: `dims` are the dimensions that are summed, all when None.
-"""
+"""Direction and projection in a ball of a p-norm: the formulas for one tensor, and random points of the ball."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gasam.tensors import inverse, sum_of_squares
+Start = Callable[[Tensor], Tensor]
+Dims = tuple[int, ...]
 
 
-def needs_largest(p: float) -> bool:
-    """Only a power of h can underflow: then h is divided by its largest entry first."""
-    return p not in (2.0, math.inf)
+def inverse(value: Tensor) -> Tensor:
+    """1 / value, and 0 where value is 0."""
+    return torch.where(value > 0, 1 / value, 0.0)
 
 
-def raised(h: Tensor, p: float, largest: Tensor | None = None) -> Tensor:
-    """sgn(h) |h|^(1/(p-1)): the direction that gains most, not yet of length one. A NaN entry may come out."""
+def make_finite_(values: Tensor) -> Tensor:
+    """NaN and infinity become 0, in place: multiplied by 0 they would give NaN."""
+    return values.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def clip_(values: list[Tensor]) -> list[Tensor]:
+    """Entries into [-1, 1], in place."""
+    torch._foreach_clamp_max_(values, 1.0)
+    torch._foreach_clamp_min_(values, -1.0)
+    return values
+
+
+def uphill(h: Tensor, p: float, largest: Tensor) -> Tensor:
+    """sgn(h) |h|^(1/(p-1)): the direction of steepest ascent along h, not yet of length one.
+
+    h is divided by `largest`, its largest absolute entry, because a power of small numbers underflows.
+    """
     if p == math.inf:
         return h.sign()
-    if p == 2.0:
-        return h
-    assert largest is not None
     ratio = h / torch.where(largest > 0, largest, 1.0).to(h)
     return ratio.abs().pow_(1 / (p - 1)).mul_(ratio.sign_())
 
 
-def power_sum(x: Tensor, p: float, dims: tuple[int, ...] | None = None) -> Tensor:
-    """Sum of |x|^p, or the largest |x| for p = inf; over `dims`, which are kept."""
-    if dims is None:
-        if p == 2.0:
-            return sum_of_squares(x.reshape(-1))
-        return x.abs().amax() if p == math.inf else x.abs().pow_(p).sum()
-    size = x.abs()
-    return size.amax(dims, keepdim=True) if p == math.inf else size.pow_(p).sum(dims, keepdim=True)
+def power_sum(x: Tensor, p: float) -> Tensor:
+    """Sum of |x|^p."""
+    return x.abs().pow_(p).sum()
 
 
-def length(total: Tensor, p: float) -> Tensor:
-    """|x|_p from its power sum."""
-    return total if p == math.inf else total.pow(1 / p)
+def shrinkage(length: Tensor) -> Tensor:
+    """min(1, 1 / length): the factor that brings a point of this length into the unit ball."""
+    return length.clamp(min=1.0).reciprocal()
 
 
-def shrinkage(size: Tensor) -> Tensor:
-    """By what a point of this length is multiplied to lie in the unit ball: min(1, 1 / |x|)."""
-    return size.clamp(min=1.0).reciprocal()
+def direction(h: Tensor, p: float, dims: Dims) -> Tensor:
+    """The unit direction of steepest ascent along h, for each slice over `dims`; zero where h is not finite."""
+    u = uphill(h, p, h.abs().amax(dims, keepdim=True))
+    return u if p == math.inf else make_finite_(u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True)))
 
 
-def direction(h: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """The unit direction that gains most along h, for each slice over `dims`; zero where h is not finite."""
-    if p == math.inf:
-        return h.sign()
-    u = raised(h, p, power_sum(h, math.inf, dims))
-    return (u * inverse(length(power_sum(u, p, dims), p))).nan_to_num_(0.0, 0.0, 0.0)
-
-
-def project(y: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """Each slice over `dims` onto the unit ball: clipped for p = inf, else radially."""
+def project(y: Tensor, p: float, dims: Dims) -> Tensor:
+    """Each slice over `dims` onto the unit ball: clipped for p = inf, otherwise shortened along its ray."""
     if p == math.inf:
         return y.clamp(-1.0, 1.0)
-    return y * shrinkage(length(power_sum(y, p, dims), p))
+    return y * shrinkage(torch.linalg.vector_norm(y, p, dims, keepdim=True))
+
+
+def uniform_start(norm: float, generator: torch.Generator | None = None) -> Start:
+    """A random point: uniform in the box for norm inf, otherwise on the surface, where nearly all of a ball is."""
+
+    def draw(like: Tensor) -> Tensor:
+        if norm == math.inf:
+            return torch.empty_like(like).uniform_(-1, 1, generator=generator)
+        if norm == 2.0:
+            return torch.empty_like(like).normal_(generator=generator)
+        sizes = torch._standard_gamma(torch.full_like(like, 1 / norm), generator=generator).pow_(1 / norm)
+        return sizes.mul_(torch.empty_like(like).uniform_(-1, 1, generator=generator).sign_())
+
+    return draw

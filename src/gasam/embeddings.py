@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from gasam import ball
-from gasam.evaluation import Around, Backward, back, call, check_around, plain_pass, plainly
-from gasam.passes import standing
+from gasam.ball import inverse
+from gasam.contexts import standing
+from gasam.passes import Around, Backward, back, call, check_around, plain_pass, plainly
 from gasam.perturbation import Perturbation
-from gasam.tensors import inverse, wide
+from gasam.portions import wide
 from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace
 
 Start = Literal["zero", "uniform"]

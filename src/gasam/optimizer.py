@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gasam.ascent import traced_climb
-from gasam.evaluation import Around, GradientScale, check_around, check_reduced, now, plainly
-from gasam.layout import Weights
+from gasam.contexts import leaves_passes_local, warn_of_statistics
+from gasam.fold import GradientSum, share
 from gasam.parameters import read, weights_of
-from gasam.passes import leaves_passes_local, warn_of_statistics
+from gasam.passes import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.perturbation import Perturbation, check_perturbation
-from gasam.risk import Fold, share
 from gasam.trace import Trace, plain_trace
-from gasam.walk import Pass
+from gasam.walk import Pass, traced_climb
+from gasam.weights import Weights
 
 _KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "detailed", "enabled", "last")
 
@@ -92,7 +91,7 @@ class SharpnessAware(Optimizer):
                 "per_worker needs SharpBackward for the mean risk: a closure may clear the gradients of the earlier "
                 "passes, and then the last pass can't reduce them"
             )
-        passes = Fold(parameters)
+        passes = GradientSum(parameters)
         clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gasam.groups import check_names
-from gasam.layout import Weights
 from gasam.perturbation import Perturbation
 from gasam.sharded import check_sharding, is_sharded
+from gasam.weights import Weights
 
 Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
 

@@ -1,233 +1,104 @@
-"""Contexts around a pass: what the passes of one step share, and what only the clean one may change.
-
-Each is made once and given as `around`; `together` joins several. They nest, and undo themselves on exceptions.
-"""
+"""One pass: a loss function called and checked, its loss backed, and by what factor."""
 
 from __future__ import annotations
 
-import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from gasam.evaluation import Around
+from gasam.sharded import is_sharded
+from gasam.trace import Trace, plain_trace
 
-
-class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
-    """Every pass of a step draws the same random numbers, so the same dropout masks.
-
-    Afterwards the generators stand where one plain pass would have left them. Covers the CPU and the accelerators
-    in use; a generator of the caller's own is the caller's.
-    """
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._starts: dict[int, list[Tensor]] = {}  # by depth: a walk inside a pass has its own
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k)
-
-    @contextmanager
-    def _pass(self, k: int) -> Iterator[None]:
-        depth, self._depth = self._depth, self._depth + 1
-        now = _generator_states()
-        try:
-            if k == 0:
-                self._starts[depth] = now
-                yield
-            else:
-                _set_generator_states(self._starts[depth])
-                try:
-                    yield
-                finally:
-                    _set_generator_states(now)
-        finally:
-            self._depth = depth
+Around = Callable[[int, bool], AbstractContextManager[Any]]
+Backward = Callable[[Tensor], object]
+GradientScale = Tensor | float | Callable[[], Tensor | float]
 
 
-class frozen_batchnorm:  # noqa: N801
-    """Running statistics count the clean pass only; the passes themselves normalise by their batch as ever.
-
-    Those of InstanceNorm too, where it tracks any.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            own = dict(module.named_buffers(recurse=False))
-            if isinstance(module, torch.jit.ScriptModule) and "running_mean" in own:
-                raise TypeError(
-                    f"frozen_batchnorm can't freeze the scripted module {name!r} ({module.original_name}): give and "
-                    "train the model as it was before torch.jit"
-                )
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return self._frozen() if k > 0 else ExitStack()
-
-    @contextmanager
-    def _frozen(self) -> Iterator[None]:
-        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
-        changes = [(norm, name, value) for norm in norms for name, value in _uncounted(norm).items()]
-        before = [getattr(norm, name) for norm, name, _ in changes]
-        try:
-            for norm, name, value in changes:
-                setattr(norm, name, value)
-            yield
-        finally:
-            for (norm, name, _), value in zip(changes, before, strict=True):
-                setattr(norm, name, value)
+def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
+    """Nothing around a pass."""
+    return nullcontext()
 
 
-class per_worker:  # noqa: N801
-    """Each worker of a DistributedDataParallel model walks by its own gradient: one all-reduce a step, whatever K.
-
-    All passes but the last are under `no_sync`; the last one reduces what all of them left in `.grad`. The result is
-    the mean of the workers' own folded gradients. In a caller's `no_sync` the last pass stays local too.
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("per_worker", model)
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        if last:
-            return ExitStack()
-        if self.model.static_graph and not self.model._static_graph_delay_allreduce_enqueued:
-            raise RuntimeError(
-                "a DistributedDataParallel model with static_graph=True must see one synchronised backward before "
-                "per_worker can leave one out: let the first step be plain (sharp.enabled = False), or leave "
-                "static_graph out"
-            )
-        return self.model.no_sync()
-
-
-class shared_walk:  # noqa: N801
-    """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
-
-    Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
-    are reduced all the same, for it must not be each worker's own; only the last pass is left to the caller's wish.
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("shared_walk", model)
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return ExitStack() if last else self._synchronised()
-
-    @contextmanager
-    def _synchronised(self) -> Iterator[None]:
-        before, self.model.require_backward_grad_sync = self.model.require_backward_grad_sync, True
-        try:
-            yield
-        finally:
-            self.model.require_backward_grad_sync = before
-
-
-class together:  # noqa: N801
-    """All of them around each pass, the first outermost."""
-
-    def __init__(self, *arounds: Around) -> None:
-        self.arounds = arounds
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k, last)
-
-    @contextmanager
-    def _pass(self, k: int, last: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            for each in self.arounds:
-                stack.enter_context(each(k, last))
-            yield
-
-
-def leaves_passes_local(around: Around) -> bool:
-    """Whether `per_worker` is among what surrounds a pass: then only a fold that the last pass reduces is right."""
-    if isinstance(around, together):
-        return any(map(leaves_passes_local, around.arounds))
-    return isinstance(around, per_worker)
-
-
-def warn_of_statistics(loss: object) -> None:
-    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
-    if isinstance(loss, Tensor) and any(map(_counts, _nodes(loss))):
-        warnings.warn(
-            "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
-            "evaluation: around=frozen_batchnorm(model) lets the clean passes alone count",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of its graph once."""
-    ahead: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while ahead:
-        node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += [function for function, _ in node.next_functions]
-            yield node
-
-
-def _counts(node: Any) -> bool:
-    """Nothing is unpacked, for checkpointing would compute the pass again; what does not tell does not count."""
+def check_around(around: Around) -> None:
+    """The usual slip is to give `same_noise` or `frozen_batchnorm` itself, not what it returns."""
     try:
-        if "BatchNorm" not in node.name() or not node._saved_training:
-            return False
-        kept = node._raw_saved_running_mean.data is not None
-    except AttributeError:
-        return False
-    try:
-        return kept or node._saved_running_mean is not None
-    except RuntimeError:  # a closure's backward has freed what was there
-        return True
-
-
-def _uncounted(norm: _NormBase) -> dict[str, Any]:
-    """What it must have to count nothing; InstanceNorm counts in what statistics it has, whatever it says of them."""
-    if not isinstance(norm, _InstanceNorm):
-        return {"track_running_stats": False}
-    return {"running_mean": None, "running_var": None} if norm.training else {}
-
-
-def _check_distributed(name: str, model: object) -> None:
-    if not isinstance(model, DistributedDataParallel):
+        signature(around).bind(0, True)
+    except (TypeError, ValueError):
         raise TypeError(
-            f"{name} needs the model as DistributedDataParallel wrapped it, got {type(model).__name__}; with FSDP the "
-            "walk is shared by itself, and can't be each worker's own"
+            f"around must be a function of (k, last), got {around!r}: same_noise() and frozen_batchnorm(model) give one"
+        ) from None
+
+
+def now(scale: GradientScale) -> Tensor | float:
+    """The factor of this pass, where it may be a function."""
+    return scale() if callable(scale) else scale
+
+
+def plain_pass(function: Callable[[], Any], backward: Backward, around: Around) -> tuple[Any, Trace]:
+    """One pass without a walk: what the caller gets, and the trace that says so."""
+    with around(0, True):
+        loss, returned = call(function)
+        backward(loss)
+    return returned, plain_trace(loss)
+
+
+def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
+    """The loss with its graph, and what the caller gets: the same with the loss detached."""
+    if not callable(function):
+        raise TypeError(
+            f"a loss function must be given, not its result, got {type(function).__name__}: "
+            "put `lambda:` before the loss, so that it can be computed again"
         )
+    result = function()
+    loss = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the loss function must return the loss as a tensor, or (loss, anything), got {type(loss).__name__}"
+            + (": is a `return` missing?" if loss is None else "")
+        )
+    if loss.numel() != 1:
+        raise ValueError(f"the loss must be a single number, got the shape {tuple(loss.shape)}: take its mean")
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no graph to go back through: is the call inside torch.no_grad(), is a result detached, "
+            "or is every parameter frozen?"
+        )
+    return loss, (loss.detach(), *result[1:]) if isinstance(result, tuple) else loss.detach()
 
 
-def _accelerators() -> list[tuple[Any, int]]:
-    """(device module, index) of every accelerator that has been used, so that asking wakes none up."""
-    device = torch.accelerator.current_accelerator()
-    if device is None:
-        return []
-    module = torch.get_device_module(device)
-    if hasattr(module, "is_initialized") and not module.is_initialized():
-        return []
-    return [(module, i) for i in range(torch.accelerator.device_count())]
+def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
+    """Back a part of the loss; return d(backed)/d(loss), which has every factor that `backward` put in."""
+    factors: list[Tensor] = []
+    hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
+    try:
+        backward(loss if part == 1 else loss * part)
+    finally:
+        hook.remove()
+    if not factors:
+        raise RuntimeError("backward did not go back through the loss it was given: it must call .backward() on it")
+    return torch.stack(factors).sum()
 
 
-def _generator_states() -> list[Tensor]:
-    return [torch.get_rng_state(), *(module.get_rng_state(index) for module, index in _accelerators())]
+def check_untouched(parameters: Sequence[Tensor]) -> None:
+    if any(parameter.grad is not None for parameter in parameters):
+        raise RuntimeError("the loss function called backward itself: return the loss, SharpBackward calls backward")
 
 
-def standing() -> int:
-    """A number for where the generators stand; asking moves none of them."""
-    return zlib.crc32(b"".join(bytes(state.tolist()) for state in _generator_states()))
+def check_reached(parameters: Sequence[Tensor]) -> None:
+    if any(parameter.grad is not None for parameter in parameters):
+        return
+    check_reduced(parameters)
+    raise RuntimeError("no parameter got a gradient: the loss does not depend on the parameters given here")
 
 
-def _set_generator_states(states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for (module, index), state in zip(_accelerators(), states[1:], strict=False):
-        module.set_rng_state(state, index)
+def check_reduced(parameters: Sequence[Tensor]) -> None:
+    """Called where there is no gradient: say so if that is FSDP's doing."""
+    if any(map(is_sharded, parameters)):
+        raise RuntimeError(
+            "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "
+            "every pass must be reduced, for the walk reads it: leave it True, also while accumulating"
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, get_args
 
-from gasam.layout import GRANULARITIES, Granularity
+from gasam.groups import GRANULARITIES, Granularity
 from gasam.scales import SCALES, Scale, Weight
 
 Risk = Literal["mean", "final"]

@@ -1,32 +1,38 @@
-"""The scales T: how far each group of weights may go. One function a scale, and the table of their names."""
+"""The scales T: how far each group of weights may go. A function for each scale, and the table of their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from gasam.moving import Moving
+from gasam.portions import Portion
+
 
 @dataclass(frozen=True)
 class Group:
-    """What a scale may ask of the groups, all of them at once: one entry a group, or a weight where element-wise.
+    """What a scale may ask about the groups, all of them at once: tensors with an entry for each group.
 
+    With granularity "element" there is an entry for each weight, and a scale is called for some tensors at a time.
     What costs a reading of the weights or the gradient is measured when a scale asks for it.
     """
 
     size: Tensor  # n_i
     total: int  # n
     floor: float  # on the root-mean-square gradient
+    names: Sequence[str]  # of the groups' tensors, or modules
     measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
-    measure_dimensions: Callable[[], Tensor]
+    dimensions_of_names: Sequence[int]
+    weights_of_names: Sequence[int] | None = None  # how many there are of each; None where a name is a group
 
     @cached_property
     def gradient(self) -> Tensor:
-        """|g_i| of the mean loss, whatever factor it was backed with."""
+        """|g_i| of the mean loss, without the factors that its backward was given."""
         return self.measure_gradient()
 
     @cached_property
@@ -37,7 +43,15 @@ class Group:
     @property
     def dimensions(self) -> Tensor:
         """Of the group's tensor, the most where there are several: 1 for a bias, 2 for a matrix."""
-        return self.measure_dimensions()
+        return self.for_each(self.dimensions_of_names)
+
+    def for_each(self, values: Sequence[float]) -> Tensor:
+        """Values for the names as a tensor for the groups."""
+        tensor = torch.tensor(values, device=self.size.device)
+        if self.weights_of_names is None:
+            return tensor
+        repeats = torch.tensor(self.weights_of_names, device=tensor.device)
+        return tensor.repeat_interleave(repeats, output_size=sum(self.weights_of_names))
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -79,15 +93,22 @@ def weight_rms(group: Group) -> Tensor:
 class Weight:
     """T = |w_i| + constant (ASAM). Degree 0.
 
-    The paper takes |w| for every weight; ASAM's authors leave vectors such as biases at T = 1: `unit_vectors`.
+    The paper takes |w| for every weight. ASAM's authors do so for parameters whose name contains "weight" and have
+    T = 1 for the others: `only_named="weight"`. `unit_vectors` instead has T = 1 for biases and all other vectors, such
+    as the weights of LayerNorm, whatever their names are.
     """
 
     constant: float = 0.0
     unit_vectors: bool = False
+    only_named: str | None = None
 
     def __call__(self, group: Group) -> Tensor:
         scale = group.weight + self.constant if self.constant else group.weight
-        return torch.where(group.dimensions < 2, 1.0, scale) if self.unit_vectors else scale
+        if self.unit_vectors:
+            scale = torch.where(group.dimensions < 2, 1.0, scale)
+        if self.only_named is not None:
+            scale = torch.where(group.for_each([self.only_named in name for name in group.names]), scale, 1.0)
+        return scale
 
 
 SCALES: dict[str, Scale] = {
@@ -98,3 +119,47 @@ SCALES: dict[str, Scale] = {
     "weight_rms": weight_rms,
     "weight": Weight(),
 }
+
+
+def group_scale(
+    scale: Scale, floor: float, moving: Moving, gradient: Tensor, measure_weight: Callable[[], Tensor]
+) -> Tensor:
+    """T of each group, from |g_i| of the mean loss and |w_i|."""
+    group = Group(
+        size=moving.sizes,
+        total=moving.total,
+        floor=floor,
+        names=moving.groups.names,
+        dimensions_of_names=moving.groups.dimensions,
+        measure_gradient=lambda: gradient,
+        measure_weight=measure_weight,
+    )
+    return scale(group).expand_as(moving.sizes)
+
+
+def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor, out: list[Tensor]) -> list[Tensor]:
+    """Write T of each weight to `out`; return the largest T of each portion's tensors. The gradient is `factor` g."""
+    largest, gradients = list[Tensor](), moving.gradients()
+    for portion in moving.portions:
+        tensors = slice(portion.start, portion.stop)
+        group = Group(
+            size=torch.ones_like(portion.flat[:1]),
+            total=moving.total,
+            floor=floor,
+            names=moving.groups.names[tensors],
+            dimensions_of_names=moving.groups.dimensions[tensors],
+            weights_of_names=[place.numel() for place in portion.places],
+            measure_gradient=partial(_sizes, portion, gradients, factor),
+            measure_weight=partial(_sizes, portion, moving.places),
+        )
+        own = portion.of(out)
+        torch._foreach_copy_(own, portion.shaped(scale(group).expand_as(portion.flat)))
+        largest.append(torch.stack([each.amax() if each.numel() else each.sum() for each in own]))
+    return largest
+
+
+def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | None = None) -> Tensor:
+    """|values| of a portion as one flat tensor, over the factor that they were multiplied by."""
+    portion.read(tensors)
+    sizes = portion.flat.abs()
+    return sizes if factor is None else sizes.div_(factor.to(sizes.device))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gasam.layout import Layout
-from gasam.tensors import Stretch, inverse
+from gasam.ball import inverse
+from gasam.moving import Moving
+from gasam.portions import Portion
 
 OFF, CLIMBED, NO_GRADIENT, NOT_FINITE = 0, 1, 2, 3
 
@@ -70,14 +71,23 @@ def plain_trace(loss: Tensor) -> Trace:
     return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(OFF))
 
 
-def realised(stretch: Stretch, offset: Tensor) -> Tensor:
-    """Of what became of an offset in the weights' own type: the square, and the product with the offset."""
-    difference = stretch.weights() - stretch.home
-    return torch.stack([torch.dot(difference, difference), torch.dot(difference, offset)])
+class Realised:
+    """Collects what became of an offset in the weights' own type."""
 
+    def __init__(self, moving: Moving) -> None:
+        self.moving = moving
+        self.squares: list[Tensor] = []
+        self.products: list[Tensor] = []  # with the offset
 
-def detail(layout: Layout, offset_squares: Tensor, home_squares: Tensor, norm: Tensor, realised_sums: Tensor) -> Detail:
-    """From the squares of each piece, |a|, and the sums of `realised` over the stretches."""
-    ratios = layout.to_groups(offset_squares).sqrt() * inverse(layout.to_groups(home_squares).sqrt())
-    realised_norm = realised_sums[0].sqrt()
-    return Detail(layout.labels, ratios, realised_norm, realised_sums[1] * inverse(realised_norm * norm))
+    def add(self, portion: Portion, values: Sequence[Tensor], reach: Sequence[Tensor]) -> None:
+        for place, home, value, factor in zip(portion.places, portion.home, values, reach, strict=True):
+            difference = place.to(portion.wide) - home
+            self.squares.append(self.moving.powers([difference], 2.0))
+            self.products.append(self.moving.entries([difference * value * factor]))
+
+    def detail(self, offset_squares: Tensor, weights: Tensor) -> Detail:
+        """From |a_i|^2 and |w_i| of each group."""
+        squares, product = self.moving.sum(self.squares, self.products).sum(1)
+        norm = squares.sqrt()
+        cosine = product * inverse(norm * offset_squares.sum().sqrt())
+        return Detail(self.moving.groups.labels(), offset_squares.sqrt() * inverse(weights), norm, cosine)

@@ -1,22 +1,24 @@
-"""The walk a_0 .. a_K in the ball |T^-1 a|_p <= epsilon: the only mover of weights."""
+"""The walk a_0 = 0, a_1, .., a_K in the ball |T^-1 a|_p <= epsilon: the ascent of the paper's Algorithm 1."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gasam import ball
-from gasam.layout import Weights
+from gasam.parameters import Parameters, read, weights_of
 from gasam.perturbation import Perturbation
-from gasam.scales import Group
-from gasam.tensors import Stretch, inverse
-from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, detail, realised
+from gasam.portions import Portion
+from gasam.scales import element_scale, group_scale
+from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, Realised, Trace
+from gasam.weights import Weights, surely
 
-Start = Callable[[Tensor], Tensor]
+ValuesOf = Callable[[Portion], list[Tensor]]
 
 
 class Pass(NamedTuple):
@@ -26,19 +28,87 @@ class Pass(NamedTuple):
     gradient_scale: Tensor | float = 1.0
 
 
-class Direction(NamedTuple):
-    """d of a stretch is `values` times `share`, a number for each piece or for all."""
+@dataclass(frozen=True)
+class Visit:
+    """A point of the walk. Its offset and the variables' `.grad` are valid until the next visit."""
 
-    values: Callable[[Stretch], Tensor]
-    share: Tensor
-    squares: Tensor | None = None  # of the values, where they are known
+    k: int
+    loss: Tensor
+    norm: Tensor  # |a_k|_2
+    walk: Walk
+
+    def offset(self) -> list[Tensor]:
+        """a_k as it was realised in the weights' own type: where they are, minus where they were saved."""
+        return self.walk.weights.offset()
+
+
+def climb(
+    variables: Weights | Parameters,
+    evaluate: Callable[[int], Pass],
+    perturbation: Perturbation,
+    start: ball.Start | None = None,
+    *,
+    detailed: bool = False,
+) -> Iterator[Visit]:
+    """Visit a_0 = 0, a_1, .., a_K. However the walk is left, the variables are restored bit for bit.
+
+    Args:
+        variables: Parameters, named parameters or groups, as for SharpBackward.
+        evaluate: Called with k: computes a loss at the present weights and leaves its gradient in their `.grad`.
+        perturbation: The ball, the scale and the number of steps.
+        start: Draws a first point, for example `uniform_start(norm)`. It is visited after a_0, and K steps follow.
+        detailed: Measure |a|/|w| of each group and what rounding leaves of the offset.
+    """
+    weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
+    if weights.walking:
+        raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
+    weights.walking = True
+    try:
+        yield from _visits(weights, evaluate, perturbation, start, detailed)
+    finally:  # a second time, for an interrupt on the way out of the first
+        weights.walking = False
+        surely(weights.restore)
+
+
+def _visits(
+    weights: Weights,
+    evaluate: Callable[[int], Pass],
+    perturbation: Perturbation,
+    start: ball.Start | None,
+    detailed: bool,
+) -> Iterator[Visit]:
+    seen = evaluate(0)  # g_0
+    walk = Walk(weights, perturbation, seen, keeps_position=perturbation.steps > 1 or bool(start), detailed=detailed)
+    try:
+        yield Visit(0, seen.loss, walk.norm, walk)
+        for k in range(1, perturbation.steps + 1 + bool(start)):
+            if k > 1:
+                walk.look(seen)
+            if start is not None and k == 1:
+                walk.jump(start)
+            else:
+                walk.step()  # a_k
+            seen = evaluate(k)  # g_k
+            yield Visit(k, seen.loss, walk.norm, walk)
+    finally:
+        weights.walking = False
+        surely(weights.restore)
+
+
+def traced_climb(
+    weights: Weights, evaluate: Callable[[int], Pass], perturbation: Perturbation, *, detailed: bool = False
+) -> Trace:
+    """Walk to the end, and report what happened."""
+    visits = list(climb(weights, evaluate, perturbation, detailed=detailed))
+    walk = visits[-1].walk
+    return Trace(tuple(v.loss for v in visits), tuple(v.norm for v in visits), walk.state, walk.detail)
 
 
 class Walk:
     """The state of a walk, in coordinates y = T^-1 a / epsilon: the ball has radius one, and nothing is divided by T.
 
-    It begins with the clean pass, whose gradient lies in `.grad` and from which T is chosen. Nothing here asks the
-    device for a number: what a branch would decide is a factor of zero.
+    It begins after the clean pass, whose gradient is in `.grad` and determines T. It never synchronises with the host:
+    instead of branching, moves that must not happen are multiplied by zero.
     """
 
     @torch.no_grad()
@@ -50,14 +120,16 @@ class Walk:
         self.keeps_position = keeps_position
         self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
-        self._layout = weights.taking_part(perturbation.granularity)
-        self._home_squares = self._weight_squares() if detailed else None
-        self._scale: Tensor | None = None  # T of each piece; element-wise it lies in the stretches
-        self._finite = self._measure(clean, weigh=bool(self._layout.kinds))
+        self._detailed = detailed
+        self._moving = weights.taking_part(perturbation.granularity)
+        self._by_element = perturbation.granularity == "element"
+        self._weight_squares: Tensor | None = None
+        self._finite = self._measure_gradient(clean, first=True)
         self._finite = self._finite & self._choose_scale(clean.gradient_scale)
         if keeps_position:
-            for stretch in self._layout.stretches:
-                stretch.position = _kept(stretch.position, stretch).zero_()
+            self._position = self._moving.buffers("position")  # y
+            for position in self._position:
+                position.zero_()
 
     @property
     def state(self) -> Tensor:
@@ -66,140 +138,165 @@ class Walk:
 
     @torch.no_grad()
     def look(self, seen: Pass) -> None:
-        """Take note of another pass's gradient: the walk goes on only while all is finite."""
-        self._finite = self._finite & self._measure(seen)
+        """Read the gradient of another pass. The walk goes on only while everything is finite."""
+        self._finite = self._finite & self._measure_gradient(seen)
 
     @torch.no_grad()
     def step(self) -> None:
-        """y = project(y + eta / epsilon d), and the weights to home + epsilon T y."""
-        direction = self._direction()
-        share = torch.where(self._finite, direction.share, 0.0)
-        stride = self.perturbation.stride
-        if self.keeps_position:
-            over = self._layout.spread(share * stride)
-            self._move(lambda stretch: stretch.position.addcmul_(direction.values(stretch), over(stretch)))
-        else:  # of length one: no projection
-            self._displace(direction._replace(share=share * min(1.0, stride)))
+        """y_k = project(y_{k-1} + eta / epsilon d_k), and the weights go to w + epsilon T y_k."""
+        gradients, stride = self._moving.gradients(), self.perturbation.stride
+        share, squares = self._direction(gradients)
+        if not self.keeps_position:  # one step from the centre: the projection only shortens it
+            self._displace(lambda portion: self._uphill(portion, gradients), share * min(1.0, stride), squares)
+            return
+        pace = self._moving.spread(torch.where(self._finite, share * stride, 0.0))
+
+        def updated(portion: Portion) -> list[Tensor]:
+            y, uphill = portion.of(self._position), self._uphill(portion, gradients)
+            ball.make_finite_(portion.flat)
+            torch._foreach_addcmul_(y, uphill, portion.of(pace))
+            return y
+
+        self._project(updated, ball.shrinkage)
 
     @torch.no_grad()
-    def jump(self, start: Start) -> None:
-        """Onto the surface, the way that `start` says; for p = inf to the very point."""
-        self._move(lambda stretch: stretch.position.copy_(start(stretch.position)), rescale=inverse)
+    def jump(self, start: ball.Start) -> None:
+        """Go to the ball's surface in the direction that `start` draws; for p = inf to the very point."""
+        for position in self._position:
+            position.copy_(start(position))
+        self._project(lambda portion: portion.of(self._position), ball.inverse)
 
-    def _measure(self, seen: Pass, weigh: bool = False) -> Tensor:
-        """The squared norms of the gradient, of each piece and each group; returns if they and the loss are finite.
+    def _measure_gradient(self, seen: Pass, first: bool = False) -> Tensor:
+        """The sums that a step needs, for each group and by one collective; return whether all is finite.
 
-        Of sharded weights all norms come by one collective: the weights' too, whether or not the scale will ask.
+        |g_i|^2 always; the squares of the sign where the step is that; |w_i|^2 where asking later needs a collective.
         """
-        layout, loss = self._layout, seen.loss.to(self._layout.sizes)
-        self._squares = layout.collect(lambda stretch: stretch.squares(stretch.gradient()))
-        squares = [self._squares, self._weight_squares()] if weigh else [self._squares]
-        sums = layout.to_groups(torch.stack(squares), doubt=loss - loss)
-        self._group_squares, self._group_weight_squares = sums[0], sums[1] if weigh else None
-        return self._group_squares.sum().isfinite() & loss.isfinite()
-
-    def _weight_squares(self) -> Tensor:
-        return self._layout.collect(lambda stretch: stretch.weight_squares())
-
-    def _group_weights(self) -> Tensor:
-        squares = self._group_weight_squares
-        return (self._layout.to_groups(self._weight_squares()) if squares is None else squares).sqrt()
+        moving, loss, gradients = self._moving, seen.loss.to(self._moving.sizes), self._moving.gradients()
+        of_gradient, of_sign = list[Tensor](), list[Tensor]()
+        by_sign = self.perturbation.norm == math.inf and not self.keeps_position and not self._by_element
+        for portion in moving.portions:
+            of_gradient.append(moving.powers(portion.widened(gradients), 2.0))
+            if by_sign:
+                of_sign.append(moving.powers(self._uphill(portion, gradients), 2.0))
+        with_weights = first and (moving.sharded or self._detailed)
+        of_weights = moving.weight_squares() if with_weights else []
+        sums = moving.sum(of_gradient, of_sign, of_weights, doubt=loss - loss)
+        self._gradient_squares, self._sign_squares = sums[0], sums[1]
+        if with_weights:
+            self._weight_squares = sums[2]
+        return self._gradient_squares.sum().isfinite() & loss.isfinite()
 
     def _choose_scale(self, gradient_scale: Tensor | float) -> Tensor:
-        """T from the weights and the gradient of the mean loss at home, for the whole walk; returns if it is finite."""
-        layout, squares = self._layout, self._group_squares
-        factor = torch.as_tensor(gradient_scale, dtype=squares.dtype, device=squares.device).abs()
-        if self.perturbation.granularity == "element":
-            return layout.are_finite(lambda stretch: self._choose_element_scale(stretch, factor))
-        group = Group(
-            size=layout.sizes,
-            total=layout.total,
-            floor=self.perturbation.floor,
-            measure_gradient=lambda: squares.sqrt() / factor,
-            measure_weight=self._group_weights,
-            measure_dimensions=lambda: layout.dimensions,
-        )
-        scale = self.perturbation.scale_function(group).expand_as(layout.sizes)
-        self._group_scale, self._scale = scale, layout.to_pieces(scale)
-        return scale.isfinite().all()
+        """T from the weights and the gradient of the mean loss, for the whole walk; return whether it is finite."""
+        moving, function, floor = self._moving, self.perturbation.scale_function, self.perturbation.floor
+        factor = torch.as_tensor(gradient_scale, dtype=moving.sizes.dtype, device=moving.sizes.device).abs()
+        if self._by_element:
+            self._T = moving.buffers("scale")
+            return moving.sum(element_scale(function, floor, moving, factor, self._T)).isfinite().all()
+        gradient = self._gradient_squares.sqrt() / factor
+        self._group_T = group_scale(function, floor, moving, gradient, self._group_weights)
+        if self.perturbation.norm not in (2.0, math.inf):
+            self._T = moving.spread(self._group_T)
+        return self._group_T.isfinite().all()
 
-    def _choose_element_scale(self, stretch: Stretch, factor: Tensor) -> Tensor:
-        """Put each weight's T into the stretch, and return the largest."""
-        layout = self._layout
-        group = Group(
-            size=torch.ones((), dtype=stretch.wide, device=stretch.device),
-            total=layout.total,
-            floor=self.perturbation.floor,
-            measure_gradient=lambda: stretch.gradient().abs().div_(factor.to(stretch.device)),
-            measure_weight=lambda: stretch.weights().abs(),
-            measure_dimensions=lambda: layout.spread(layout.to_pieces(layout.dimensions))(stretch),
-        )
-        stretch.scale = _kept(stretch.scale, stretch).copy_(self.perturbation.scale_function(group))
-        return stretch.scale.amax()
+    def _group_weights(self) -> Tensor:
+        """|w_i| of each group."""
+        if self._weight_squares is None:
+            self._weight_squares = self._moving.sum(self._moving.weight_squares())[0]
+        return self._weight_squares.sqrt()
 
-    def _direction(self) -> Direction:
-        """The unit p-norm direction that gains most along h = T g; its values are finite whatever the gradient is."""
-        p, layout = self.perturbation.norm, self._layout
+    def _direction(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """(share, squares): the unit direction d is share times `_uphill`, whose squares are summed for each group."""
+        p, one = self.perturbation.norm, self._moving.sizes.new_ones(())
+        if p == 2.0 and not self._by_element:  # d = T g / |T g|: T goes into the share, and |T g| follows from |g_i|
+            length = (self._group_T.square() * self._gradient_squares).sum().sqrt()
+            return self._group_T * ball.inverse(length), self._gradient_squares
+        if p == math.inf and (self.keeps_position or not self._by_element):
+            return one, self._sign_squares
+        if p not in (2.0, math.inf):
+            self._largest = self._largest_entry(lambda portion: self._h(portion, gradients))
+        length, squares = self._measure(lambda portion: self._uphill(portion, gradients))
+        return ball.inverse(length), squares
+
+    def _uphill(self, portion: Portion, gradients: list[Tensor]) -> list[Tensor]:
+        """sgn(h) |h|^(1/(p-1)), h = T g. For p = 2 a T of each group is left out: it goes into the share."""
+        p = self.perturbation.norm
         if p == math.inf:
-            return Direction(lambda s: torch.sign(s.gradient(), out=s.scratch), layout.one)
-        if p == 2.0 and self._scale is not None:  # |h| from the norms at hand: one reading of the gradient less
-            share = self._scale * inverse((self._group_scale.square() * self._group_squares).sum().sqrt())
-            values = lambda s: torch.nan_to_num(s.gradient(), 0.0, 0.0, 0.0, out=s.scratch)  # noqa: E731
-            return Direction(values, share, self._squares)
+            values = portion.read(gradients)
+            portion.flat.sign_()
+            return values
+        if p == 2.0:
+            return self._h(portion, gradients) if self._by_element else portion.read(gradients)
+        return portion.copy([ball.uphill(each, p, self._largest) for each in self._h(portion, gradients)])
 
-        over = None if self._scale is None else layout.spread(self._scale)
+    def _h(self, portion: Portion, gradients: list[Tensor]) -> list[Tensor]:
+        """T g."""
+        values = portion.read(gradients)
+        torch._foreach_mul_(values, portion.of(self._T))
+        return values
 
-        def h(stretch: Stretch) -> Tensor:
-            return stretch.gradient() * (stretch.scale if over is None else over(stretch))
+    def _project(self, position_of: ValuesOf, rescale: Callable[[Tensor], Tensor]) -> None:
+        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray, and take the weights there."""
+        p, one = self.perturbation.norm, self._moving.sizes.new_ones(())
+        if p == math.inf:
+            _, squares = self._measure(lambda portion: ball.clip_(position_of(portion)))
+            self._displace(lambda portion: portion.of(self._position), one, squares)
+            return
+        excess = one
+        if p != 2.0:  # entries of at most one, because a power of large numbers overflows
+            excess = self._largest_entry(position_of).clamp(min=1.0)
+            position_of = lambda portion: self._rescaled(portion, 1 / excess)  # noqa: E731
+        length, squares = self._measure(position_of)
+        factor = excess * rescale(excess * length)
+        self._displace(lambda portion: self._rescaled(portion, factor), one, squares * factor.square())
 
-        largest = layout.largest_of(lambda s: h(s).abs_().amax()) if ball.needs_largest(p) else None
-        size = ball.length(layout.total_of(lambda s: ball.power_sum(ball.raised(h(s), p, largest), p)), p)
-        return Direction(lambda s: ball.raised(h(s), p, largest).nan_to_num_(0.0, 0.0, 0.0), inverse(size))
+    def _rescaled(self, portion: Portion, factor: Tensor) -> list[Tensor]:
+        position = portion.of(self._position)
+        torch._foreach_mul_(position, factor)
+        return position
 
-    def _move(self, update: Callable[[Stretch], Tensor], rescale: Callable[[Tensor], Tensor] = ball.shrinkage) -> None:
-        """Update every y, bring it into the unit ball, and take the weights there."""
-        one = self._layout.one
-        if self.perturbation.norm == math.inf:
-            self._displace(Direction(lambda stretch: update(stretch).clamp_(-1.0, 1.0), one))
-        else:
-            over = self._layout.spread(rescale(self._updated_size(update)))
-            self._displace(Direction(lambda stretch: stretch.position.mul_(over(stretch)), one))
+    def _displace(self, values_of: ValuesOf, share: Tensor, squares: Tensor) -> None:
+        """Take the weights to w + epsilon T y, with y = share * values; to w itself where the walk must stop.
 
-    def _updated_size(self, update: Callable[[Stretch], Tensor]) -> Tensor:
-        """|y|_p after the update; a power is taken of y over its largest entry, lest it overflow."""
-        p, layout = self.perturbation.norm, self._layout
-        if not ball.needs_largest(p):
-            return ball.length(layout.total_of(lambda stretch: ball.power_sum(update(stretch), p)), p)
-        largest = layout.largest_of(lambda stretch: update(stretch).abs().amax())
-        over = layout.spread(inverse(largest))
-        return largest * ball.length(layout.total_of(lambda s: ball.power_sum(s.position * over(s), p)), p)
-
-    def _displace(self, y: Direction) -> None:
-        """Take the weights to home + epsilon T y; home itself where the walk may not go on."""
-        layout, moved = self._layout, self.weights.moved
-        reach = y.share * self.perturbation.epsilon * (1.0 if self._scale is None else self._scale)
+        `squares` are those of the values in each group, times T where every weight has its own.
+        """
+        moving = self._moving
+        reach = self.perturbation.epsilon * (share if self._by_element else share * self._group_T)
         reach = torch.where(self._finite, reach, 0.0)
-        over, squares, sums = layout.spread(reach), [], []
-        for i, stretch in enumerate(layout.stretches):
-            values, own_reach = y.values(stretch), over(stretch)
-            if self._scale is None:
-                values = torch.mul(values, stretch.scale, out=stretch.scratch).nan_to_num_(0.0, 0.0, 0.0)
-            if i == len(moved):  # the first step: saved and noted one by one, so that an interrupt finds each at home
-                stretch.save()
-                moved.append(stretch)
-            if y.squares is None:
-                squares.append(stretch.squares(values))
-            offset = values * own_reach if self._home_squares is not None else None
-            stretch.displace(values, own_reach)
-            if offset is not None:
-                sums.append(realised(stretch, offset).to(layout.sizes))
-        self.weights.forget_derived()
-        offset_squares = reach.square() * (layout.together(squares) if y.squares is None else y.squares).nan_to_num(0.0)
-        self.norm = layout.sum_of_pieces(offset_squares).sqrt()
-        if self._home_squares is not None:
-            rows = torch.stack(sums) if sums else layout.sizes.new_zeros(0, 2)
-            self.detail = detail(layout, offset_squares, self._home_squares, self.norm, layout.sum_of_stretches(rows))
+        offset_squares = reach.square() * squares.nan_to_num(0.0)  # |a_i|^2
+        self.norm = offset_squares.sum().sqrt()
+        reaches, realised = moving.spread(reach), Realised(moving)
+        for portion in moving.portions:
+            values = self._times_own_scale(portion, values_of(portion))
+            if not self.keeps_position or self._by_element:
+                ball.make_finite_(portion.flat)
+            portion.displace(values, portion.of(reaches))
+            if self._detailed:
+                realised.add(portion, values, portion.of(reaches))
+        self.weights.written()
+        if self._detailed:
+            self.detail = realised.detail(offset_squares, self._group_weights())
 
+    def _times_own_scale(self, portion: Portion, values: list[Tensor]) -> list[Tensor]:
+        """T * values where every weight has its own T; elsewhere T goes into the reach of each group."""
+        if not self._by_element:
+            return values
+        scaled = portion.copy(values)
+        torch._foreach_mul_(scaled, portion.of(self._T))
+        return scaled
 
-def _kept(buffer: Tensor, stretch: Stretch) -> Tensor:
-    return buffer if buffer.numel() else stretch.empty(stretch.size)
+    def _measure(self, values_of: ValuesOf) -> tuple[Tensor, Tensor]:
+        """|values|_p, and the squares that `_displace` needs. For p = inf no length is needed."""
+        p, moving = self.perturbation.norm, self._moving
+        powers, squares = list[Tensor](), list[Tensor]()
+        for portion in moving.portions:
+            values = values_of(portion)
+            if p != math.inf:
+                powers.append(moving.powers(values, p))
+            squares.append(moving.powers(self._times_own_scale(portion, values), 2.0))
+        sums = moving.sum(powers, squares)
+        return sums[0].sum().pow(1 / p), sums[1]
+
+    def _largest_entry(self, values_of: ValuesOf) -> Tensor:
+        values = (each for portion in self._moving.portions for each in values_of(portion))
+        return self._moving.largest([each.abs().amax() for each in values if each.numel()])

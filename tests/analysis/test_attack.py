@@ -16,8 +16,8 @@ from gasam import SCALES, Perturbation, ga_sam
 from gasam.analysis.attack import attack, passes_of, plain
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
-from gasam.ascent import Visit
-from gasam.layout import GRANULARITIES
+from gasam.groups import GRANULARITIES
+from gasam.walk import Visit
 from problems import SHAPES, Wavy, batch, network
 from tolerances import EXACT, error, flat, same_bits
 
@@ -161,7 +161,7 @@ def test_applied_holds_the_attack_and_restores_bits(dtype, norm):
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", range(0, 16, 3))
 @pytest.mark.parametrize("where", ["forward", "watch"])
-def test_all_is_as_before_when_interrupted(failure, call, where, small_stretches):
+def test_all_is_as_before_when_interrupted(failure, call, where, small_portions):
     model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
     model[1].eval()
     model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
-from gasam.tensors import wide
+from gasam.portions import wide
 from problems import network
 from tolerances import EXACT, flat, same_bits
 

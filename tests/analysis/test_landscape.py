@@ -1,4 +1,4 @@
-"""Slices of the loss: each point against a direct evaluation, and the model as before afterwards."""
+"""Portions of the loss: each point against a direct evaluation, and the model as before afterwards."""
 
 import copy
 import itertools

@@ -17,9 +17,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
-import gasam.layout
+import gasam.portions
 from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, climb, displaced, ga_sam
-from gasam.layout import Sizes
 from gasam.trace import NOT_FINITE
 from problems import network
 from tolerances import error, flat, same_bits
@@ -50,12 +49,12 @@ def every_walk() -> float:
 
 def cut_walks() -> float:
     """Shards of four weights and more are cut, so that filters lie in several stretches."""
-    before, gasam.layout.CPU = gasam.layout.CPU, Sizes(small=5, bundle=6, large=6)
+    before, gasam.portions.CPU = gasam.portions.CPU, 6
     try:
         chosen = perturbations((2.0, math.inf), (2,), ("filter", "element"), ("gradient_strength", "weight"))
         return walk_error(shard(), chosen, before=1.0)
     finally:
-        gasam.layout.CPU = before
+        gasam.portions.CPU = before
 
 
 def hybrid_walks() -> float:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from gasam.analysis.objective import trained
 from gasam.analysis.values import check_choice, check_number, check_radius, check_real, check_shape, check_whole
-from gasam.ascent import displaced, uniform_start
+from gasam.ball import uniform_start
 from gasam.perturbation import Perturbation
-from gasam.tensors import wide
+from gasam.portions import wide
+from gasam.weights import displaced
 
 Offset = Mapping[str, Tensor]
 Per = Literal["tensor", "channel"]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gasam.analysis.corruption import Offset, applied, held, matched
 from gasam.analysis.objective import Batches, Objective, examined, propagate, trained
 from gasam.analysis.values import Result, Watch, check_number, check_radius, check_real, check_shape, check_whole
-from gasam.tensors import inverse, wide
+from gasam.ball import inverse
+from gasam.portions import wide
 
 
 @dataclass(frozen=True)

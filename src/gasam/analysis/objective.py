@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gasam.analysis.values import check_real
-from gasam.ascent import surely
 from gasam.walk import Pass
+from gasam.weights import surely
 
 
 @dataclass(frozen=True)

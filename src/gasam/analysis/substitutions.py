@@ -22,7 +22,7 @@ from gasam.analysis.lanczos import random_normal, random_signs, top_eigenvalue
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import GIBIBYTE, Products, connected
 from gasam.analysis.values import Result, check_whole
-from gasam.tensors import wide
+from gasam.portions import wide
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from torch import nn
 
 from gasam import FreeLB, Perturbation, SharpBackward, same_noise
-from gasam.evaluation import plainly
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Family
 from gasam.experiments.radii import CHOSEN, KIN, PAPER, START_EPOCH, Radius
+from gasam.passes import plainly
 
 Moved = Literal["nothing", "weights", "embeddings"]
 Backward = Callable[..., None]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
-from gasam.evaluation import Backward, now
-from gasam.passes import leaves_passes_local, shared_walk, together
-from gasam.risk import share
+from gasam.contexts import leaves_passes_local, shared_walk, together
+from gasam.fold import share
+from gasam.passes import Backward, now
 
 
 class FirstPass:

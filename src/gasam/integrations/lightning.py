@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gasam.backward import SharpBackward
-from gasam.evaluation import Around
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed
+from gasam.passes import Around
 from gasam.perturbation import Perturbation, check_perturbation
 
 if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well

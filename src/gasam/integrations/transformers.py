@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gasam.backward import SharpBackward
+from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed, walks
-from gasam.passes import same_noise
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.scales import Weight, one, weight_rms
 

@@ -1,0 +1,127 @@
+"""How the gradients of the passes become the one in `.grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor
+
+from gasam.perturbation import Perturbation
+from gasam.sharded import local
+
+
+def share(perturbation: Perturbation) -> float:
+    """The factor of each loss before its backward: the gradients then only have to be added.
+
+    Risk "mean" is (1 / (K+1)) sum of L(w + a_k), k = 0..K. Risk "final" is L(w + a_K): earlier gradients are dropped.
+    """
+    return 1 / (perturbation.steps + 1) if perturbation.risk == "mean" else 1.0
+
+
+class GradientSum:
+    """Gradients that are taken out of `.grad`, added up, and given back."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.total: list[Tensor | None] = [None] * len(parameters)
+
+    def take(self, keep: bool = True) -> None:
+        """Add `.grad` to the total, or drop it, and clear it; one by one, so that memory is freed early."""
+        for i, parameter in enumerate(self.parameters):
+            if keep and parameter.grad is not None:
+                self.total[i] = _added(self.total[i], parameter.grad)
+            parameter.grad = None
+
+    def give(self, factor: float = 1.0) -> None:
+        """Put the total, times a factor, into `.grad`."""
+        for parameter, total in zip(self.parameters, self.total, strict=True):
+            parameter.grad = total if total is None or factor == 1 else total.mul_(factor)
+        self.total = [None] * len(self.parameters)
+
+
+class Fold:
+    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does: in the caller's own tensors.
+
+    Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
+    and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
+    DDP does it, then sees all of them. The caller's gradients are copied first, so that a failure can be undone.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], perturbation: Perturbation) -> None:
+        self.parameters = parameters
+        self.mean = perturbation.risk == "mean"
+        self.steps = perturbation.steps
+        self.passes = GradientSum(parameters)
+        self.callers = [parameter.grad for parameter in parameters]
+        self.copies: list[Tensor | None] = [None] * len(parameters)
+
+    def set_aside(self) -> None:
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self.copies[i] = parameter.grad.detach().clone()
+                parameter.grad = None
+
+    def make_room(self, k: int) -> None:
+        """Called before pass k: take the gradient of pass k-1 out of its way.
+
+        With one step, the mean risk and no gradients of the caller's, g_0 stays where it is: no copy is made.
+        """
+        if k == 0 or (k == self.steps == 1 and self.mean and self._can_stay()):
+            return
+        self.passes.take(keep=self.mean)
+        if k == self.steps:
+            self._put_back()
+
+    def undo(self) -> None:
+        """After a failure: `.grad` is what it was before the call."""
+        for parameter, own, copy in zip(self.parameters, self.callers, self.copies, strict=True):
+            if own is not None and copy is not None and not own.is_sparse:
+                own.copy_(copy)
+            parameter.grad = own
+
+    def _put_back(self) -> None:
+        lists = self.parameters, self.callers, self.copies, self.passes.total
+        for i, (parameter, own, copy, total) in enumerate(zip(*lists, strict=True)):
+            if own is None or copy is None:
+                if total is not None:
+                    parameter.grad = total
+            elif own.is_sparse:
+                parameter.grad = copy if total is None else _added(total, copy)
+            else:
+                own.copy_(copy)  # a bucket of DDP has been overwritten
+                parameter.grad = own if total is None else own.add_(total)
+            self.passes.total[i] = None
+
+    def _can_stay(self) -> bool:
+        return all(copy is None for copy in self.copies) and not overlap([p.grad for p in self.parameters])
+
+
+def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
+    """total + gradient, in place where both are of one layout.
+
+    The first gradient is copied, because it may be a view of a communication bucket that the next pass overwrites.
+    """
+    if total is None:
+        return gradient.detach().clone()
+    if total.is_sparse and not gradient.is_sparse:
+        return gradient.detach() + total
+    return total.add_(gradient.detach())
+
+
+def overlap(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether two of them may share memory, as autograd may leave them: adding in place would be wrong."""
+    here = [local(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse]
+    storages = [gradient.untyped_storage()._cdata for gradient in here]
+    if len(set(storages)) == len(storages):
+        return False
+    spans = sorted((at, *_span(gradient)) for at, gradient in zip(storages, here, strict=True) if gradient.numel())
+    return any(one[0] == other[0] and other[1] < one[2] for one, other in pairwise(spans))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of its storage that it may use, and the one after the last."""
+    start, size, length = int(tensor.storage_offset()), tensor.element_size(), tensor.numel()
+    if not tensor.is_contiguous():
+        length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start * size, (start + length) * size

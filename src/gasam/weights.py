@@ -1,0 +1,126 @@
+"""The weights that may move: which of them take part in a step, and how all of them are restored bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gasam.groups import check_names
+from gasam.moving import Buffers, Moving
+from gasam.sharded import forget_derived, is_sharded, local
+
+
+class Weights:
+    """All tensors that may move, with buffers that are kept from step to step."""
+
+    def __init__(self, tensors: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
+        self.tensors = list(tensors)
+        self.names = names
+        self.walking = False
+        self._sharded = any(map(is_sharded, self.tensors))
+        self._moving: Moving | None = None
+        self._buffers: Buffers = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"walking": False, "_moving": None, "_buffers": {}}
+
+    def taking_part(self, granularity: str) -> Moving:
+        """The tensors that have a gradient now."""
+        check_names(granularity, self.names)
+        present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
+        if self._moving is None or not self._moving.fits(present, granularity):
+            self._moving = Moving(present, self._names_of(present), granularity, self._buffers)
+        return self._moving
+
+    def written(self) -> None:
+        """After portions were written: write the sparse rows, and drop what was computed from the weights before."""
+        if self._moving is not None:
+            for rows in self._moving.sparse.values():
+                rows.write()
+        forget_derived(self.tensors if self._sharded else ())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put back the very same bits, also where a pass has given a parameter other memory.
+
+        The last portion comes first, because tensors may share memory. The portions stay marked as saved until all is
+        done: after an interrupt everything is put back again.
+        """
+        if self._moving is None or not any(portion.saved for portion in self._moving.portions):
+            return
+        for portion in reversed(self._moving.portions):
+            portion.restore()
+        self.written()
+        found = zip(self._moving.in_place(), self._moving.parameters, self._moving.memory, strict=True)
+        elsewhere = [(parameter, memory) for in_place, parameter, memory in found if not in_place]
+        for parameter, memory in elsewhere:
+            if _alike(local(parameter), memory):
+                local(parameter).copy_(memory)
+        for portion in self._moving.portions:
+            portion.saved = False
+        for parameter, memory in elsewhere:
+            if not _alike(local(parameter), memory):
+                raise RuntimeError(
+                    f"{self._names_of([parameter])[0]} changed from {_described(memory)} to {_described(parameter)} in "
+                    "a displaced pass and can't be restored: move or convert the model between steps, not in the loss"
+                )
+
+    @torch.no_grad()
+    def offset(self) -> list[Tensor]:
+        """Where the weights are, minus where they were saved; zero for tensors that have not moved."""
+        offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
+        if self._moving is None or not any(portion.saved for portion in self._moving.portions):
+            return offsets
+        offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
+        lists = (self._moving.parameters, self._moving.places, self._moving.home)
+        for i, (parameter, place, home) in enumerate(zip(*lists, strict=True)):
+            if i in self._moving.sparse:
+                self._moving.sparse[i].put(place - home, offset_of[id(parameter)])
+            else:
+                torch.sub(place, home, out=offset_of[id(parameter)])
+        return offsets
+
+    def _names_of(self, tensors: Sequence[Tensor]) -> list[str]:
+        names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
+        name_of = {id(tensor): name for tensor, name in zip(self.tensors, names, strict=True)}
+        return [name_of[id(tensor)] for tensor in tensors]
+
+
+@contextmanager
+def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
+    """Hold weights + offset inside the block, and put back the very same bits whatever happens there."""
+    home = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            for weight, step in zip(weights, offset, strict=True):
+                weight.add_(step)
+        forget_derived(weights)
+        yield
+    finally:
+        surely(lambda: _copy(home, weights))
+
+
+def surely(action: Callable[[], object]) -> None:
+    """Do it, and do it again if an interrupt came in between: half restored is not restored."""
+    try:
+        action()
+    except BaseException:
+        action()
+        raise
+
+
+@torch.no_grad()
+def _copy(home: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    torch._foreach_copy_([local(weight) for weight in weights], [local(saved) for saved in home])
+    forget_derived(weights)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
