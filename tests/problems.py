@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import reference
+from gasam import reference
 from tolerances import flat
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}

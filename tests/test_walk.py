@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-import reference
-from gasam import SCALES, Pass, Perturbation, SharpBackward, climb
+from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, reference
 from gasam.groups import GRANULARITIES
 from gasam.weights import Weights
 from problems import SHAPES, Wavy

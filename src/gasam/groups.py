@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -66,19 +65,3 @@ class Groups:
         self.names += [name] * times
         self.sizes += [size] * times
         self.dimensions += [dimensions] * times
-
-
-def check_names(granularity: str, names: Sequence[str] | None) -> None:
-    if granularity != "module":
-        return
-    if names is None:
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer where there is one"
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(
-            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: give "
-            "model.named_parameters(prefix=...) with a prefix for each"
-        )

@@ -66,8 +66,12 @@ class SharpnessAware(Optimizer):
         self._weights()
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
@@ -78,12 +82,18 @@ class SharpnessAware(Optimizer):
         return self.base.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Returns what the closure returned in the clean pass."""
+        """Return what the closure returned in the clean pass.
+
+        Without a closure only the base steps, and only where every learning rate is 0: torch.distributed.checkpoint
+        creates the state of a new optimizer in this way.
+        """
         if closure is None:
-            raise RuntimeError(
-                "SharpnessAware.step needs a closure that computes the loss and calls backward: it is run K+1 times; "
-                "where none can be given, use SharpBackward with the plain optimizer"
-            )
+            if any(group.get("lr", 1) != 0 for group in self.param_groups):
+                raise RuntimeError(
+                    "SharpnessAware.step needs a closure that computes the loss and calls backward, because it is run "
+                    "K+1 times: where you can't give one, use SharpBackward with the plain optimizer"
+                )
+            return self.base.step()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         walks, mean = self.enabled and self.perturbation.epsilon > 0, self.perturbation.risk == "mean"
         if walks and mean and leaves_passes_local(self.around):
@@ -118,7 +128,13 @@ class SharpnessAware(Optimizer):
         return clean[0]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The base's own. A group that can't be walked on is refused, and the base stays as it was."""
         self.base.add_param_group(param_group)
+        try:
+            self._weights()
+        except BaseException:
+            self.base.param_groups.pop()
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         return self.base.state_dict()

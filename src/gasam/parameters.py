@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gasam.groups import check_names
 from gasam.perturbation import Perturbation
 from gasam.sharded import check_sharding, is_sharded
 from gasam.weights import Weights
@@ -39,6 +38,7 @@ def read(parameters: Parameters) -> list[Entry]:
     entries: dict[int, Entry] = {}
     for item in parameters:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}
+        _check_group(group)
         perturb = bool(group.get("perturb", True))
         for name, tensor in _named(group):
             entries.setdefault(id(tensor), Entry(name, tensor, perturb))
@@ -54,13 +54,48 @@ def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
     moving = [entry for entry in entries if entry.perturb]
     names = [entry.name for entry in moving if entry.name is not None]
     weights = Weights([entry.tensor for entry in moving], names if len(names) == len(moving) else None)
-    check_names(perturbation.granularity, weights.names)
+    check_names(perturbation, weights.names)
     return weights
 
 
-def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
+def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
+    by_module, by_name = (
+        perturbation.granularity == "module",
+        getattr(perturbation.scale, "only_named", None) is not None,
+    )
+    if not by_module and not by_name:
+        return
+    if names is None:
+        who = "granularity 'module'" if by_module else "a scale with only_named"
+        raise ValueError(
+            f"{who} needs the parameters' names: give "
+            "model.named_parameters() instead of model.parameters(), to the base optimizer where there is one"
+        )
+    if by_module and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: give "
+            "model.named_parameters(prefix=...) with a prefix for each"
+        )
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
     if "params" not in group:
         raise ValueError(f"a group of parameters must have the key 'params', got {sorted(map(str, group))}")
+    for key in ("epsilon", "rho"):
+        if key in group:
+            raise ValueError(
+                f"a group of parameters has the key {key!r}, but the walk has one size for all groups: give it to the "
+                "perturbation, as in ga_sam(1e-4), or leave a group where it is with 'perturb': False"
+            )
+    if group.get("maximize"):
+        raise ValueError(
+            "a group of parameters has maximize=True, but the walk climbs a loss that is minimised: minimise the "
+            "negative instead"
+        )
+
+
+def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
     params = group["params"]
     items = [params] if isinstance(params, Tensor) else list(params)
     names: list[str | None] = group.get("param_names") or [None] * len(items)
@@ -70,10 +105,10 @@ def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
 def _check(entry: Entry, who: str) -> None:
     if not isinstance(entry.tensor, Tensor):
         raise TypeError(f"{who} must be a tensor, got {type(entry.tensor).__name__}")
-    if entry.perturb and not entry.tensor.is_floating_point():
+    if entry.perturb and (not entry.tensor.is_floating_point() or entry.tensor.itemsize < 2):
         raise TypeError(
-            f"{who} has type {entry.tensor.dtype}, and only real floating-point weights can be moved: "
-            "leave it out, or put it into a group with 'perturb': False"
+            f"{who} has type {entry.tensor.dtype}, and only real floating-point weights of 16 bits or more can be "
+            "moved: leave it out, or put it into a group with 'perturb': False"
         )
     if entry.perturb and is_sharded(entry.tensor):
         check_sharding(entry.tensor, who)

@@ -67,7 +67,11 @@ def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
             "the loss has no graph to go back through: is the call inside torch.no_grad(), is a result detached, "
             "or is every parameter frozen?"
         )
-    return loss, (loss.detach(), *result[1:]) if isinstance(result, tuple) else loss.detach()
+    if not isinstance(result, tuple):
+        return loss, loss.detach()
+    returned = (loss.detach(), *result[1:])
+    make = getattr(result, "_make", tuple)  # a namedtuple stays one
+    return loss, make(returned)
 
 
 def back(loss: Tensor, backward: Backward, part: float) -> Tensor:

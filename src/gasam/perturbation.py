@@ -46,6 +46,8 @@ class Perturbation:
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")
         _check_choice("granularity", self.granularity, GRANULARITIES)
         _check_choice("risk", self.risk, get_args(Risk))
+        if self.granularity in ("module", "model") and getattr(self.scale, "only_named", None) is not None:
+            raise ValueError(f"only_named needs groups of one tensor, got granularity {self.granularity!r}")
 
     @property
     def scale_function(self) -> Scale:
@@ -62,10 +64,27 @@ def sam(epsilon: float, norm: float = 2.0) -> Perturbation:
     return Perturbation(epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
 
 
-def asam(epsilon: float, norm: float = 2.0, eta: float = 0.0, *, unit_vectors: bool = False) -> Perturbation:
-    """Adaptive SAM: T = |w| + eta for each weight; `unit_vectors` leaves biases and other vectors at T = 1."""
+def asam(
+    epsilon: float,
+    norm: float = 2.0,
+    eta: float = 0.0,
+    *,
+    unit_vectors: bool = False,
+    only_named: str | None = None,
+) -> Perturbation:
+    """Adaptive SAM: T = |w| + eta for each weight.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of its norm.
+        eta: Added to |w|, so that weights of zero can move. ASAM's authors use 0.01.
+        unit_vectors: T = 1 for biases and all other vectors.
+        only_named: T = 1 for parameters whose name does not contain this text; "weight" is the rule in the code of
+            ASAM's authors. It needs the parameters' names.
+    """
     _check_at_least_zero("eta", eta)
-    scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"
+    plain = not eta and not unit_vectors and only_named is None
+    scale = "weight" if plain else Weight(constant=eta, unit_vectors=unit_vectors, only_named=only_named)
     return Perturbation(epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
 
 

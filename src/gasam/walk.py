@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gasam import ball
-from gasam.parameters import Parameters, read, weights_of
+from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.perturbation import Perturbation
 from gasam.portions import Portion
 from gasam.scales import element_scale, group_scale
@@ -121,6 +121,7 @@ class Walk:
         self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
         self._detailed = detailed
+        check_names(perturbation, weights.names)
         self._moving = weights.taking_part(perturbation.granularity)
         self._by_element = perturbation.granularity == "element"
         self._weight_squares: Tensor | None = None

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gasam.groups import check_names
 from gasam.moving import Buffers, Moving
 from gasam.sharded import forget_derived, is_sharded, local
 
@@ -29,7 +28,6 @@ class Weights:
 
     def taking_part(self, granularity: str) -> Moving:
         """The tensors that have a gradient now."""
-        check_names(granularity, self.names)
         present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
         if self._moving is None or not self._moving.fits(present, granularity):
             self._moving = Moving(present, self._names_of(present), granularity, self._buffers)

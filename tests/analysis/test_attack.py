@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import reference
-from gasam import SCALES, Perturbation, ga_sam
+from gasam import SCALES, Perturbation, ga_sam, reference
 from gasam.analysis.attack import attack, passes_of, plain
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss

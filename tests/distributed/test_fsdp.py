@@ -49,8 +49,8 @@ def test_mixed_precision_policy(two):
 
 
 def test_one_collective_has_all_norms_of_a_pass(two):
-    """One for the norms of gradient and weights; one for |a|, which p = 2 with K = 1 does not need."""
-    assert two["collectives"] == {"2.0": [1, 4], "inf": [2, 4]}
+    """One for all sums over a pass's gradient; with K > 1 one more in each step, for the length of the position."""
+    assert two["collectives"] == {"2.0": [1, 4], "inf": [1, 4]}
 
 
 @pytest.mark.parametrize("world", ["two", "four"])

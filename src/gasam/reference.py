@@ -1,0 +1,103 @@
+"""The paper's algorithm on one flat float64 vector, as short and plain as possible. The best place to begin reading.
+
+It follows section 3.3 of the paper and its appendix "Details of Multi-step Implementation". It imports nothing else of
+gasam and needs NumPy. The tests compare the fast walk with it, over all scales, granularities, norms, numbers of steps
+and risks. Nothing is done in place; the walk is in a, while the fast one is in T^-1 a; the projection divides by T as
+the paper writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarray:
+    """The number of each weight's group, for tensors of these names and shapes, one after the other."""
+    numbers: list[int] = []
+    labels: dict[object, int] = {}
+    for name, shape in shapes.items():
+        for index in np.ndindex(*shape):
+            label: object = {
+                "element": (name, index),
+                "filter": (name, index[0]) if len(shape) >= 2 else (name,),
+                "layer": (name,),
+                "module": name.rpartition(".")[0],
+                "model": "all",
+            }[granularity]
+            numbers.append(labels.setdefault(label, len(labels)))
+    return np.array(numbers)
+
+
+def scales_of(scale: str, w: Vector, g: Vector, groups: np.ndarray, floor: float = 1e-8) -> Vector:
+    """T of each weight, from the weights and the gradient of its group. n counts all weights, n_i those of a group."""
+    T = np.zeros_like(w)
+    n = w.size
+    for i in np.unique(groups):
+        here = groups == i
+        n_i = here.sum()
+        norm_w, norm_g = np.sqrt(np.sum(w[here] ** 2)), np.sqrt(np.sum(g[here] ** 2))
+        over_g = 0.0 if norm_g == 0 else 1 / max(norm_g, floor * np.sqrt(n_i))
+        T[here] = {
+            "one": 1.0,
+            "gradient_strength": np.sqrt(n_i) * over_g / np.sqrt(n),
+            "weight_over_gradient": norm_w * over_g,
+            "inverse_gradient": over_g,
+            "weight_rms": norm_w / np.sqrt(n_i),
+            "weight": norm_w,
+        }[scale]
+    return T
+
+
+def p_norm(x: Vector, p: float) -> float:
+    return float(np.abs(x).max()) if p == np.inf else float(np.sum(np.abs(x) ** p) ** (1 / p))
+
+
+def update(g: Vector, T: Vector, p: float, eta: float) -> Vector:
+    """u = eta T sgn(g) |T g|^(1/(p-1)) / || |T g|^(1/(p-1)) ||_p: the steepest ascent in the ball |T^-1 u|_p <= eta."""
+    if p == np.inf:
+        return np.asarray(eta * T * np.sign(g))
+    powered = np.abs(T * g) ** (1 / (p - 1))
+    size = p_norm(powered, p)
+    return np.asarray(eta * T * np.sign(g) * powered / size if size > 0 else np.zeros_like(g))
+
+
+def project(v: Vector, T: Vector, p: float, epsilon: float) -> Vector:
+    """v into the ball |T^-1 v|_p <= epsilon."""
+    x = np.divide(v, T, out=np.zeros_like(v), where=T > 0)
+    if p == np.inf:
+        return np.asarray(T * np.clip(x, -epsilon, epsilon))
+    size = p_norm(x, p)
+    return np.asarray(v * min(size, epsilon) / size if size > 0 else v)
+
+
+def walk(
+    w: Vector,
+    loss_and_gradient: Callable[[Vector], tuple[float, Vector]],
+    groups: np.ndarray,
+    *,
+    scale: str,
+    epsilon: float,
+    p: float,
+    K: int,
+    risk: str,
+    eta: float | None = None,
+    floor: float = 1e-8,
+) -> tuple[list[Vector], list[float], Vector, Vector]:
+    """Return the offsets a_0..a_K, the losses there, T, and the gradient that the optimizer gets."""
+    eta = 1.5 * epsilon / K if eta is None else eta
+    a = np.zeros_like(w)
+    loss, g = loss_and_gradient(w)
+    T = scales_of(scale, w, g, groups, floor)
+    offsets, losses, gradients = [a], [loss], [g]
+    for _ in range(K):
+        a = project(a + update(g, T, p, eta), T, p, epsilon)
+        loss, g = loss_and_gradient(w + a)
+        offsets.append(a)
+        losses.append(loss)
+        gradients.append(g)
+    folded = np.mean(gradients, axis=0) if risk == "mean" else gradients[-1]
+    return offsets, losses, T, folded
