@@ -25,9 +25,15 @@ class Tagger(nn.Module):
         return (torch.tanh(self.out(self.words(tokens))) ** 2).mean()
 
 
+@pytest.fixture(params=["in one portion", "in several"])
+def portions(request, monkeypatch):
+    if request.param == "in several":
+        monkeypatch.setattr("gasam.portions.CPU", 6)
+
+
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_sparse_equals_dense(scale, granularity):
+def test_sparse_equals_dense(scale, granularity, portions):
     for norm, steps, risk in itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final")):
         perturbation = Perturbation(
             epsilon=0.05, norm=norm, scale=scale, granularity=granularity, steps=steps, risk=risk
@@ -193,3 +199,18 @@ def test_gradient_that_is_sparse_within_its_rows_equals_dense(granularity, shape
             results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), gradient))
         for dense, found in zip(*results, strict=True):
             assert error(found, dense) < EXACT
+
+
+@pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
+def test_sparse_gradients_of_low_precision_weights(scale):
+    """|w| counts the untouched rows here, too."""
+    norms = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        words = nn.Embedding(30, 4, sparse=sparse, dtype=torch.bfloat16)
+        before = words.weight.detach().clone()
+        sharp = SharpBackward(words.parameters(), Perturbation(epsilon=0.1, scale=scale, norm=2.0))
+        sharp(lambda w=words: w(TOKENS).float().square().mean())
+        assert same_bits([words.weight], [before])
+        norms.append(sharp.last.norms[-1])
+    assert error(*norms) < 1e-6

@@ -1,5 +1,6 @@
 """gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
 
+from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.ball import uniform_start
 from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
@@ -8,7 +9,7 @@ from gasam.optimizer import SharpnessAware
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.scales import SCALES, Group, Weight
 from gasam.trace import Trace
-from gasam.walk import Pass, Visit, climb
+from gasam.walk import Visit, climb
 from gasam.weights import displaced
 
 __version__ = "0.1.0"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gasam.ascent import Pass
 from gasam.contexts import warn_of_statistics
 from gasam.fold import Fold, share
 from gasam.parameters import Parameters, read, weights_of
@@ -25,7 +26,7 @@ from gasam.passes import (
 )
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.trace import Trace
-from gasam.walk import Pass, traced_climb
+from gasam.walk import traced_climb
 
 
 class SharpBackward:

@@ -31,10 +31,9 @@ class Moving:
         self.sparse = {i: SparseRows(p) for i, p in enumerate(self.parameters) if SparseRows.fit(p)}
         self.places = [self.sparse[i].values if i in self.sparse else own for i, own in enumerate(self.memory)]
         self.home = [self._buffer("home", i, place.dtype) for i, place in enumerate(self.places)]
-        kinds = [
-            (place.device, place.dtype, sharding(p)) for place, p in zip(self.places, self.parameters, strict=True)
-        ]
-        self.portions = [Portion(self.places, self.home, *where) for where in cut(self.places, kinds)]
+        kinds = [(own.device, own.dtype, sharding(p)) for own, p in zip(self.memory, self.parameters, strict=True)]
+        cuts = cut(self.places, kinds, whole=self.sparse)
+        self.portions = [Portion(self.places, self.home, *where) for where in cuts]
         give_scratch(self.portions)
         self.total = sum(parameter.numel() for parameter in present)  # n
         name_of = dict(zip(self._present, names, strict=True))

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gasam.ascent import Pass
 from gasam.contexts import leaves_passes_local, warn_of_statistics
 from gasam.fold import GradientSum, share
 from gasam.parameters import read, weights_of
 from gasam.passes import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.trace import Trace, plain_trace
-from gasam.walk import Pass, traced_climb
+from gasam.walk import traced_climb
 from gasam.weights import Weights
 
 _KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "detailed", "enabled", "last")

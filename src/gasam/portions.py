@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,8 +25,13 @@ def sum_of_squares(values: Tensor) -> Tensor:
     return torch.stack([torch.dot(part, part) for part in torch.split(flat, CPU)]).sum()
 
 
-def cut(places: Sequence[Tensor], kinds: Sequence[object]) -> Iterator[tuple[int, int, slice | None]]:
-    """(start, stop, rows) of each portion: neighbours of one kind while they are small, a large tensor by its rows."""
+def cut(
+    places: Sequence[Tensor], kinds: Sequence[object], whole: Container[int]
+) -> Iterator[tuple[int, int, slice | None]]:
+    """(start, stop, rows) of each portion: small neighbours of one kind together, a large tensor in parts of its rows.
+
+    The tensors with a number in `whole` are not cut.
+    """
     start, held = 0, 0
     for i, place in enumerate(places):
         limit, size = CPU if place.device.type == "cpu" else ACCELERATOR, place.numel()
@@ -34,7 +39,7 @@ def cut(places: Sequence[Tensor], kinds: Sequence[object]) -> Iterator[tuple[int
             yield start, i, None
             start, held = i, 0
         held += size
-        if size > limit:
+        if size > limit and i not in whole:
             rows = max(1, limit * len(place) // size)
             yield from ((i, i + 1, slice(first, first + rows)) for first in range(0, len(place), rows))
             start, held = i + 1, 0
@@ -80,7 +85,7 @@ class Portion:
 
     def widened(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """This portion of a list in the type of the walk, not to be overwritten."""
-        return self.of(tensors) if self.places[0].dtype == self.wide else self.read(tensors)
+        return [values.to(self.wide) for values in self.of(tensors)]
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """A copy of this portion in the type of the walk, to be overwritten. It is valid until any portion is read.
