@@ -22,4 +22,5 @@ def _seeded():
 @pytest.fixture
 def small_portions(monkeypatch):
     """Handle six weights at once, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.portions.CPU", 6)
+    monkeypatch.setattr("gasam.portions.LARGEST", {"cpu": 6})
+    monkeypatch.setattr("gasam.portions.SMALL", {"cpu": 4})

@@ -28,7 +28,8 @@ class Tagger(nn.Module):
 @pytest.fixture(params=["in one portion", "in several"])
 def portions(request, monkeypatch):
     if request.param == "in several":
-        monkeypatch.setattr("gasam.portions.CPU", 6)
+        monkeypatch.setattr("gasam.portions.LARGEST", {"cpu": 6})
+        monkeypatch.setattr("gasam.portions.SMALL", {"cpu": 4})
 
 
 @pytest.mark.parametrize("scale", sorted(SCALES))

@@ -17,7 +17,7 @@ from gasam.scales import element_scale, group_scale
 from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, Realised
 from gasam.weights import Weights
 
-ValuesOf = Callable[[Portion], list[Tensor]]
+ValuesOf = Callable[[Portion], Tensor]
 
 
 class Pass(NamedTuple):
@@ -51,9 +51,8 @@ class Ascent:
         self._finite = self._measure_gradient(clean, first=True)
         self._finite = self._finite & self._choose_scale(clean.gradient_scale)
         if keeps_position:
-            self._position = self._moving.buffers("position")  # y
-            for position in self._position:
-                position.zero_()
+            for portion in self._moving.portions:
+                portion.buffer("position").zero_()
 
     @property
     def state(self) -> Tensor:
@@ -73,22 +72,23 @@ class Ascent:
         if not self.keeps_position:  # one step from the centre: the projection only shortens it
             self._displace(lambda portion: self._uphill(portion, gradients), share * min(1.0, stride), squares)
             return
-        pace = self._moving.spread(torch.where(self._finite, share * stride, 0.0))
+        pace = self._moving.to_entries(torch.where(self._finite, share * stride, 0.0))
 
-        def updated(portion: Portion) -> list[Tensor]:
-            y, uphill = portion.of(self._position), self._uphill(portion, gradients)
-            ball.make_finite_(portion.flat)
-            torch._foreach_addcmul_(y, uphill, portion.of(pace))
-            return y
+        def updated(portion: Portion) -> Tensor:
+            uphill = ball.finite(self._uphill(portion, gradients), out=portion.scratch)
+            return portion.buffer("position").addcmul_(uphill, portion.spread(pace))
 
         self._project(updated, ball.shrinkage)
 
     @torch.no_grad()
     def jump(self, start: ball.Start) -> None:
         """Go to the ball's surface in the direction that `start` draws; for p = inf to the very point."""
-        for position in self._position:
-            position.copy_(start(position))
-        self._project(lambda portion: portion.of(self._position), ball.inverse)
+
+        def drawn(portion: Portion) -> Tensor:
+            position = portion.buffer("position")
+            return position.copy_(start(position))
+
+        self._project(drawn, ball.inverse)
 
     def _measure_gradient(self, seen: Pass, first: bool = False) -> Tensor:
         """The sums that a step needs, for each group and by one collective; return whether all is finite.
@@ -99,9 +99,10 @@ class Ascent:
         of_gradient, of_sign = list[Tensor](), list[Tensor]()
         by_sign = self.perturbation.norm == math.inf and not self.keeps_position and not self._by_element
         for portion in moving.portions:
-            of_gradient.append(moving.powers(portion.widened(gradients), 2.0))
+            gradient = portion.read(gradients)
+            of_gradient.append(portion.squares(gradient))
             if by_sign:
-                of_sign.append(moving.powers(self._uphill(portion, gradients), 2.0))
+                of_sign.append(portion.squares(torch.sign(gradient, out=portion.scratch)))
         with_weights = first and (moving.sharded or self._detailed)
         of_weights = moving.weight_squares() if with_weights else []
         sums = moving.sum(of_gradient, of_sign, of_weights, doubt=loss - loss)
@@ -115,12 +116,10 @@ class Ascent:
         moving, function, floor = self._moving, self.perturbation.scale_function, self.perturbation.floor
         factor = torch.as_tensor(gradient_scale, dtype=moving.sizes.dtype, device=moving.sizes.device).abs()
         if self._by_element:
-            self._T = moving.buffers("scale")
-            return moving.sum(element_scale(function, floor, moving, factor, self._T)).isfinite().all()
+            return moving.sum(element_scale(function, floor, moving, factor)).isfinite().all()
         gradient = self._gradient_squares.sqrt() / factor
         self._group_T = group_scale(function, floor, moving, gradient, self._group_weights)
-        if self.perturbation.norm not in (2.0, math.inf):
-            self._T = moving.spread(self._group_T)
+        self._entry_T = moving.to_entries(self._group_T)
         return self._group_T.isfinite().all()
 
     def _group_weights(self) -> Tensor:
@@ -142,72 +141,65 @@ class Ascent:
         length, squares = self._measure(lambda portion: self._uphill(portion, gradients))
         return ball.inverse(length), squares
 
-    def _uphill(self, portion: Portion, gradients: list[Tensor]) -> list[Tensor]:
+    def _uphill(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
         """sgn(h) |h|^(1/(p-1)), h = T g. For p = 2 a T of each group is left out: it goes into the share."""
         p = self.perturbation.norm
         if p == math.inf:
-            values = portion.read(gradients)
-            portion.flat.sign_()
-            return values
+            return torch.sign(portion.read(gradients), out=portion.scratch)
         if p == 2.0:
             return self._h(portion, gradients) if self._by_element else portion.read(gradients)
-        return portion.copy([ball.uphill(each, p, self._largest) for each in self._h(portion, gradients)])
+        return ball.uphill(self._h(portion, gradients), p, self._largest)
 
-    def _h(self, portion: Portion, gradients: list[Tensor]) -> list[Tensor]:
+    def _h(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
         """T g."""
-        values = portion.read(gradients)
-        torch._foreach_mul_(values, portion.of(self._T))
-        return values
+        own = portion.buffer("scale") if self._by_element else portion.spread(self._entry_T)
+        return torch.mul(portion.read(gradients), own, out=portion.scratch)
 
     def _project(self, position_of: ValuesOf, rescale: Callable[[Tensor], Tensor]) -> None:
         """Bring y into the unit ball, clipped for p = inf and otherwise along its ray, and take the weights there."""
         p, one = self.perturbation.norm, self._moving.sizes.new_ones(())
         if p == math.inf:
-            _, squares = self._measure(lambda portion: ball.clip_(position_of(portion)))
-            self._displace(lambda portion: portion.of(self._position), one, squares)
+            _, squares = self._measure(lambda portion: position_of(portion).clamp_(-1.0, 1.0))
+            self._displace(lambda portion: portion.buffer("position"), one, squares)
             return
         excess = one
         if p != 2.0:  # entries of at most one, because a power of large numbers overflows
             excess = self._largest_entry(position_of).clamp(min=1.0)
-            position_of = lambda portion: self._rescaled(portion, 1 / excess)  # noqa: E731
+            position_of = lambda portion: portion.buffer("position").div_(excess)  # noqa: E731
         length, squares = self._measure(position_of)
         factor = excess * rescale(excess * length)
-        self._displace(lambda portion: self._rescaled(portion, factor), one, squares * factor.square())
-
-    def _rescaled(self, portion: Portion, factor: Tensor) -> list[Tensor]:
-        position = portion.of(self._position)
-        torch._foreach_mul_(position, factor)
-        return position
+        self._displace(lambda portion: portion.buffer("position").mul_(factor), one, squares * factor.square())
 
     def _displace(self, values_of: ValuesOf, share: Tensor, squares: Tensor) -> None:
         """Take the weights to w + epsilon T y, with y = share * values; to w itself where the walk must stop.
 
         `squares` are those of the values in each group, times T where every weight has its own.
         """
-        moving = self._moving
+        moving, p = self._moving, self.perturbation.norm
         reach = self.perturbation.epsilon * (share if self._by_element else share * self._group_T)
         reach = torch.where(self._finite, reach, 0.0)
         offset_squares = reach.square() * squares.nan_to_num(0.0)  # |a_i|^2
         self.norm = offset_squares.sum().sqrt()
-        reaches, realised = moving.spread(reach), Realised(moving)
+        reaches, realised = moving.to_entries(reach), Realised(moving)
         for portion in moving.portions:
             values = self._times_own_scale(portion, values_of(portion))
-            if not self.keeps_position or self._by_element:
-                ball.make_finite_(portion.flat)
-            portion.displace(values, portion.of(reaches))
+            if self._by_element or (p != math.inf and not self.keeps_position):
+                values = ball.finite(values, out=portion.scratch)
+            own_reach = portion.spread(reaches)
             if self._detailed:
-                realised.add(portion, values, portion.of(reaches))
+                offset = values * own_reach
+            portion.displace(values, own_reach)
+            if self._detailed:
+                realised.add(portion, offset)
         self.weights.written()
         if self._detailed:
             self.detail = realised.detail(offset_squares, self._group_weights())
 
-    def _times_own_scale(self, portion: Portion, values: list[Tensor]) -> list[Tensor]:
+    def _times_own_scale(self, portion: Portion, values: Tensor) -> Tensor:
         """T * values where every weight has its own T; elsewhere T goes into the reach of each group."""
         if not self._by_element:
             return values
-        scaled = portion.copy(values)
-        torch._foreach_mul_(scaled, portion.of(self._T))
-        return scaled
+        return torch.mul(values, portion.buffer("scale"), out=portion.scratch)
 
     def _measure(self, values_of: ValuesOf) -> tuple[Tensor, Tensor]:
         """|values|_p, and the squares that `_displace` needs. For p = inf no length is needed."""
@@ -216,11 +208,11 @@ class Ascent:
         for portion in moving.portions:
             values = values_of(portion)
             if p != math.inf:
-                powers.append(moving.powers(values, p))
-            squares.append(moving.powers(self._times_own_scale(portion, values), 2.0))
+                powers.append(portion.squares(values) if p == 2.0 else portion.sums(values.abs().pow_(p)))
+            squares.append(portion.squares(self._times_own_scale(portion, values)))
         sums = moving.sum(powers, squares)
         return sums[0].sum().pow(1 / p), sums[1]
 
     def _largest_entry(self, values_of: ValuesOf) -> Tensor:
-        values = (each for portion in self._moving.portions for each in values_of(portion))
-        return self._moving.largest([each.abs().amax() for each in values if each.numel()])
+        portions = [portion for portion in self._moving.portions if portion.size]
+        return self._moving.largest([values_of(portion).abs().amax() for portion in portions])

@@ -17,16 +17,9 @@ def inverse(value: Tensor) -> Tensor:
     return torch.where(value > 0, 1 / value, 0.0)
 
 
-def make_finite_(values: Tensor) -> Tensor:
-    """NaN and infinity become 0, in place: multiplied by 0 they would give NaN."""
-    return values.nan_to_num_(0.0, 0.0, 0.0)
-
-
-def clip_(values: list[Tensor]) -> list[Tensor]:
-    """Entries into [-1, 1], in place."""
-    torch._foreach_clamp_max_(values, 1.0)
-    torch._foreach_clamp_min_(values, -1.0)
-    return values
+def finite(values: Tensor, out: Tensor | None = None) -> Tensor:
+    """NaN and infinity become 0: multiplied by 0 they would give NaN."""
+    return torch.nan_to_num(values, 0.0, 0.0, 0.0, out=out)
 
 
 def uphill(h: Tensor, p: float, largest: Tensor) -> Tensor:
@@ -40,11 +33,6 @@ def uphill(h: Tensor, p: float, largest: Tensor) -> Tensor:
     return ratio.abs().pow_(1 / (p - 1)).mul_(ratio.sign_())
 
 
-def power_sum(x: Tensor, p: float) -> Tensor:
-    """Sum of |x|^p."""
-    return x.abs().pow_(p).sum()
-
-
 def shrinkage(length: Tensor) -> Tensor:
     """min(1, 1 / length): the factor that brings a point of this length into the unit ball."""
     return length.clamp(min=1.0).reciprocal()
@@ -53,7 +41,7 @@ def shrinkage(length: Tensor) -> Tensor:
 def direction(h: Tensor, p: float, dims: Dims) -> Tensor:
     """The unit direction of steepest ascent along h, for each slice over `dims`; zero where h is not finite."""
     u = uphill(h, p, h.abs().amax(dims, keepdim=True))
-    return u if p == math.inf else make_finite_(u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True)))
+    return u if p == math.inf else finite(u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True)))
 
 
 def project(y: Tensor, p: float, dims: Dims) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lists of tensors in portions that fit a CPU's caches, and the writing of weights, portion by portion."""
+"""Portions of the weights that fit a CPU's caches, each read and written as one flat vector."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Container, Iterator, Sequence
 import torch
 from torch import Tensor
 
-# How many weights are handled at once. On a CPU they and intermediate results should stay in the caches; on an
-# accelerator calls are expensive, and the limit only bounds the memory of intermediate results.
-CPU, ACCELERATOR = 1 << 17, 1 << 26
+# On a CPU the weights that are handled at once should stay in the caches together with intermediate results. On an
+# accelerator calls are expensive, and the limit only bounds the memory of intermediate results. Sums over several
+# tensors at once are less exact than over one, so on a CPU only small ones are put together.
+LARGEST = {"cpu": 1 << 17}
+SMALL = {"cpu": 1 << 14}
+ACCELERATOR = 1 << 26
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -17,12 +20,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def sum_of_squares(values: Tensor) -> Tensor:
+def sum_of_squares(flat: Tensor) -> Tensor:
     """In parts: one float32 sum over 20 million values is off by a thousandth on a CPU."""
-    flat = values.reshape(-1)
-    if flat.numel() <= CPU:
+    if flat.numel() <= 1 << 18:
         return torch.dot(flat, flat)
-    return torch.stack([torch.dot(part, part) for part in torch.split(flat, CPU)]).sum()
+    return torch.stack([torch.dot(part, part) for part in torch.split(flat, 1 << 18)]).sum()
 
 
 def cut(
@@ -30,88 +32,116 @@ def cut(
 ) -> Iterator[tuple[int, int, slice | None]]:
     """(start, stop, rows) of each portion: small neighbours of one kind together, a large tensor in parts of its rows.
 
-    The tensors with a number in `whole` are not cut.
+    The tensors with a number in `whole` are portions of their own.
     """
     start, held = 0, 0
     for i, place in enumerate(places):
-        limit, size = CPU if place.device.type == "cpu" else ACCELERATOR, place.numel()
-        if start < i and (held + size > limit or kinds[i] != kinds[start]):
+        size, device = place.numel(), place.device.type
+        largest, small = LARGEST.get(device, ACCELERATOR), SMALL.get(device, ACCELERATOR)
+        alone = size > small or i in whole
+        if start < i and (held + size > largest or alone or kinds[i] != kinds[start]):
             yield start, i, None
             start, held = i, 0
         held += size
-        if size > limit and i not in whole:
-            rows = max(1, limit * len(place) // size)
+        if size > largest and i not in whole:
+            rows = max(1, largest * len(place) // size)
             yield from ((i, i + 1, slice(first, first + rows)) for first in range(0, len(place), rows))
+            start, held = i + 1, 0
+        elif alone:
+            yield i, i + 1, None
             start, held = i + 1, 0
     if start < len(places):
         yield start, len(places), None
 
 
-def give_scratch(portions: Sequence[Portion]) -> None:
-    """One flat tensor for all portions of a device and type."""
-    for kind in {(portion.places[0].device, portion.wide) for portion in portions}:
-        alike = [portion for portion in portions if (portion.places[0].device, portion.wide) == kind]
-        scratch = torch.empty(max(portion.size for portion in alike), device=kind[0], dtype=kind[1])
-        for portion in alike:
-            portion.use(scratch)
-
-
 class Portion:
-    """Weights that are handled at once: some small tensors, or some rows of a large one."""
+    """Weights that are handled at once, as one flat vector: some small tensors, or some rows of a large one.
 
-    def __init__(self, places: Sequence[Tensor], home: Sequence[Tensor], start: int, stop: int, rows: slice | None):
-        self.start, self.stop, self.rows = start, stop, rows
-        self._length = len(places[start]) if rows is not None else 0
-        self.places, self.home = self.of(places), self.of(home)
-        self.wide = wide(self.places[0].dtype)
+    An entry is a run of weights in the vector that belong to one group: for each entry there is one sum and one T.
+    """
+
+    def __init__(self, number: int, places: Sequence[Tensor], start: int, stop: int, rows: slice | None):
+        self.number, self.start, self.stop, self.rows = number, start, stop, rows
+        self.places = self.of(places)
         self.size = sum(place.numel() for place in self.places)
+        self.dtype, self.device = self.places[0].dtype, self.places[0].device
+        self.wide = wide(self.dtype)
+        self.lengths: Tensor | None = None  # of the entries; None where there is one
         self.saved = False
+        simple = len(self.places) == 1 and self.dtype == self.wide and self.places[0].is_contiguous()
+        self._direct = self.places[0].view(-1) if simple else None  # a vector as it is
 
-    def use(self, scratch: Tensor) -> None:
-        """Memory for `read`, which all portions share: fresh memory would cost more than the arithmetic done in it."""
-        self.flat = scratch[: self.size]
-        self._parts = self.shaped(self.flat)
+    def use(self, scratch: Tensor, buffers: dict[str, Tensor]) -> None:
+        """Memory that is kept, because fresh memory costs more than the arithmetic done in it.
 
-    def shaped(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat tensor like the places."""
-        return list(torch._utils._unflatten_dense_tensors(flat, self.places))  # type: ignore[no-untyped-call]
+        All portions share the scratch. The buffers are this portion's own.
+        """
+        self.scratch = scratch[: self.size]
+        self._scratch = self._shaped(self.scratch)
+        self._buffers = buffers
+        self._home = self._shaped(self.buffer("home", self.dtype))
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """This portion of a list. Tensors that broadcast over the rows are not cut."""
-        if self.rows is None:
-            return list(tensors[self.start : self.stop])
-        tensor = tensors[self.start]
-        return [tensor[self.rows] if tensor.ndim > 0 and len(tensor) == self._length else tensor]
+        """This portion of a list that runs parallel to the parameters."""
+        return list(tensors[self.start : self.stop]) if self.rows is None else [tensors[self.start][self.rows]]
 
-    def widened(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """This portion of a list in the type of the walk, not to be overwritten."""
-        return [values.to(self.wide) for values in self.of(tensors)]
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """This portion of a list as a flat vector in the type of the walk.
 
-    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A copy of this portion in the type of the walk, to be overwritten. It is valid until any portion is read.
-
-        The copies are views of `flat`: what is done alike to all weights takes one call there.
+        It must not be changed, because it may be the tensor itself. It may also be the scratch, which is valid until
+        another portion is read; results that are valid no longer go there, too.
         """
-        return self.copy(self.of(tensors))
+        own = self.of(tensors)
+        if len(own) == 1 and own[0].dtype == self.wide:
+            return own[0].reshape(-1)
+        torch._foreach_copy_(self._scratch, own)
+        return self.scratch
 
-    def copy(self, values: list[Tensor]) -> list[Tensor]:
-        """Like `read`, of tensors that are this portion already."""
-        torch._foreach_copy_(self._parts, values)
-        return self._parts
+    def buffer(self, purpose: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A flat vector that is kept from step to step, in the type of the walk unless another one is asked for."""
+        if purpose not in self._buffers:
+            self._buffers[purpose] = torch.empty(self.size, dtype=dtype or self.wide, device=self.device)
+        return self._buffers[purpose]
 
-    def displace(self, values: list[Tensor], reach: list[Tensor]) -> None:
+    def spread(self, numbers: Sequence[Tensor]) -> Tensor:
+        """The numbers of this portion's entries over its weights: of one entry as a single number."""
+        own = numbers[self.number].to(self.scratch)
+        if own.ndim == 0 or self.lengths is None:
+            return own
+        return torch.repeat_interleave(own, self.lengths, output_size=self.size)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """The sum of each entry."""
+        if self.lengths is None:
+            return values.sum().reshape(1)
+        return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
+
+    def squares(self, values: Tensor) -> Tensor:
+        """The sum of squares of each entry."""
+        return sum_of_squares(values).reshape(1) if self.lengths is None else self.sums(values * values)
+
+    def home(self) -> Tensor:
+        """The saved weights in the type of the walk."""
+        return self._buffers["home"].to(self.wide)
+
+    def displace(self, values: Tensor, reach: Tensor) -> None:
         """Put the weights at home + values * reach, rounded once where their type is narrow; save them before."""
-        if self.saved:
-            torch._foreach_copy_(self.places, self.home)
-        else:
-            torch._foreach_copy_(self.home, self.places)
+        if not self.saved:
+            torch._foreach_copy_(self._home, self.places)
             self.saved = True
-        if self.places[0].dtype == self.wide:
-            torch._foreach_addcmul_(self.places, values, reach)
+        if self._direct is not None:
+            torch.addcmul(self.home(), values, reach, out=self._direct)
         else:
-            home = [saved.to(self.wide) for saved in self.home]
-            torch._foreach_copy_(self.places, torch._foreach_addcmul(home, values, reach))
+            torch.addcmul(self.home(), values, reach, out=self.scratch)
+            torch._foreach_copy_(self.places, self._scratch)
 
     def restore(self) -> None:
         if self.saved:
-            torch._foreach_copy_(self.places, self.home)
+            torch._foreach_copy_(self.places, self._home)
+
+    def write(self, values: Tensor, targets: Sequence[Tensor]) -> None:
+        """Write flat values to this portion of a list."""
+        torch._foreach_copy_(self.of(targets), self._shaped(values))
+
+    def _shaped(self, flat: Tensor) -> list[Tensor]:
+        return list(torch._utils._unflatten_dense_tensors(flat, self.places))  # type: ignore[no-untyped-call]

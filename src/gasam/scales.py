@@ -137,13 +137,13 @@ def group_scale(
     return scale(group).expand_as(moving.sizes)
 
 
-def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor, out: list[Tensor]) -> list[Tensor]:
-    """Write T of each weight to `out`; return the largest T of each portion's tensors. The gradient is `factor` g."""
-    largest, gradients = list[Tensor](), moving.gradients()
+def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor) -> list[Tensor]:
+    """Write T of each weight to the portions' buffers; return their sums. The gradients are `factor` g."""
+    sums, gradients = list[Tensor](), moving.gradients()
     for portion in moving.portions:
         tensors = slice(portion.start, portion.stop)
         group = Group(
-            size=torch.ones_like(portion.flat[:1]),
+            size=torch.ones_like(portion.scratch[:1]),
             total=moving.total,
             floor=floor,
             names=moving.groups.names[tensors],
@@ -152,14 +152,11 @@ def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor, ou
             measure_gradient=partial(_sizes, portion, gradients, factor),
             measure_weight=partial(_sizes, portion, moving.places),
         )
-        own = portion.of(out)
-        torch._foreach_copy_(own, portion.shaped(scale(group).expand_as(portion.flat)))
-        largest.append(torch.stack([each.amax() if each.numel() else each.sum() for each in own]))
-    return largest
+        sums.append(portion.sums(portion.buffer("scale").copy_(scale(group))))
+    return sums
 
 
 def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | None = None) -> Tensor:
-    """|values| of a portion as one flat tensor, over the factor that they were multiplied by."""
-    portion.read(tensors)
-    sizes = portion.flat.abs()
-    return sizes if factor is None else sizes.div_(factor.to(sizes.device))
+    """|values|, over the factor that they were multiplied by."""
+    sizes = portion.read(tensors).abs()
+    return sizes if factor is None else sizes.div_(factor.to(sizes))

@@ -79,11 +79,11 @@ class Realised:
         self.squares: list[Tensor] = []
         self.products: list[Tensor] = []  # with the offset
 
-    def add(self, portion: Portion, values: Sequence[Tensor], reach: Sequence[Tensor]) -> None:
-        for place, home, value, factor in zip(portion.places, portion.home, values, reach, strict=True):
-            difference = place.to(portion.wide) - home
-            self.squares.append(self.moving.powers([difference], 2.0))
-            self.products.append(self.moving.entries([difference * value * factor]))
+    def add(self, portion: Portion, offset: Tensor) -> None:
+        """After a portion was displaced by this offset."""
+        difference = portion.read(self.moving.places) - portion.home()
+        self.squares.append(portion.squares(difference))
+        self.products.append(portion.sums(difference * offset))
 
     def detail(self, offset_squares: Tensor, weights: Tensor) -> Detail:
         """From |a_i|^2 and |w_i| of each group."""

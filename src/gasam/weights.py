@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gasam.moving import Buffers, Moving
+from gasam.moving import Moving
 from gasam.sharded import forget_derived, is_sharded, local
 
 
@@ -21,16 +21,16 @@ class Weights:
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
         self._moving: Moving | None = None
-        self._buffers: Buffers = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"walking": False, "_moving": None, "_buffers": {}}
+        return self.__dict__ | {"walking": False, "_moving": None}
 
     def taking_part(self, granularity: str) -> Moving:
         """The tensors that have a gradient now."""
         present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
         if self._moving is None or not self._moving.fits(present, granularity):
-            self._moving = Moving(present, self._names_of(present), granularity, self._buffers)
+            buffers = {} if self._moving is None else self._moving.buffers
+            self._moving = Moving(present, self._names_of(present), granularity, buffers)
         return self._moving
 
     def written(self) -> None:
@@ -73,12 +73,14 @@ class Weights:
         if self._moving is None or not any(portion.saved for portion in self._moving.portions):
             return offsets
         offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        lists = (self._moving.parameters, self._moving.places, self._moving.home)
-        for i, (parameter, place, home) in enumerate(zip(*lists, strict=True)):
+        found = [torch.zeros_like(place) for place in self._moving.places]
+        for portion in self._moving.portions:
+            portion.write(portion.read(self._moving.places) - portion.home(), found)
+        for i, (parameter, offset) in enumerate(zip(self._moving.parameters, found, strict=True)):
             if i in self._moving.sparse:
-                self._moving.sparse[i].put(place - home, offset_of[id(parameter)])
+                self._moving.sparse[i].put(offset, offset_of[id(parameter)])
             else:
-                torch.sub(place, home, out=offset_of[id(parameter)])
+                offset_of[id(parameter)].copy_(offset)
         return offsets
 
     def _names_of(self, tensors: Sequence[Tensor]) -> list[str]:

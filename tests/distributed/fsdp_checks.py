@@ -49,12 +49,12 @@ def every_walk() -> float:
 
 def cut_walks() -> float:
     """Shards of four weights and more are cut, so that filters lie in several stretches."""
-    before, gasam.portions.CPU = gasam.portions.CPU, 6
+    before, gasam.portions.LARGEST = gasam.portions.LARGEST, {"cpu": 6}
     try:
         chosen = perturbations((2.0, math.inf), (2,), ("filter", "element"), ("gradient_strength", "weight"))
         return walk_error(shard(), chosen, before=1.0)
     finally:
-        gasam.portions.CPU = before
+        gasam.portions.LARGEST = before
 
 
 def hybrid_walks() -> float:
