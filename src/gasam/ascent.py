@@ -1,4 +1,4 @@
-"""How a walk moves: T, the direction of each step, the projection, and the offset that the weights get."""
+"""The state of a walk: T, the direction of each step, the projection, and the offset that the weights get."""
 
 from __future__ import annotations
 
@@ -28,25 +28,29 @@ class Pass(NamedTuple):
 
 
 class Ascent:
-    """The state of a walk, in coordinates y = T^-1 a / epsilon: the ball has radius one, and nothing is divided by T.
+    """A walk in the coordinates y = T^-1 a / epsilon: the ball has radius one, and nothing is divided by T.
 
-    It begins after the clean pass, whose gradient is in `.grad` and determines T. It never synchronises with the host:
-    instead of branching, moves that must not happen are multiplied by zero.
+    It begins after the clean pass, whose gradient is in `.grad` and determines T. No value is read back to the host
+    (except by torch, for sparse gradients): instead of branching, moves that must not happen are multiplied by zero.
+
+    A T of each group multiplies one number per group. A T of each weight is a vector in every portion.
     """
 
     @torch.no_grad()
     def __init__(
         self, weights: Weights, perturbation: Perturbation, clean: Pass, *, keeps_position: bool, detailed: bool
     ) -> None:
+        check_names(perturbation, weights.names)
         self.weights = weights
         self.perturbation = perturbation
         self.keeps_position = keeps_position
-        self.norm = torch.zeros_like(clean.loss)  # |a|_2
         self.detail: Detail | None = None
         self._detailed = detailed
-        check_names(perturbation, weights.names)
-        self._moving = weights.taking_part(perturbation.granularity)
         self._by_element = perturbation.granularity == "element"
+        self._moving = weights.taking_part(perturbation.granularity)
+        self._one = self._moving.sizes.new_ones(())
+        self.norm = torch.zeros_like(self._one)  # |a|_2
+        self._largest = self._one  # entry of h, for p other than 2 and inf
         self._weight_squares: Tensor | None = None
         self._finite = self._measure_gradient(clean, first=True)
         self._finite = self._finite & self._choose_scale(clean.gradient_scale)
@@ -60,40 +64,37 @@ class Ascent:
         return torch.where(self._finite, torch.where(self.norm > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
 
     @torch.no_grad()
-    def look(self, seen: Pass) -> None:
-        """Read the gradient of another pass. The walk goes on only while everything is finite."""
+    def read_gradient(self, seen: Pass) -> None:
+        """Measure the gradient of another pass. The walk goes on only while everything is finite."""
         self._finite = self._finite & self._measure_gradient(seen)
 
     @torch.no_grad()
     def step(self) -> None:
-        """y_k = project(y_{k-1} + eta / epsilon d_k), and the weights go to w + epsilon T y_k."""
+        """y_k = project(y_{k-1} + eta / epsilon d_k); the weights go to w + epsilon T y_k."""
         gradients, stride = self._moving.gradients(), self.perturbation.stride
-        share, squares = self._direction(gradients)
-        if not self.keeps_position:  # one step from the centre: the projection only shortens it
-            self._displace(lambda portion: self._uphill(portion, gradients), share * min(1.0, stride), squares)
+        factor, squares = self._direction(gradients)
+        if not self.keeps_position:  # from the centre, the projection can only shorten a step of length `stride` to 1
+            self._displace(lambda portion: self._ascent(portion, gradients), factor * min(1.0, stride), squares)
             return
-        pace = self._moving.to_entries(torch.where(self._finite, share * stride, 0.0))
-
-        def updated(portion: Portion) -> Tensor:
-            uphill = ball.finite(self._uphill(portion, gradients), out=portion.scratch)
-            return portion.buffer("position").addcmul_(uphill, portion.spread(pace))
-
-        self._project(updated, ball.shrinkage)
+        step_factor = self._moving.to_entries(torch.where(self._finite, factor * stride, 0.0))
+        for portion in self._moving.portions:
+            ascent = ball.finite(self._ascent(portion, gradients), out=portion.scratch)
+            portion.buffer("position").addcmul_(ascent, portion.spread(step_factor))
+        self._project(ball.shrinkage)
 
     @torch.no_grad()
-    def jump(self, start: ball.Start) -> None:
-        """Go to the ball's surface in the direction that `start` draws; for p = inf to the very point."""
-
-        def drawn(portion: Portion) -> Tensor:
+    def move_to_start(self, start: ball.Start) -> None:
+        """Move to the ball's surface in the direction that `start` draws; for p = inf to the drawn point itself."""
+        for portion in self._moving.portions:
             position = portion.buffer("position")
-            return position.copy_(start(position))
-
-        self._project(drawn, ball.inverse)
+            position.copy_(start(position))
+        self._project(ball.inverse)
 
     def _measure_gradient(self, seen: Pass, first: bool = False) -> Tensor:
-        """The sums that a step needs, for each group and by one collective; return whether all is finite.
+        """The sums that the next step needs, for each group and by one collective; return whether all is finite.
 
-        |g_i|^2 always; the squares of the sign where the step is that; |w_i|^2 where asking later needs a collective.
+        Always |g_i|^2; also |sign(g_i)|^2 if the step is the sign, and |w_i|^2 if a later request would need another
+        collective.
         """
         moving, loss, gradients = self._moving, seen.loss.to(self._moving.sizes), self._moving.gradients()
         of_gradient, of_sign = list[Tensor](), list[Tensor]()
@@ -105,7 +106,7 @@ class Ascent:
                 of_sign.append(portion.squares(torch.sign(gradient, out=portion.scratch)))
         with_weights = first and (moving.sharded or self._detailed)
         of_weights = moving.weight_squares() if with_weights else []
-        sums = moving.sum(of_gradient, of_sign, of_weights, doubt=loss - loss)
+        sums = moving.sum(of_gradient, of_sign, of_weights, nan_flag=loss - loss)
         self._gradient_squares, self._sign_squares = sums[0], sums[1]
         if with_weights:
             self._weight_squares = sums[2]
@@ -118,9 +119,8 @@ class Ascent:
         if self._by_element:
             return moving.sum(element_scale(function, floor, moving, factor)).isfinite().all()
         gradient = self._gradient_squares.sqrt() / factor
-        self._group_T = group_scale(function, floor, moving, gradient, self._group_weights)
-        self._entry_T = moving.to_entries(self._group_T)
-        return self._group_T.isfinite().all()
+        self._group_scale = group_scale(function, floor, moving, gradient, self._group_weights)
+        return self._group_scale.isfinite().all()
 
     def _group_weights(self) -> Tensor:
         """|w_i| of each group."""
@@ -129,90 +129,105 @@ class Ascent:
         return self._weight_squares.sqrt()
 
     def _direction(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """(share, squares): the unit direction d is share times `_uphill`, whose squares are summed for each group."""
-        p, one = self.perturbation.norm, self._moving.sizes.new_ones(())
-        if p == 2.0 and not self._by_element:  # d = T g / |T g|: T goes into the share, and |T g| follows from |g_i|
-            length = (self._group_T.square() * self._gradient_squares).sum().sqrt()
-            return self._group_T * ball.inverse(length), self._gradient_squares
-        if p == math.inf and (self.keeps_position or not self._by_element):
-            return one, self._sign_squares
+        """(factor, squares): the unit direction d is factor times `_ascent`; the squares are for `_displace`."""
+        p = self.perturbation.norm
+        if p == 2.0 and not self._by_element:  # d = T g / |T g|, and |T g| follows from |g_i|
+            length = (self._group_scale.square() * self._gradient_squares).sum().sqrt()
+            return self._group_scale * ball.inverse(length), self._gradient_squares
+        if p == math.inf and (self.keeps_position or not self._by_element):  # with a position, it is measured later
+            return self._one, self._sign_squares
         if p not in (2.0, math.inf):
-            self._largest = self._largest_entry(lambda portion: self._h(portion, gradients))
-        length, squares = self._measure(lambda portion: self._uphill(portion, gradients))
+            self._largest = self._largest_entry(lambda portion: self._scaled_gradient(portion, gradients))
+        length, squares = self._measure(lambda portion: self._ascent(portion, gradients))
         return ball.inverse(length), squares
 
-    def _uphill(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
-        """sgn(h) |h|^(1/(p-1)), h = T g. For p = 2 a T of each group is left out: it goes into the share."""
+    def _ascent(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
+        """The steepest ascent along h = T g, before its length is made one: sgn(h) |h|^(1/(p-1)).
+
+        For p = 2 that is h, or g where T is one number per group: `_direction` then has T in the factor.
+        """
         p = self.perturbation.norm
         if p == math.inf:
             return torch.sign(portion.read(gradients), out=portion.scratch)
         if p == 2.0:
-            return self._h(portion, gradients) if self._by_element else portion.read(gradients)
-        return ball.uphill(self._h(portion, gradients), p, self._largest)
+            return self._scaled_gradient(portion, gradients) if self._by_element else portion.read(gradients)
+        return ball.steepest_ascent(self._scaled_gradient(portion, gradients), p, self._largest)
 
-    def _h(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
-        """T g."""
-        own = portion.buffer("scale") if self._by_element else portion.spread(self._entry_T)
-        return torch.mul(portion.read(gradients), own, out=portion.scratch)
+    def _scaled_gradient(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
+        """h = T g."""
+        if self._by_element:
+            scale = portion.buffer("scale")
+        else:
+            scale = portion.spread(self._moving.to_entries(self._group_scale))
+        return torch.mul(portion.read(gradients), scale, out=portion.scratch)
 
-    def _project(self, position_of: ValuesOf, rescale: Callable[[Tensor], Tensor]) -> None:
-        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray, and take the weights there."""
-        p, one = self.perturbation.norm, self._moving.sizes.new_ones(())
+    def _project(self, rescale: Callable[[Tensor], Tensor]) -> None:
+        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there."""
+        p, excess = self.perturbation.norm, self._one
         if p == math.inf:
-            _, squares = self._measure(lambda portion: position_of(portion).clamp_(-1.0, 1.0))
-            self._displace(lambda portion: portion.buffer("position"), one, squares)
-            return
-        excess = one
-        if p != 2.0:  # entries of at most one, because a power of large numbers overflows
-            excess = self._largest_entry(position_of).clamp(min=1.0)
-            position_of = lambda portion: portion.buffer("position").div_(excess)  # noqa: E731
-        length, squares = self._measure(position_of)
-        factor = excess * rescale(excess * length)
-        self._displace(lambda portion: portion.buffer("position").mul_(factor), one, squares * factor.square())
+            for portion in self._moving.portions:
+                portion.buffer("position").clamp_(-1.0, 1.0)
+        elif p != 2.0:  # make entries at most one, because a power of large numbers overflows
+            excess = self._largest_entry(_position).clamp(min=1.0)
+            self._multiply_position(1 / excess)
+        length, squares = self._measure(_position)
+        if p != math.inf:
+            factor = excess * rescale(excess * length)
+            self._multiply_position(factor)
+            squares = squares * factor.square()
+        self._displace(_position, self._one, squares)
 
-    def _displace(self, values_of: ValuesOf, share: Tensor, squares: Tensor) -> None:
-        """Take the weights to w + epsilon T y, with y = share * values; to w itself where the walk must stop.
+    def _multiply_position(self, factor: Tensor) -> None:
+        for portion in self._moving.portions:
+            portion.buffer("position").mul_(factor.to(portion.scratch))
 
-        `squares` are those of the values in each group, times T where every weight has its own.
+    def _displace(self, values_of: ValuesOf, factor: Tensor, squares: Tensor) -> None:
+        """Move the weights to w + epsilon T y, with y = factor * values; to w itself where the walk must stop.
+
+        `squares` are the sums of squares of the values in each group; of T * values if every weight has its own T.
         """
         moving, p = self._moving, self.perturbation.norm
-        reach = self.perturbation.epsilon * (share if self._by_element else share * self._group_T)
-        reach = torch.where(self._finite, reach, 0.0)
-        offset_squares = reach.square() * squares.nan_to_num(0.0)  # |a_i|^2
+        offset_factor = self.perturbation.epsilon * (factor if self._by_element else factor * self._group_scale)
+        offset_factor = torch.where(self._finite, offset_factor, 0.0)
+        offset_squares = offset_factor.square() * squares.nan_to_num(0.0)  # |a_i|^2
         self.norm = offset_squares.sum().sqrt()
-        reaches, realised = moving.to_entries(reach), Realised(moving)
+        entries, realised = moving.to_entries(offset_factor), Realised(moving)
         for portion in moving.portions:
-            values = self._times_own_scale(portion, values_of(portion))
-            if self._by_element or (p != math.inf and not self.keeps_position):
+            values = self._times_element_scale(portion, values_of(portion))
+            if self._by_element or (p != math.inf and not self.keeps_position):  # otherwise they are finite already
                 values = ball.finite(values, out=portion.scratch)
-            own_reach = portion.spread(reaches)
-            if self._detailed:
-                offset = values * own_reach
-            portion.displace(values, own_reach)
-            if self._detailed:
+            own_factor = portion.spread(entries)
+            offset = values * own_factor if self._detailed else None
+            portion.displace(values, own_factor)
+            if offset is not None:
                 realised.add(portion, offset)
         self.weights.written()
         if self._detailed:
             self.detail = realised.detail(offset_squares, self._group_weights())
 
-    def _times_own_scale(self, portion: Portion, values: Tensor) -> Tensor:
-        """T * values where every weight has its own T; elsewhere T goes into the reach of each group."""
+    def _times_element_scale(self, portion: Portion, values: Tensor) -> Tensor:
+        """T * values if every weight has its own T. A T of each group is in the factor of the offset."""
         if not self._by_element:
             return values
         return torch.mul(values, portion.buffer("scale"), out=portion.scratch)
 
     def _measure(self, values_of: ValuesOf) -> tuple[Tensor, Tensor]:
-        """|values|_p, and the squares that `_displace` needs. For p = inf no length is needed."""
+        """|values|_p, and the squares for `_displace`. For p = inf the length is not needed: it is returned as one."""
         p, moving = self.perturbation.norm, self._moving
         powers, squares = list[Tensor](), list[Tensor]()
         for portion in moving.portions:
             values = values_of(portion)
             if p != math.inf:
                 powers.append(portion.squares(values) if p == 2.0 else portion.sums(values.abs().pow_(p)))
-            squares.append(portion.squares(self._times_own_scale(portion, values)))
+            squares.append(portion.squares(self._times_element_scale(portion, values)))
         sums = moving.sum(powers, squares)
-        return sums[0].sum().pow(1 / p), sums[1]
+        length = self._one if p == math.inf else sums[0].sum().pow(1 / p)
+        return length, sums[1]
 
     def _largest_entry(self, values_of: ValuesOf) -> Tensor:
         portions = [portion for portion in self._moving.portions if portion.size]
         return self._moving.largest([values_of(portion).abs().amax() for portion in portions])
+
+
+def _position(portion: Portion) -> Tensor:
+    return portion.buffer("position")

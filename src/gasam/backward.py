@@ -9,7 +9,7 @@ import torch
 
 from gasam.ascent import Pass
 from gasam.contexts import warn_of_statistics
-from gasam.fold import Fold, share
+from gasam.fold import Fold, loss_factor
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import (
     Around,
@@ -39,8 +39,8 @@ class SharpBackward:
     or a function that returns one, says how many times the mean it is, e.g. the number of tokens of a sum.
     `around(k, last)` gives a context for pass k. `enabled = False`, or epsilon 0, is one plain pass.
 
-    Give it every parameter that is trained, those that should not move in a group with "perturb": False: of what it
-    does not know the gradients simply add up, K+1 of them where the risk is "final".
+    Pass every parameter that is trained, and put those that should not move into a group with "perturb": False.
+    Parameters that you leave out accumulate the gradients of all K+1 passes.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SharpBackward:
                 elif not self._looked:
                     self._looked = True
                     warn_of_statistics(loss)
-                factor = back(loss, self.backward, share(self.perturbation))
+                factor = back(loss, self.backward, loss_factor(self.perturbation))
             if k == 0:
                 check_reached(trained)
             return Pass(loss.detach().reshape(()), factor * now(self.gradient_scale))

@@ -22,7 +22,7 @@ def finite(values: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.nan_to_num(values, 0.0, 0.0, 0.0, out=out)
 
 
-def uphill(h: Tensor, p: float, largest: Tensor) -> Tensor:
+def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
     """sgn(h) |h|^(1/(p-1)): the direction of steepest ascent along h, not yet of length one.
 
     h is divided by `largest`, its largest absolute entry, because a power of small numbers underflows.
@@ -40,7 +40,7 @@ def shrinkage(length: Tensor) -> Tensor:
 
 def direction(h: Tensor, p: float, dims: Dims) -> Tensor:
     """The unit direction of steepest ascent along h, for each slice over `dims`; zero where h is not finite."""
-    u = uphill(h, p, h.abs().amax(dims, keepdim=True))
+    u = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
     return u if p == math.inf else finite(u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True)))
 
 

@@ -11,8 +11,8 @@ from gasam.perturbation import Perturbation
 from gasam.sharded import local
 
 
-def share(perturbation: Perturbation) -> float:
-    """The factor of each loss before its backward: the gradients then only have to be added.
+def loss_factor(perturbation: Perturbation) -> float:
+    """The factor of each pass's loss or gradient: the gradients then only have to be added.
 
     Risk "mean" is (1 / (K+1)) sum of L(w + a_k), k = 0..K. Risk "final" is L(w + a_K): earlier gradients are dropped.
     """
@@ -41,7 +41,8 @@ class GradientSum:
 
 
 class Fold:
-    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does: in the caller's own tensors.
+    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does: in the caller's own tensors,
+    except that a sparse one is replaced by a new tensor.
 
     Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
     and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
@@ -89,7 +90,7 @@ class Fold:
             elif own.is_sparse:
                 parameter.grad = copy if total is None else _added(total, copy)
             else:
-                own.copy_(copy)  # a bucket of DDP has been overwritten
+                own.copy_(copy)  # DDP may have overwritten it, if it is a view of a bucket
                 parameter.grad = own if total is None else own.add_(total)
             self.passes.total[i] = None
 

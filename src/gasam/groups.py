@@ -41,11 +41,14 @@ class Groups:
             self._rows.append((first, rows))
             self._append(name, math.prod(parameter.shape[1:]), parameter.ndim, times=len(rows))
             return
-        module = name.rpartition(".")[0]
-        key, shown = {"module": (module, module), "model": ("", "(model)")}.get(self.granularity, (id(parameter), name))
+        key: object = id(parameter)
+        if self.granularity == "module":
+            key = name = name.rpartition(".")[0]
+        elif self.granularity == "model":
+            key = name = "(model)"
         number = self._numbers.setdefault(key, len(self.names))
         if number == len(self.names):
-            self._append(shown, 0, 0)
+            self._append(name, 0, 0)
         self.of.append(number)
         self.sizes[number] += parameter.numel()
         self.dimensions[number] = max(self.dimensions[number], parameter.ndim)

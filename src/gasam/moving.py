@@ -20,7 +20,7 @@ Buffers = dict[object, dict[str, Tensor]]
 class Moving:
     """Lists that run parallel to `parameters`, and their portions.
 
-    `memory` is where a parameter is in this process. `places` are the tensors to compute with: the same memory, or a
+    `storage` has the local part of each parameter. `operands` are the tensors to compute with: the same memory, or a
     copy of the rows that a sparse gradient touches.
     """
 
@@ -28,17 +28,17 @@ class Moving:
         self._present = [id(parameter) for parameter in present]
         self.sharded = any(map(is_sharded, present))
         self.parameters = by_sharding(present) if self.sharded else list(present)
-        self.memory = [local(parameter).detach() for parameter in self.parameters]
+        self.storage = [local(parameter).detach() for parameter in self.parameters]
         self.sparse = {i: SparseRows(p) for i, p in enumerate(self.parameters) if SparseRows.fit(p)}
-        self.places = [self.sparse[i].values if i in self.sparse else own for i, own in enumerate(self.memory)]
+        self.operands = [self.sparse[i].values if i in self.sparse else t for i, t in enumerate(self.storage)]
         self.total = sum(parameter.numel() for parameter in present)  # n
         name_of = dict(zip(self._present, names, strict=True))
         self.groups = Groups(granularity)
         for i, parameter in enumerate(self.parameters):
             self.groups.add(parameter, name_of[id(parameter)], self.sparse[i].rows if i in self.sparse else None)
-        kinds = [(own.device, own.dtype, sharding(p)) for own, p in zip(self.memory, self.parameters, strict=True)]
-        cuts = cut(self.places, kinds, whole=self.sparse)
-        self.portions = [Portion(number, self.places, *where) for number, where in enumerate(cuts)]
+        kinds = [(t.device, t.dtype, sharding(p)) for t, p in zip(self.storage, self.parameters, strict=True)]
+        cuts = cut(self.operands, kinds, whole=self.sparse)
+        self.portions = [Portion(number, self.operands, *where) for number, where in enumerate(cuts)]
         self.buffers: Buffers = {}
         self._give_memory(buffers)
         self._find_entries()
@@ -55,29 +55,27 @@ class Moving:
                 portion.use(scratch, self.buffers[key])
 
     def _find_entries(self) -> None:
-        device = self.places[0].device if self.places else torch.device("cpu")
+        device = self.operands[0].device if self.operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device: sums are few
         self.sizes = torch.tensor(self.groups.sizes, dtype=kind, device=device)  # n_i
-        self._shardings: list[tuple[object, slice]] = []  # each with the place of its entries
+        self._shardings: list[tuple[object, slice]] = []  # with the range of its entries
         self._counts: list[int] = []  # entries of each portion
         numbers: list[int] = []  # the group of each entry
         for portion in self.portions:
-            runs = [
-                (n, sum(size for _, size in run)) for n, run in groupby(self._runs(portion), key=lambda run: run[0])
-            ]
+            runs = _merged(self._runs(portion))
             if len(runs) != 1:
                 portion.lengths = torch.tensor([size for _, size in runs], dtype=torch.int64, device=portion.device)
             self._counts.append(len(runs))
-            first, own = len(numbers), sharding(self.parameters[portion.start])
+            first, kind_of_sharding = len(numbers), sharding(self.parameters[portion.start])
             numbers += [number for number, _ in runs]
-            if self._shardings and self._shardings[-1][0] == own:
+            if self._shardings and self._shardings[-1][0] == kind_of_sharding:
                 first = self._shardings.pop()[1].start
-            self._shardings.append((own, slice(first, len(numbers))))
+            self._shardings.append((kind_of_sharding, slice(first, len(numbers))))
         self._group_of_entry = torch.tensor(numbers, dtype=torch.int64, device=device)
 
     def _runs(self, portion: Portion) -> Iterator[tuple[int, int]]:
         """(group, number of weights), in the order of the flat vector."""
-        for number, place in zip(self.groups.of[portion.start : portion.stop], portion.places, strict=True):
+        for number, place in zip(self.groups.of[portion.start : portion.stop], portion.operands, strict=True):
             if isinstance(number, int):
                 yield number, place.numel()
             else:
@@ -97,10 +95,10 @@ class Moving:
     def in_place(self) -> Iterator[bool]:
         """Whether each parameter is still in the memory that was found here."""
         parameters = map(local, self.parameters) if self.sharded else self.parameters
-        return map(Tensor.is_set_to, self.memory, parameters)
+        return map(Tensor.is_set_to, self.storage, parameters)
 
     def gradients(self) -> list[Tensor]:
-        """Of the places; zero where a parameter has none."""
+        """Of the operands; zero where a parameter has none."""
         gradients = [parameter.grad for parameter in self.parameters]
         if self.sparse or self.sharded or any(each is None or each.is_sparse for each in gradients):
             return [self._gradient(i, gradient) for i, gradient in enumerate(gradients)]
@@ -109,19 +107,19 @@ class Moving:
     def weight_squares(self) -> list[Tensor]:
         """For `sum`. The rows that a sparse gradient does not touch count, too, unless rows are groups."""
         if self.groups.granularity == "filter":
-            return [portion.squares(portion.read(self.places)) for portion in self.portions]
+            return [portion.squares(portion.read(self.operands)) for portion in self.portions]
         return [self._all_squares(portion) for portion in self.portions]
 
     def _all_squares(self, portion: Portion) -> Tensor:
         if portion.start in self.sparse:
-            return sum_of_squares(self.memory[portion.start].to(portion.wide).reshape(-1)).reshape(1)
-        return portion.squares(portion.read(self.places))
+            return sum_of_squares(self.storage[portion.start].to(portion.wide).reshape(-1)).reshape(1)
+        return portion.squares(portion.read(self.operands))
 
-    def sum(self, *measured: Sequence[Tensor], doubt: Tensor | float = 0.0) -> Tensor:
-        """A row for each list of sums of the portions' entries: what they add up to in each group, in all processes.
+    def sum(self, *measured: Sequence[Tensor], nan_flag: Tensor | float = 0.0) -> Tensor:
+        """One row per list: the sums of the portions' entries, added up for each group over all processes.
 
-        All rows share one collective for each way of sharding. A list may be empty. `doubt` is 0, or NaN: that reaches
-        every process.
+        All rows share one collective for each kind of sharding. A list may be empty. `nan_flag` is 0, or NaN if the
+        local loss is not finite; adding it tells every process.
         """
         total = self.sizes.new_zeros(len(measured), len(self.sizes))
         if not self.portions:
@@ -130,16 +128,16 @@ class Moving:
         for row, sums in zip(entries, measured, strict=True):
             if sums:
                 torch.cat([each.to(total) for each in sums], out=row)
-        for own, part in self._shardings:
+        for kind_of_sharding, part in self._shardings:
             here = torch.zeros_like(total).index_add_(1, self._group_of_entry[part], entries[:, part])
-            total += over_processes(here + doubt, own)
+            total += over_processes(here + nan_flag, kind_of_sharding)
         return total
 
     def largest(self, measured: Sequence[Tensor]) -> Tensor:
         """The largest of some numbers >= 0, in all processes."""
         largest = torch.stack([self.sizes.new_zeros(()), *(value.to(self.sizes) for value in measured)]).amax()
-        for own, _ in self._shardings:
-            largest = over_processes(largest, own, "max")
+        for kind_of_sharding, _ in self._shardings:
+            largest = over_processes(largest, kind_of_sharding, "max")
         return largest
 
     def to_entries(self, values: Tensor) -> Sequence[Tensor]:
@@ -150,7 +148,7 @@ class Moving:
 
     def _gradient(self, i: int, gradient: Tensor | None) -> Tensor:
         if gradient is None:
-            return torch.zeros_like(self.places[i])
+            return torch.zeros_like(self.operands[i])
         if i in self.sparse:
             return self.sparse[i].of(gradient)
         if is_sharded(gradient):

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import Pass
 from gasam.contexts import leaves_passes_local, warn_of_statistics
-from gasam.fold import GradientSum, share
+from gasam.fold import GradientSum, loss_factor
 from gasam.parameters import read, weights_of
 from gasam.passes import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.perturbation import Perturbation, check_perturbation
@@ -122,7 +122,7 @@ class SharpnessAware(Optimizer):
             self.last = plain_trace(evaluate(0).loss)
         if walks and mean:  # a closure may clear what is there, so nothing was left for the last one to add to
             passes.take()
-            passes.give(share(self.perturbation))
+            passes.give(loss_factor(self.perturbation))
         if self.before_step is not None:
             self.before_step()
         self.base.step()

@@ -18,8 +18,15 @@ Risk = Literal["mean", "final"]
 class Perturbation:
     """A walk of `steps` steps in the ball |T^-1 a|_norm <= epsilon, and the risk that is minimised over it.
 
-    `scale` is a name of `gasam.SCALES` or a function of a `Group`, with values >= 0; `step_size` is in the units of
-    epsilon, 1.5 epsilon / steps when None; `floor` bounds the root-mean-square gradient a scale may divide by.
+    Args:
+        epsilon: Radius of the ball, in units of T^-1 a. 0 means plain training.
+        norm: p of the ball's norm, > 1 or math.inf.
+        scale: T: a name of `gasam.SCALES`, or a function of a `Group` with values >= 0.
+        granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
+        steps: K, the number of ascent steps. A training step takes K+1 passes.
+        step_size: eta, on the same scale as epsilon; None means 1.5 epsilon / steps.
+        risk: "mean" of the losses at all K+1 points, or the "final" one.
+        floor: The smallest root-mean-square gradient that a scale divides by.
     """
 
     epsilon: float
@@ -55,12 +62,12 @@ class Perturbation:
 
     @property
     def stride(self) -> float:
-        """The step size in units of epsilon: the walk is done in a ball of radius one."""
+        """The step size divided by epsilon: the walk is done in a ball of radius one."""
         return 1.5 / self.steps if self.step_size is None or self.epsilon == 0 else self.step_size / self.epsilon
 
 
 def sam(epsilon: float, norm: float = 2.0) -> Perturbation:
-    """SAM: the loss at the worst point of a plain ball."""
+    """SAM: the loss after one ascent step in a plain ball."""
     return Perturbation(epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
 
 
@@ -77,7 +84,7 @@ def asam(
     Args:
         epsilon: Radius of the ball.
         norm: p of its norm.
-        eta: Added to |w|, so that weights of zero can move. ASAM's authors use 0.01.
+        eta: Added to |w|, so that weights of zero can move (not the step size). ASAM's authors use 0.01.
         unit_vectors: T = 1 for biases and all other vectors.
         only_named: T = 1 for parameters whose name does not contain this text; "weight" is the rule in the code of
             ASAM's authors. It needs the parameters' names.

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterator, Sequence
 import torch
 from torch import Tensor
 
-# On a CPU the weights that are handled at once should stay in the caches together with intermediate results. On an
-# accelerator calls are expensive, and the limit only bounds the memory of intermediate results. Sums over several
-# tensors at once are less exact than over one, so on a CPU only small ones are put together.
+# How many weights are handled at once. On a CPU they should stay in the caches, together with intermediate results. On
+# an accelerator calls are expensive, and the limit only bounds the memory of intermediate results. On a CPU, sums over
+# several tensors at once accumulate in float32 without splitting, so only small tensors share a portion.
 LARGEST = {"cpu": 1 << 17}
 SMALL = {"cpu": 1 << 14}
 ACCELERATOR = 1 << 26
@@ -28,14 +28,14 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 
 
 def cut(
-    places: Sequence[Tensor], kinds: Sequence[object], whole: Container[int]
+    operands: Sequence[Tensor], kinds: Sequence[object], whole: Container[int]
 ) -> Iterator[tuple[int, int, slice | None]]:
     """(start, stop, rows) of each portion: small neighbours of one kind together, a large tensor in parts of its rows.
 
     The tensors with a number in `whole` are portions of their own.
     """
     start, held = 0, 0
-    for i, place in enumerate(places):
+    for i, place in enumerate(operands):
         size, device = place.numel(), place.device.type
         largest, small = LARGEST.get(device, ACCELERATOR), SMALL.get(device, ACCELERATOR)
         alone = size > small or i in whole
@@ -50,8 +50,8 @@ def cut(
         elif alone:
             yield i, i + 1, None
             start, held = i + 1, 0
-    if start < len(places):
-        yield start, len(places), None
+    if start < len(operands):
+        yield start, len(operands), None
 
 
 class Portion:
@@ -60,16 +60,16 @@ class Portion:
     An entry is a run of weights in the vector that belong to one group: for each entry there is one sum and one T.
     """
 
-    def __init__(self, number: int, places: Sequence[Tensor], start: int, stop: int, rows: slice | None):
+    def __init__(self, number: int, operands: Sequence[Tensor], start: int, stop: int, rows: slice | None):
         self.number, self.start, self.stop, self.rows = number, start, stop, rows
-        self.places = self.of(places)
-        self.size = sum(place.numel() for place in self.places)
-        self.dtype, self.device = self.places[0].dtype, self.places[0].device
+        self.operands = self.of(operands)
+        self.size = sum(place.numel() for place in self.operands)
+        self.dtype, self.device = self.operands[0].dtype, self.operands[0].device
         self.wide = wide(self.dtype)
         self.lengths: Tensor | None = None  # of the entries; None where there is one
         self.saved = False
-        simple = len(self.places) == 1 and self.dtype == self.wide and self.places[0].is_contiguous()
-        self._direct = self.places[0].view(-1) if simple else None  # a vector as it is
+        simple = len(self.operands) == 1 and self.dtype == self.wide and self.operands[0].is_contiguous()
+        self._direct = self.operands[0].view(-1) if simple else None  # a vector as it is
 
     def use(self, scratch: Tensor, buffers: dict[str, Tensor]) -> None:
         """Memory that is kept, because fresh memory costs more than the arithmetic done in it.
@@ -79,7 +79,7 @@ class Portion:
         self.scratch = scratch[: self.size]
         self._scratch = self._shaped(self.scratch)
         self._buffers = buffers
-        self._home = self._shaped(self.buffer("home", self.dtype))
+        self._saved = self._shaped(self.buffer("saved", self.dtype))
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """This portion of a list that runs parallel to the parameters."""
@@ -88,8 +88,8 @@ class Portion:
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """This portion of a list as a flat vector in the type of the walk.
 
-        It must not be changed, because it may be the tensor itself. It may also be the scratch, which is valid until
-        another portion is read; results that are valid no longer go there, too.
+        Do not change it, because it may be the tensor itself. It may also be the scratch memory, which holds temporary
+        results as well: it is valid until the next time that this or another portion is read or written.
         """
         own = self.of(tensors)
         if len(own) == 1 and own[0].dtype == self.wide:
@@ -104,7 +104,7 @@ class Portion:
         return self._buffers[purpose]
 
     def spread(self, numbers: Sequence[Tensor]) -> Tensor:
-        """The numbers of this portion's entries over its weights: of one entry as a single number."""
+        """Repeat the number of each entry over its weights; a single entry stays a single number."""
         own = numbers[self.number].to(self.scratch)
         if own.ndim == 0 or self.lengths is None:
             return own
@@ -120,28 +120,28 @@ class Portion:
         """The sum of squares of each entry."""
         return sum_of_squares(values).reshape(1) if self.lengths is None else self.sums(values * values)
 
-    def home(self) -> Tensor:
+    def saved_weights(self) -> Tensor:
         """The saved weights in the type of the walk."""
-        return self._buffers["home"].to(self.wide)
+        return self._buffers["saved"].to(self.wide)
 
-    def displace(self, values: Tensor, reach: Tensor) -> None:
-        """Put the weights at home + values * reach, rounded once where their type is narrow; save them before."""
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        """Move the weights to saved + values * factor, rounded once if their type is narrow; save them before."""
         if not self.saved:
-            torch._foreach_copy_(self._home, self.places)
+            torch._foreach_copy_(self._saved, self.operands)
             self.saved = True
         if self._direct is not None:
-            torch.addcmul(self.home(), values, reach, out=self._direct)
+            torch.addcmul(self.saved_weights(), values, factor, out=self._direct)
         else:
-            torch.addcmul(self.home(), values, reach, out=self.scratch)
-            torch._foreach_copy_(self.places, self._scratch)
+            torch.addcmul(self.saved_weights(), values, factor, out=self.scratch)
+            torch._foreach_copy_(self.operands, self._scratch)
 
     def restore(self) -> None:
         if self.saved:
-            torch._foreach_copy_(self.places, self._home)
+            torch._foreach_copy_(self.operands, self._saved)
 
     def write(self, values: Tensor, targets: Sequence[Tensor]) -> None:
         """Write flat values to this portion of a list."""
         torch._foreach_copy_(self.of(targets), self._shaped(values))
 
     def _shaped(self, flat: Tensor) -> list[Tensor]:
-        return list(torch._utils._unflatten_dense_tensors(flat, self.places))  # type: ignore[no-untyped-call]
+        return list(torch._utils._unflatten_dense_tensors(flat, self.operands))  # type: ignore[no-untyped-call]

@@ -2,8 +2,8 @@
 
 It follows section 3.3 of the paper and its appendix "Details of Multi-step Implementation". It imports nothing else of
 gasam and needs NumPy. The tests compare the fast walk with it, over all scales, granularities, norms, numbers of steps
-and risks. Nothing is done in place; the walk is in a, while the fast one is in T^-1 a; the projection divides by T as
-the paper writes it.
+and risks. Nothing is done in place; the walk is in a, while the fast one is in T^-1 a / epsilon; the projection divides
+by T as the paper writes it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from gasam.portions import Portion
 class Group:
     """What a scale may ask about the groups, all of them at once: tensors with an entry for each group.
 
-    With granularity "element" there is an entry for each weight, and a scale is called for some tensors at a time.
-    What costs a reading of the weights or the gradient is measured when a scale asks for it.
+    With granularity "element" there is an entry for each weight, except for `size`, which is one; a scale is then
+    called for some tensors at a time. Norms are computed only when a scale reads them.
     """
 
     size: Tensor  # n_i
@@ -28,7 +28,7 @@ class Group:
     measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
     dimensions_of_names: Sequence[int]
-    weights_of_names: Sequence[int] | None = None  # how many there are of each; None where a name is a group
+    sizes_of_names: Sequence[int] | None = None  # weights of each tensor; None if each name is one group
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -48,10 +48,10 @@ class Group:
     def for_each(self, values: Sequence[float]) -> Tensor:
         """Values for the names as a tensor for the groups."""
         tensor = torch.tensor(values, device=self.size.device)
-        if self.weights_of_names is None:
+        if self.sizes_of_names is None:
             return tensor
-        repeats = torch.tensor(self.weights_of_names, device=tensor.device)
-        return tensor.repeat_interleave(repeats, output_size=sum(self.weights_of_names))
+        repeats = torch.tensor(self.sizes_of_names, device=tensor.device)
+        return tensor.repeat_interleave(repeats, output_size=sum(self.sizes_of_names))
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -148,9 +148,9 @@ def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor) ->
             floor=floor,
             names=moving.groups.names[tensors],
             dimensions_of_names=moving.groups.dimensions[tensors],
-            weights_of_names=[place.numel() for place in portion.places],
+            sizes_of_names=[place.numel() for place in portion.operands],
             measure_gradient=partial(_sizes, portion, gradients, factor),
-            measure_weight=partial(_sizes, portion, moving.places),
+            measure_weight=partial(_sizes, portion, moving.operands),
         )
         sums.append(portion.sums(portion.buffer("scale").copy_(scale(group))))
     return sums

@@ -81,7 +81,7 @@ class Realised:
 
     def add(self, portion: Portion, offset: Tensor) -> None:
         """After a portion was displaced by this offset."""
-        difference = portion.read(self.moving.places) - portion.home()
+        difference = portion.read(self.moving.operands) - portion.saved_weights()
         self.squares.append(portion.squares(difference))
         self.products.append(portion.sums(difference * offset))
 

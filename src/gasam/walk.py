@@ -13,7 +13,7 @@ from gasam.ball import Start
 from gasam.parameters import Parameters, read, weights_of
 from gasam.perturbation import Perturbation
 from gasam.trace import Trace
-from gasam.weights import Weights, surely
+from gasam.weights import Weights, run_again_if_interrupted
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def climb(
     weights.walking = True
     try:
         yield from _visits(weights, evaluate, perturbation, start, detailed)
-    finally:  # a second time, for an interrupt on the way out of the first
+    finally:  # again, in case an interrupt cut off the cleanup in _visits
         weights.walking = False
-        surely(weights.restore)
+        run_again_if_interrupted(weights.restore)
 
 
 def _visits(
@@ -70,18 +70,18 @@ def _visits(
     ascent = Ascent(weights, perturbation, seen, keeps_position=keeps_position, detailed=detailed)  # T
     moves = [ascent.step] * perturbation.steps
     if start is not None:
-        moves.insert(0, partial(ascent.jump, start))
+        moves.insert(0, partial(ascent.move_to_start, start))
     try:
         yield Visit(0, seen.loss, ascent.norm, ascent)
         for k, move in enumerate(moves, start=1):
             if k > 1:
-                ascent.look(seen)
+                ascent.read_gradient(seen)
             move()  # a_k
             seen = evaluate(k)  # g_k
             yield Visit(k, seen.loss, ascent.norm, ascent)
     finally:
         weights.walking = False
-        surely(weights.restore)
+        run_again_if_interrupted(weights.restore)
 
 
 def traced_climb(

@@ -52,18 +52,19 @@ class Weights:
         for portion in reversed(self._moving.portions):
             portion.restore()
         self.written()
-        found = zip(self._moving.in_place(), self._moving.parameters, self._moving.memory, strict=True)
-        elsewhere = [(parameter, memory) for in_place, parameter, memory in found if not in_place]
-        for parameter, memory in elsewhere:
-            if _alike(local(parameter), memory):
-                local(parameter).copy_(memory)
+        found = zip(self._moving.in_place(), self._moving.parameters, self._moving.storage, strict=True)
+        elsewhere = [(parameter, storage) for in_place, parameter, storage in found if not in_place]
+        for parameter, storage in elsewhere:
+            if _alike(local(parameter), storage):
+                local(parameter).copy_(storage)
         for portion in self._moving.portions:
             portion.saved = False
-        for parameter, memory in elsewhere:
-            if not _alike(local(parameter), memory):
+        for parameter, storage in elsewhere:
+            if not _alike(local(parameter), storage):
+                name, before, now = self._names_of([parameter])[0], _described(storage), _described(parameter)
                 raise RuntimeError(
-                    f"{self._names_of([parameter])[0]} changed from {_described(memory)} to {_described(parameter)} in "
-                    "a displaced pass and can't be restored: move or convert the model between steps, not in the loss"
+                    f"{name} changed from {before} to {now} in a displaced pass and can't be restored: move or convert "
+                    "the model between steps, not in the loss function"
                 )
 
     @torch.no_grad()
@@ -73,9 +74,9 @@ class Weights:
         if self._moving is None or not any(portion.saved for portion in self._moving.portions):
             return offsets
         offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        found = [torch.zeros_like(place) for place in self._moving.places]
+        found = [torch.zeros_like(place) for place in self._moving.operands]
         for portion in self._moving.portions:
-            portion.write(portion.read(self._moving.places) - portion.home(), found)
+            portion.write(portion.read(self._moving.operands) - portion.saved_weights(), found)
         for i, (parameter, offset) in enumerate(zip(self._moving.parameters, found, strict=True)):
             if i in self._moving.sparse:
                 self._moving.sparse[i].put(offset, offset_of[id(parameter)])
@@ -100,11 +101,11 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
         forget_derived(weights)
         yield
     finally:
-        surely(lambda: _copy(home, weights))
+        run_again_if_interrupted(lambda: _copy(home, weights))
 
 
-def surely(action: Callable[[], object]) -> None:
-    """Do it, and do it again if an interrupt came in between: half restored is not restored."""
+def run_again_if_interrupted(action: Callable[[], object]) -> None:
+    """Call it, and once more if it was interrupted: it may have done only a part."""
     try:
         action()
     except BaseException:

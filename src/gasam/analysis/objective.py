@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gasam.analysis.values import check_real
 from gasam.ascent import Pass
-from gasam.weights import surely
+from gasam.weights import run_again_if_interrupted
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         clear_gradients(model)
         yield
     finally:
-        surely(put_back)
+        run_again_if_interrupted(put_back)
 
 
 def clear_gradients(model: nn.Module) -> None:
