@@ -66,6 +66,7 @@ class Ascent:
     @torch.no_grad()
     def read_gradient(self, seen: Pass) -> None:
         """Measure the gradient of another pass. The walk goes on only while everything is finite."""
+        self.weights.check_in_place()
         self._finite = self._finite & self._measure_gradient(seen)
 
     @torch.no_grad()
@@ -115,7 +116,9 @@ class Ascent:
     def _choose_scale(self, gradient_scale: Tensor | float) -> Tensor:
         """T from the weights and the gradient of the mean loss, for the whole walk; return whether it is finite."""
         moving, function, floor = self._moving, self.perturbation.scale_function, self.perturbation.floor
-        factor = torch.as_tensor(gradient_scale, dtype=moving.sizes.dtype, device=moving.sizes.device).abs()
+        factor: Tensor | float = abs(gradient_scale)  # type: ignore[assignment]
+        if isinstance(factor, Tensor):
+            factor = factor.to(moving.sizes)
         if self._by_element:
             return moving.sum(element_scale(function, floor, moving, factor)).isfinite().all()
         gradient = self._gradient_squares.sqrt() / factor

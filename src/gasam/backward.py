@@ -18,6 +18,7 @@ from gasam.passes import (
     back,
     call,
     check_around,
+    check_kept,
     check_reached,
     check_untouched,
     now,
@@ -27,20 +28,27 @@ from gasam.passes import (
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.trace import Trace
 from gasam.walk import traced_climb
+from gasam.weights import run_again_if_interrupted
 
 
 class SharpBackward:
-    """Calls a loss function K+1 times along the walk and adds the folded gradient to `.grad`, as backward does.
+    """Replaces `loss.backward()`: evaluates the loss K+1 times along the walk and adds the folded gradient to `.grad`.
 
-    The function returns the loss, or (loss, anything), and does not call backward. The call returns the same of the
-    clean pass, the loss detached. `backward` replaces `loss.backward()`, e.g. `accelerator.backward` or
-    `lambda loss: scaler.scale(loss).backward()`; it gets each pass's share of the loss, and the factors it multiplies
-    in are read off the loss and do not change the walk. If the loss itself is not the mean, `gradient_scale`, a number
-    or a function that returns one, says how many times the mean it is, e.g. the number of tokens of a sum.
-    `around(k, last)` gives a context for pass k. `enabled = False`, or epsilon 0, is one plain pass.
+    Call it with a function that returns the loss, or (loss, anything), and does not call backward itself. You get back
+    what the function returned in the clean pass, with the loss detached. `enabled = False`, or epsilon 0, is one plain
+    pass. `last` describes the last walk.
 
-    Pass every parameter that is trained, and put those that should not move into a group with "perturb": False.
-    Parameters that you leave out accumulate the gradients of all K+1 passes.
+    Args:
+        parameters: All parameters that are trained: `model.named_parameters()`, `model.parameters()`, or groups. Put
+            those that should not move into a group with "perturb": False. Parameters that you leave out accumulate the
+            gradients of all K+1 passes.
+        perturbation: The walk, for example `ga_sam(1e-4)`.
+        backward: Replaces `loss.backward()`, for example `accelerator.backward`. It gets the loss times 1 / (K+1) for
+            the mean risk. Factors that it multiplies in, such as a loss scale, do not change the walk.
+        around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
+        gradient_scale: How many times the mean loss your loss is, for example the number of tokens of a sum: a number,
+            or a function that returns one.
+        detailed: Also measure |a|/|w| of each group and what rounding leaves of the offset.
     """
 
     def __init__(
@@ -81,7 +89,10 @@ class SharpBackward:
         def evaluate(k: int) -> Pass:
             fold.make_room(k)
             with self.around(k, k == self.perturbation.steps):
+                held = any(parameter.grad is not None for parameter in trained)
                 loss, returned = call(function)
+                if held:
+                    check_kept(trained)
                 if k == 0:
                     clean.append(returned)
                     check_untouched(trained)
@@ -91,12 +102,12 @@ class SharpBackward:
                 factor = back(loss, self.backward, loss_factor(self.perturbation))
             if k == 0:
                 check_reached(trained)
-            return Pass(loss.detach().reshape(()), factor * now(self.gradient_scale))
+            return Pass(loss.detach().clone().reshape(()), factor * now(self.gradient_scale))
 
         try:
             fold.set_aside()
             self.last = traced_climb(self.weights, evaluate, self.perturbation, detailed=self.detailed)
         except BaseException:
-            fold.undo()
+            run_again_if_interrupted(fold.undo)
             raise
         return clean[0]

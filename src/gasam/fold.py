@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.sharded import local
+from gasam.sharded import is_expanded, local
 
 
 def loss_factor(perturbation: Perturbation) -> float:
@@ -42,7 +43,7 @@ class GradientSum:
 
 class Fold:
     """Adds the gradients of a walk to what the caller has in `.grad`, as backward does: in the caller's own tensors,
-    except that a sparse one is replaced by a new tensor.
+    except that one which is sparse or an expanded view is replaced by a new tensor.
 
     Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
     and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
@@ -74,24 +75,33 @@ class Fold:
         if k == self.steps:
             self._put_back()
 
+    @torch.no_grad()
     def undo(self) -> None:
         """After a failure: `.grad` is what it was before the call."""
         for parameter, own, copy in zip(self.parameters, self.callers, self.copies, strict=True):
-            if own is not None and copy is not None and not own.is_sparse:
-                own.copy_(copy)
-            parameter.grad = own
+            try:
+                if own is not None and copy is not None and _can_be_written(own):
+                    own.detach().copy_(copy)
+                parameter.grad = own
+            except RuntimeError:  # the pass that failed has changed the parameter's shape or type
+                continue
 
+    @torch.no_grad()
     def _put_back(self) -> None:
+        for own, copy in zip(self.callers, self.copies, strict=True):
+            if own is not None and copy is not None and _can_be_written(own):
+                own.detach().copy_(copy)  # DDP may have overwritten it, if it is a view of a bucket
         lists = self.parameters, self.callers, self.copies, self.passes.total
         for i, (parameter, own, copy, total) in enumerate(zip(*lists, strict=True)):
             if own is None or copy is None:
                 if total is not None:
                     parameter.grad = total
-            elif own.is_sparse:
-                parameter.grad = copy if total is None else _added(total, copy)
+            elif _can_be_written(own):
+                if total is not None:
+                    own.detach().add_(total)
+                parameter.grad = own
             else:
-                own.copy_(copy)  # DDP may have overwritten it, if it is a view of a bucket
-                parameter.grad = own if total is None else own.add_(total)
+                parameter.grad = copy.clone() if total is None else _added(total, copy)
             self.passes.total[i] = None
 
     def _can_stay(self) -> bool:
@@ -108,6 +118,10 @@ def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
     if total.is_sparse and not gradient.is_sparse:
         return gradient.detach() + total
     return total.add_(gradient.detach())
+
+
+def _can_be_written(gradient: Tensor) -> bool:
+    return not gradient.is_sparse and not gradient.is_inference() and not is_expanded(gradient)
 
 
 def overlap(gradients: Sequence[Tensor | None]) -> bool:

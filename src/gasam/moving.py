@@ -49,9 +49,10 @@ class Moving:
             alike = [portion for portion in self.portions if (portion.device, portion.wide) == kind]
             scratch = torch.empty(max(portion.size for portion in alike), device=kind[0], dtype=kind[1])
             for portion in alike:
-                tensors = (*map(id, self.parameters[portion.start : portion.stop]), str(portion.rows))
-                key = tensors, portion.size, portion.dtype, portion.device
-                self.buffers[key] = known.get(key, {})
+                tensors = range(portion.start, portion.stop)
+                shapes = *(self.operands[i].shape for i in tensors), portion.dtype, portion.device
+                key = *(id(self.parameters[i]) for i in tensors), shapes
+                self.buffers.setdefault(key, known.get(key, {}))
                 portion.use(scratch, self.buffers[key])
 
     def _find_entries(self) -> None:
@@ -63,8 +64,7 @@ class Moving:
         numbers: list[int] = []  # the group of each entry
         for portion in self.portions:
             runs = _merged(self._runs(portion))
-            if len(runs) != 1:
-                portion.lengths = torch.tensor([size for _, size in runs], dtype=torch.int64, device=portion.device)
+            portion.set_entries([size for _, size in runs])
             self._counts.append(len(runs))
             first, kind_of_sharding = len(numbers), sharding(self.parameters[portion.start])
             numbers += [number for number, _ in runs]
@@ -106,12 +106,10 @@ class Moving:
 
     def weight_squares(self) -> list[Tensor]:
         """For `sum`. The rows that a sparse gradient does not touch count, too, unless rows are groups."""
-        if self.groups.granularity == "filter":
-            return [portion.squares(portion.read(self.operands)) for portion in self.portions]
         return [self._all_squares(portion) for portion in self.portions]
 
     def _all_squares(self, portion: Portion) -> Tensor:
-        if portion.start in self.sparse:
+        if portion.start in self.sparse and not self.groups.by_rows(self.parameters[portion.start]):
             return sum_of_squares(self.storage[portion.start].to(portion.wide).reshape(-1)).reshape(1)
         return portion.squares(portion.read(self.operands))
 

@@ -27,12 +27,19 @@ _KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "det
 
 
 class SharpnessAware(Optimizer):
-    """`step(closure)` calls the closure K+1 times along the walk, folds the gradients and steps the base optimizer.
+    """A torch optimizer around another one: `step(closure)` calls the closure K+1 times, then the base steps.
 
-    Gradients are cleared before each call, whether the closure does it or not. Groups, state and state dict are the
-    base's own. `before_step` runs after the fold and before the base's step: the place for clipping.
-    `gradient_scale`, a number or a function that returns one, says how many times the gradient of the mean loss the
-    closure leaves behind, e.g. the number of tokens where it backs their sum.
+    The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, whether
+    the closure does it or not. Parameter groups, state and state dict are the base's own.
+
+    Args:
+        base: The optimizer that makes the step, built as usual. A group with "perturb": False does not move.
+        perturbation: The walk, for example `ga_sam(1e-4)`.
+        before_step: Called after the gradients are folded and before the base steps: the place for clipping.
+        around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
+        gradient_scale: How many times the gradient of the mean loss the closure leaves behind, for example the number
+            of tokens of a sum: a number, or a function that returns one.
+        detailed: Also measure |a|/|w| of each group and what rounding leaves of the offset.
     """
 
     _looked = False  # for running statistics, in the first displaced pass

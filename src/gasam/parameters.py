@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.sharded import check_sharding, is_sharded
+from gasam.sharded import check_sharding, is_expanded, is_sharded
 from gasam.weights import Weights
 
 Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
@@ -109,6 +109,10 @@ def _check(entry: Entry, who: str) -> None:
         raise TypeError(
             f"{who} has type {entry.tensor.dtype}, and only real floating-point weights of 16 bits or more can be "
             "moved: leave it out, or put it into a group with 'perturb': False"
+        )
+    if entry.perturb and is_expanded(entry.tensor):
+        raise TypeError(
+            f"{who} is an expanded view, where several weights are one place in memory: train what it was expanded from"
         )
     if entry.perturb and is_sharded(entry.tensor):
         check_sharding(entry.tensor, who)

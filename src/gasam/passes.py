@@ -92,6 +92,15 @@ def check_untouched(parameters: Sequence[Tensor]) -> None:
         raise RuntimeError("the loss function called backward itself: return the loss, SharpBackward calls backward")
 
 
+def check_kept(parameters: Sequence[Tensor]) -> None:
+    """Called where there were gradients before the loss function ran."""
+    if all(parameter.grad is None for parameter in parameters):
+        raise RuntimeError(
+            "the loss function cleared the gradients, and with them those of the earlier passes: call zero_grad "
+            "outside of it"
+        )
+
+
 def check_reached(parameters: Sequence[Tensor]) -> None:
     if any(parameter.grad is not None for parameter in parameters):
         return

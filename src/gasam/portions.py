@@ -13,6 +13,8 @@ from torch import Tensor
 LARGEST = {"cpu": 1 << 17}
 SMALL = {"cpu": 1 << 14}
 ACCELERATOR = 1 << 26
+# segment_reduce adds one number after the other: in float32 that is inexact for more of them.
+SUMMED_ONE_BY_ONE = 1 << 14
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -63,7 +65,9 @@ class Portion:
     def __init__(self, number: int, operands: Sequence[Tensor], start: int, stop: int, rows: slice | None):
         self.number, self.start, self.stop, self.rows = number, start, stop, rows
         self.operands = self.of(operands)
-        self.size = sum(place.numel() for place in self.operands)
+        self.size = sum(tensor.numel() for tensor in self.operands)
+        self._whole_size = sum(tensor.numel() for tensor in operands[start:stop])
+        self._offset = 0 if rows is None else rows.start * operands[start][0].numel()
         self.dtype, self.device = self.operands[0].dtype, self.operands[0].device
         self.wide = wide(self.dtype)
         self.lengths: Tensor | None = None  # of the entries; None where there is one
@@ -74,12 +78,18 @@ class Portion:
     def use(self, scratch: Tensor, buffers: dict[str, Tensor]) -> None:
         """Memory that is kept, because fresh memory costs more than the arithmetic done in it.
 
-        All portions share the scratch. The buffers are this portion's own.
+        All portions share the scratch. The portions of one tensor have parts of the same buffers.
         """
         self.scratch = scratch[: self.size]
         self._scratch = self._shaped(self.scratch)
         self._buffers = buffers
         self._saved = self._shaped(self.buffer("saved", self.dtype))
+
+    def set_entries(self, lengths: list[int]) -> None:
+        """How many weights each entry has."""
+        self._lengths = lengths
+        if len(lengths) != 1:
+            self.lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """This portion of a list that runs parallel to the parameters."""
@@ -100,8 +110,8 @@ class Portion:
     def buffer(self, purpose: str, dtype: torch.dtype | None = None) -> Tensor:
         """A flat vector that is kept from step to step, in the type of the walk unless another one is asked for."""
         if purpose not in self._buffers:
-            self._buffers[purpose] = torch.empty(self.size, dtype=dtype or self.wide, device=self.device)
-        return self._buffers[purpose]
+            self._buffers[purpose] = torch.empty(self._whole_size, dtype=dtype or self.wide, device=self.device)
+        return self._buffers[purpose][self._offset : self._offset + self.size]
 
     def spread(self, numbers: Sequence[Tensor]) -> Tensor:
         """Repeat the number of each entry over its weights; a single entry stays a single number."""
@@ -114,6 +124,8 @@ class Portion:
         """The sum of each entry."""
         if self.lengths is None:
             return values.sum().reshape(1)
+        if max(self._lengths, default=0) > SUMMED_ONE_BY_ONE:
+            return torch.stack([part.sum() for part in torch.split(values, self._lengths)])
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
     def squares(self, values: Tensor) -> Tensor:
@@ -122,7 +134,7 @@ class Portion:
 
     def saved_weights(self) -> Tensor:
         """The saved weights in the type of the walk."""
-        return self._buffers["saved"].to(self.wide)
+        return self.buffer("saved").to(self.wide)
 
     def displace(self, values: Tensor, factor: Tensor) -> None:
         """Move the weights to saved + values * factor, rounded once if their type is narrow; save them before."""

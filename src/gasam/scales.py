@@ -86,7 +86,7 @@ def inverse_gradient(group: Group) -> Tensor:
 
 def weight_rms(group: Group) -> Tensor:
     """T = |w_i| / sqrt(n_i). Degree 0."""
-    return group.weight / group.size.sqrt()
+    return group.weight / group.size.clamp(min=1).sqrt()  # an empty tensor is a group of 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Weight:
         if self.unit_vectors:
             scale = torch.where(group.dimensions < 2, 1.0, scale)
         if self.only_named is not None:
-            scale = torch.where(group.for_each([self.only_named in name for name in group.names]), scale, 1.0)
+            scale = torch.where(group.for_each([self.only_named in name for name in group.names]).bool(), scale, 1.0)
         return scale
 
 
@@ -137,7 +137,7 @@ def group_scale(
     return scale(group).expand_as(moving.sizes)
 
 
-def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor) -> list[Tensor]:
+def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor | float) -> list[Tensor]:
     """Write T of each weight to the portions' buffers; return their sums. The gradients are `factor` g."""
     sums, gradients = list[Tensor](), moving.gradients()
     for portion in moving.portions:
@@ -156,7 +156,9 @@ def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor) ->
     return sums
 
 
-def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | None = None) -> Tensor:
+def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | float | None = None) -> Tensor:
     """|values|, over the factor that they were multiplied by."""
     sizes = portion.read(tensors).abs()
-    return sizes if factor is None else sizes.div_(factor.to(sizes))
+    if factor is None:
+        return sizes
+    return sizes.div_(factor.to(sizes) if isinstance(factor, Tensor) else factor)

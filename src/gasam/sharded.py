@@ -22,6 +22,14 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several entries are one place in memory, so that it can't be written."""
+    part = local(tensor)
+    if part.is_sparse:
+        return False
+    return any(stride == 0 and n > 1 for n, stride in zip(part.shape, part.stride(), strict=True))
+
+
 def sharding(tensor: Any) -> Any:
     """(mesh, placements) of a sharded tensor, None of any other. Equal shardings share one collective."""
     return (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None

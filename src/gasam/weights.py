@@ -33,6 +33,18 @@ class Weights:
             self._moving = Moving(present, self._names_of(present), granularity, buffers)
         return self._moving
 
+    def check_in_place(self) -> None:
+        """A further step would move the memory that the parameters had before."""
+        assert self._moving is not None
+        moving = self._moving
+        for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
+            if not in_place and _memory(local(parameter)) != _memory(storage):
+                raise RuntimeError(
+                    f"{self._names_of([parameter])[0]} was given other memory in a displaced pass, and a walk of "
+                    "several steps can't go on from there: move or convert the model between steps, not in the loss "
+                    "function"
+                )
+
     def written(self) -> None:
         """After portions were written: write the sparse rows, and drop what was computed from the weights before."""
         if self._moving is not None:
@@ -45,27 +57,43 @@ class Weights:
         """Put back the very same bits, also where a pass has given a parameter other memory.
 
         The last portion comes first, because tensors may share memory. The portions stay marked as saved until all is
-        done: after an interrupt everything is put back again.
+        done: after an interrupt everything is put back again. A portion that fails does not keep the others from it.
         """
         if self._moving is None or not any(portion.saved for portion in self._moving.portions):
             return
+        failures = list[RuntimeError]()
         for portion in reversed(self._moving.portions):
-            portion.restore()
+            try:
+                portion.restore()
+            except RuntimeError as failure:
+                failures.append(failure)
         self.written()
-        found = zip(self._moving.in_place(), self._moving.parameters, self._moving.storage, strict=True)
-        elsewhere = [(parameter, storage) for in_place, parameter, storage in found if not in_place]
-        for parameter, storage in elsewhere:
-            if _alike(local(parameter), storage):
-                local(parameter).copy_(storage)
+        failures += self._restore_rebound(self._moving)
         for portion in self._moving.portions:
             portion.saved = False
-        for parameter, storage in elsewhere:
-            if not _alike(local(parameter), storage):
-                name, before, now = self._names_of([parameter])[0], _described(storage), _described(parameter)
-                raise RuntimeError(
-                    f"{name} changed from {before} to {now} in a displaced pass and can't be restored: move or convert "
-                    "the model between steps, not in the loss function"
+        if failures:
+            raise failures[0]
+
+    def _restore_rebound(self, moving: Moving) -> list[RuntimeError]:
+        """Parameters that a pass has given other memory: write it, too, or give them the memory of a weight back."""
+        failures = list[RuntimeError]()
+        for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
+            current = local(parameter)
+            if in_place:
+                continue
+            if (current.shape, current.dtype, current.device) != (storage.shape, storage.dtype, storage.device):
+                name, before, now = self._names_of([parameter])[0], _described(storage), _described(current)
+                failures.append(
+                    RuntimeError(
+                        f"{name} changed from {before} to {now} in a displaced pass and can't be restored: move or "
+                        "convert the model between steps, not in the loss function"
+                    )
                 )
+            elif any(_memory(current) == _memory(other) for other in moving.storage):
+                parameter.data = storage
+            else:
+                current.copy_(storage)
+        return failures
 
     @torch.no_grad()
     def offset(self) -> list[Tensor]:
@@ -119,8 +147,9 @@ def _copy(home: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     forget_derived(weights)
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+def _memory(tensor: Tensor) -> int:
+    """The same number for tensors that share their memory."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _described(tensor: Tensor) -> str:

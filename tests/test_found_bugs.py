@@ -1,4 +1,4 @@
-"""Found by running other libraries' tests against the core: memory given away in a pass, groups, views, state."""
+"""Found by running other libraries' tests against the core, and by attacks on it: memory, gradients, groups, state."""
 
 import dataclasses
 from collections import namedtuple
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gasam import Perturbation, SharpBackward, SharpnessAware, asam, ga_sam, sam
+from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, asam, ga_sam, sam
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
@@ -66,6 +66,65 @@ class TestMemoryGivenAwayInAPass:
             named(loss)
         assert same_bits(old, before)
         assert all(p.grad is None for p in model.parameters())
+
+    @pytest.mark.parametrize("how", ["swapped", "both one", "turned"])
+    def test_memory_of_other_weights_is_given_back(self, how):
+        a, b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        before, calls = [a.detach().clone(), b.detach().clone()], []
+
+        def loss():
+            calls.append(1)
+            if len(calls) == 2 and how == "swapped":
+                a.data, b.data = b.data, a.data
+            elif len(calls) == 2 and how == "both one":
+                a.data = b.data
+            elif len(calls) == 2:
+                a.data = a.data.t()
+            return (a**2).sum() + (b**2).sum()
+
+        sharp = SharpBackward([a, b], sam(0.1))
+        sharp(loss)
+        assert same_bits([a, b], before)
+        with torch.no_grad():
+            b.fill_(7.0)
+        a.grad = b.grad = None
+        sharp(loss)
+        assert (b == 7).all()
+
+    def test_several_steps_refuse_it(self):
+        a, calls = nn.Parameter(torch.randn(4)), []
+        before = a.detach().clone()
+
+        def loss():
+            calls.append(1)
+            if len(calls) == 2:
+                a.data = a.data.clone()
+            return (a**2).sum()
+
+        with pytest.raises(RuntimeError, match=r"parameter 0 was given other memory .* between steps"):
+            SharpBackward([a], ga_sam(0.1, steps=2))(loss)
+        assert same_bits([a], [before])
+
+    def test_one_that_cannot_be_restored_does_not_keep_the_others(self, monkeypatch):
+        from gasam.portions import Portion
+
+        weights = [nn.Parameter(torch.randn(20_000)) for _ in range(3)]
+        before, original = [w.detach().clone() for w in weights], Portion.restore
+
+        def failing(portion):
+            if portion.number == 1:
+                raise RuntimeError("no")
+            original(portion)
+
+        monkeypatch.setattr(Portion, "restore", failing)
+        sharp = SharpBackward(weights, sam(0.1))
+        with pytest.raises(RuntimeError, match="no"):
+            sharp(lambda: sum((w**2).sum() for w in weights))
+        assert same_bits([weights[0], weights[2]], [before[0], before[2]])
+
+    def test_expanded_weights_are_refused(self):
+        with pytest.raises(TypeError, match="'b' is an expanded view"):
+            SharpBackward([("b", nn.Parameter(torch.ones(1).expand(5)))], sam(0.1))
 
 
 class TestAsamsAuthors:
@@ -175,6 +234,81 @@ class TestCallersGradients:
             )
         assert same_bits(tensors, before)
         assert all(p.grad is tensor for p, tensor in zip(model.parameters(), tensors, strict=True))
+
+    def test_an_error_of_the_function_is_not_hidden(self):
+        a, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        a.grad, b.grad = torch.ones(3), torch.ones(3)
+        calls = []
+
+        def loss():
+            calls.append(1)
+            if len(calls) == 2:
+                a.data = torch.zeros(4)
+                raise KeyError("mine")
+            return (a**2).sum() + (b**2).sum()
+
+        with pytest.raises((KeyError, RuntimeError)):
+            SharpBackward([a, b], ga_sam(0.1, steps=2))(loss)
+        assert (b.grad == 1).all()
+
+    @pytest.mark.parametrize("kind", ["requires grad", "expanded"])
+    def test_unusual_gradients_are_added_to(self, kind):
+        a = nn.Parameter(torch.randn(3))
+        a.grad = torch.ones(3, requires_grad=True) if kind == "requires grad" else torch.ones(1).expand(3)
+        SharpBackward([a], sam(0.1))(lambda: 2 * a.sum())
+        assert torch.equal(a.grad.detach(), torch.full((3,), 3.0))
+
+    @pytest.mark.parametrize("steps", [1, 3])
+    def test_two_parameters_may_share_one_gradient(self, steps):
+        a, b, shared = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2)), torch.zeros(2)
+        a.grad = b.grad = shared
+        SharpBackward([a, b], ga_sam(0.1, steps=steps))(lambda: 3 * a.sum() + 5 * b.sum())
+        assert torch.allclose(shared, torch.full((2,), 8.0))
+
+    def test_clearing_gradients_in_the_function_is_refused(self):
+        model = nn.Linear(2, 1)
+
+        def loss():
+            model.zero_grad()
+            return model(torch.ones(1, 2)).sum()
+
+        with pytest.raises(RuntimeError, match="cleared the gradients"):
+            SharpBackward(model.parameters(), ga_sam(0.1))(loss)
+
+
+class TestScalesAtTheEdge:
+    @pytest.mark.parametrize("scale", ["weight", "weight_rms", "weight_over_gradient"])
+    def test_sparse_vectors_are_whole_filters(self, scale):
+        norms = []
+        for sparse in (True, False):
+            w, i = nn.Parameter(torch.arange(1.0, 8.0)), torch.tensor([0, 1])
+            sharp = SharpBackward([w], Perturbation(epsilon=0.1, norm=2.0, scale=scale, granularity="filter"))
+            sharp(lambda w=w, i=i, s=sparse: torch.gather(w, 0, i, sparse_grad=s).sum())
+            norms.append(sharp.last.norms[1])
+        assert error(*norms) < 1e-6
+
+    @pytest.mark.parametrize("scale", sorted(SCALES))
+    def test_empty_tensors_do_not_stop_the_walk(self, scale):
+        a, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.empty(0))
+        sharp = SharpBackward([a, b], Perturbation(epsilon=0.1, scale=scale))
+        sharp(lambda: (a**2).sum() + b.sum())
+        assert sharp.last.climbed
+
+    def test_names_of_no_groups(self):
+        b = nn.Parameter(torch.randn(4))
+        groups = [{"params": [("a.weight", nn.Parameter(torch.randn(4)))]}, {"params": [("b", b)], "perturb": False}]
+        scale = asam(0.1, only_named="weight").scale
+        sharp = SharpBackward(groups, Perturbation(epsilon=0.1, scale=scale))
+        sharp(lambda: (b**2).sum())
+        assert not sharp.last.climbed
+
+    @pytest.mark.parametrize("shape", [(2, 65_536), (2, 40_000)])
+    def test_sums_of_wide_rows_are_accurate(self, shape):
+        w = nn.Parameter(torch.zeros(shape))
+        perturbation = Perturbation(epsilon=1.0, scale="inverse_gradient", granularity="filter", norm=2.0)
+        sharp = SharpBackward([w], perturbation)
+        sharp(lambda: 0.1 * w.sum())
+        assert sharp.last.norms[1].item() == pytest.approx(1 / (0.1 * shape[1] ** 0.5), rel=2e-5)
 
 
 class TestGroups:
