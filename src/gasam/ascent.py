@@ -50,7 +50,7 @@ class Ascent:
         self._moving = weights.taking_part(perturbation.granularity)
         self._one = self._moving.sizes.new_ones(())
         self.norm = torch.zeros_like(self._one)  # |a|_2
-        self._largest = self._one  # entry of h, for p other than 2 and inf
+        self._largest = self._one  # magnitude of h, for p other than 2 and inf
         self._weight_squares: Tensor | None = None
         self._finite = self._measure_gradient(clean, first=True)
         self._finite = self._finite & self._choose_scale(clean.gradient_scale)
@@ -75,11 +75,13 @@ class Ascent:
         gradients, stride = self._moving.gradients(), self.perturbation.stride
         factor, squares = self._direction(gradients)
         if not self.keeps_position:  # from the centre, the projection can only shorten a step of length `stride` to 1
-            self._displace(lambda portion: self._ascent(portion, gradients), factor * min(1.0, stride), squares)
+            self._displace(
+                lambda portion: self._unnormalised_direction(portion, gradients), factor * min(1.0, stride), squares
+            )
             return
         step_factor = self._moving.to_entries(torch.where(self._finite, factor * stride, 0.0))
         for portion in self._moving.portions:
-            ascent = ball.finite(self._ascent(portion, gradients), out=portion.scratch)
+            ascent = ball.finite(self._unnormalised_direction(portion, gradients), out=portion.scratch)
             portion.buffer("position").addcmul_(ascent, portion.spread(step_factor))
         self._project(ball.shrinkage)
 
@@ -132,7 +134,7 @@ class Ascent:
         return self._weight_squares.sqrt()
 
     def _direction(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """(factor, squares): the unit direction d is factor times `_ascent`; the squares are for `_displace`."""
+        """(factor, squares): d is the factor times `_unnormalised_direction`; the squares are for `_displace`."""
         p = self.perturbation.norm
         if p == 2.0 and not self._by_element:  # d = T g / |T g|, and |T g| follows from |g_i|
             length = (self._group_scale.square() * self._gradient_squares).sum().sqrt()
@@ -140,11 +142,11 @@ class Ascent:
         if p == math.inf and (self.keeps_position or not self._by_element):  # with a position, it is measured later
             return self._one, self._sign_squares
         if p not in (2.0, math.inf):
-            self._largest = self._largest_entry(lambda portion: self._scaled_gradient(portion, gradients))
-        length, squares = self._measure(lambda portion: self._ascent(portion, gradients))
+            self._largest = self._largest_magnitude(lambda portion: self._scaled_gradient(portion, gradients))
+        length, squares = self._measure(lambda portion: self._unnormalised_direction(portion, gradients))
         return ball.inverse(length), squares
 
-    def _ascent(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
+    def _unnormalised_direction(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
         """The steepest ascent along h = T g, before its length is made one: sgn(h) |h|^(1/(p-1)).
 
         For p = 2 that is h, or g where T is one number per group: `_direction` then has T in the factor.
@@ -171,7 +173,7 @@ class Ascent:
             for portion in self._moving.portions:
                 portion.buffer("position").clamp_(-1.0, 1.0)
         elif p != 2.0:  # make entries at most one, because a power of large numbers overflows
-            excess = self._largest_entry(_position).clamp(min=1.0)
+            excess = self._largest_magnitude(_position).clamp(min=1.0)
             self._multiply_position(1 / excess)
         length, squares = self._measure(_position)
         if p != math.inf:
@@ -227,7 +229,7 @@ class Ascent:
         length = self._one if p == math.inf else sums[0].sum().pow(1 / p)
         return length, sums[1]
 
-    def _largest_entry(self, values_of: ValuesOf) -> Tensor:
+    def _largest_magnitude(self, values_of: ValuesOf) -> Tensor:
         portions = [portion for portion in self._moving.portions if portion.size]
         return self._moving.largest([values_of(portion).abs().amax() for portion in portions])
 

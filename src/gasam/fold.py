@@ -65,7 +65,9 @@ class Fold:
                 parameter.grad = None
 
     def make_room(self, k: int) -> None:
-        """Called before pass k: take the gradient of pass k-1 out of its way.
+        """Before pass k: add `.grad` to the total (mean risk) or drop it (final), and clear it.
+
+        Before the last pass, put the total and the caller's gradients back.
 
         With one step, the mean risk and no gradients of the caller's, g_0 stays where it is: no copy is made.
         """

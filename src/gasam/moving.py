@@ -18,7 +18,7 @@ Buffers = dict[object, dict[str, Tensor]]
 
 
 class Moving:
-    """Lists that run parallel to `parameters`, and their portions.
+    """The layout of the parameters that have a gradient: lists that run parallel, their portions and groups.
 
     `storage` has the local part of each parameter. `operands` are the tensors to compute with: the same memory, or a
     copy of the rows that a sparse gradient touches.

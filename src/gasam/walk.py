@@ -38,7 +38,7 @@ def climb(
     *,
     detailed: bool = False,
 ) -> Iterator[Visit]:
-    """Visit a_0 = 0, a_1, .., a_K. However the walk is left, the variables are restored bit for bit.
+    """Visit a_0 = 0, a_1, .., a_K; with `start` one more. However the walk is left, all is restored bit for bit.
 
     Args:
         variables: Parameters, named parameters or groups, as for SharpBackward.

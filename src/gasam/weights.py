@@ -34,7 +34,7 @@ class Weights:
         return self._moving
 
     def check_in_place(self) -> None:
-        """A further step would move the memory that the parameters had before."""
+        """Raise if a pass replaced a parameter's storage: the next step would move the old storage."""
         assert self._moving is not None
         moving = self._moving
         for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
@@ -75,7 +75,10 @@ class Weights:
             raise failures[0]
 
     def _restore_rebound(self, moving: Moving) -> list[RuntimeError]:
-        """Parameters that a pass has given other memory: write it, too, or give them the memory of a weight back."""
+        """For parameters whose storage a pass replaced: copy the restored values into the new storage, too.
+
+        If that belongs to another weight, give them their own back.
+        """
         failures = list[RuntimeError]()
         for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
             current = local(parameter)
