@@ -16,7 +16,7 @@ import torch
 from pytorch_optimizer import SAM
 from torch import Tensor, nn
 
-from benchmarks.measure import interleaved
+from benchmarks.measure import Timed, interleaved
 from gasam import Pass, Perturbation, SharpBackward, asam, climb, ga_sam, sam
 from gasam.weights import Weights
 
@@ -46,24 +46,13 @@ class Given(torch.autograd.Function):
         return (None, *(gradient.clone() for gradient in ctx.gradients))
 
 
-class Passes:
-    """A loss function and its backward, with the seconds spent in them."""
+class Passes(Timed):
+    """Parameters, and passes over them that give random gradients."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.gradients = [torch.randn_like(parameter) for parameter in parameters]
-        self.seconds = 0.0
-
-    def loss(self) -> Tensor:
-        start = time.perf_counter()
-        loss: Tensor = Given.apply(self.gradients, *self.parameters)
-        self.seconds += time.perf_counter() - start
-        return loss
-
-    def backward(self, loss: Tensor) -> None:
-        start = time.perf_counter()
-        loss.backward()
-        self.seconds += time.perf_counter() - start
+    def __init__(self, tensors: int, size: int) -> None:
+        self.parameters = [nn.Parameter(torch.randn(size)) for _ in range(tensors)]
+        gradients = [torch.randn_like(parameter) for parameter in self.parameters]
+        super().__init__(lambda: Given.apply(gradients, *self.parameters))
 
     def clear(self) -> None:
         for parameter in self.parameters:
@@ -103,7 +92,7 @@ def theirs(passes: Passes, adaptive: bool) -> Callable[[], float]:
 
 
 def compare(tensors: int, size: int, rounds: int) -> dict[str, Any]:
-    passes = Passes([nn.Parameter(torch.randn(size)) for _ in range(tensors)])
+    passes = Passes(tensors, size)
     candidates = {
         "pytorch_optimizer SAM": theirs(passes, adaptive=False),
         "sam": ours(passes, sam(0.05)),

@@ -7,37 +7,17 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.measure import interleaved, ratio
+from benchmarks.measure import Timed, interleaved, ratio
 from benchmarks.models import MODELS
 from gasam import SharpBackward, ga_sam
-
-
-class Timed:
-    """A loss function and a backward that add up the time spent in them."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.seconds = 0.0
-
-    def loss(self) -> Tensor:
-        start = time.perf_counter()
-        loss = self.model.loss()
-        self.seconds += time.perf_counter() - start
-        return loss
-
-    def backward(self, loss: Tensor) -> None:
-        start = time.perf_counter()
-        loss.backward()
-        self.seconds += time.perf_counter() - start
 
 
 def overhead(name: str, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = MODELS[name]()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    timed = Timed(model)
+    timed = Timed(model.loss)
     sharp = SharpBackward(model.parameters(), ga_sam(1e-6), backward=timed.backward)
     own: list[float] = []
 

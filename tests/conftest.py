@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gasam.portions import Limits
+
 settings.register_profile("gasam", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("gasam")
 
@@ -22,5 +24,4 @@ def _seeded():
 @pytest.fixture
 def small_portions(monkeypatch):
     """Handle six weights at once, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.portions.LARGEST", {"cpu": 6})
-    monkeypatch.setattr("gasam.portions.SMALL", {"cpu": 4})
+    monkeypatch.setattr("gasam.portions.CPU", Limits(small=4, largest=6))

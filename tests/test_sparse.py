@@ -9,6 +9,7 @@ from torch import nn
 
 from gasam import SCALES, Perturbation, SharpBackward, ga_sam
 from gasam.groups import GRANULARITIES
+from gasam.portions import Limits
 from tolerances import EXACT, error, flat, same_bits
 
 TOKENS = torch.tensor([[1, 2, 2], [7, 1, 0]])
@@ -28,8 +29,7 @@ class Tagger(nn.Module):
 @pytest.fixture(params=["in one portion", "in several"])
 def portions(request, monkeypatch):
     if request.param == "in several":
-        monkeypatch.setattr("gasam.portions.LARGEST", {"cpu": 6})
-        monkeypatch.setattr("gasam.portions.SMALL", {"cpu": 4})
+        monkeypatch.setattr("gasam.portions.CPU", Limits(small=4, largest=6))
 
 
 @pytest.mark.parametrize("scale", sorted(SCALES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -75,14 +76,13 @@ class Ascent:
         gradients, stride = self._moving.gradients(), self.perturbation.stride
         factor, squares = self._direction(gradients)
         if not self.keeps_position:  # from the centre, the projection can only shorten a step of length `stride` to 1
-            self._displace(
-                lambda portion: self._unnormalised_direction(portion, gradients), factor * min(1.0, stride), squares
-            )
+            values_of = partial(self._unnormalised_direction, gradients)
+            self._displace(values_of, factor * min(1.0, stride), squares)
             return
         step_factor = self._moving.to_entries(torch.where(self._finite, factor * stride, 0.0))
         for portion in self._moving.portions:
-            ascent = ball.finite(self._unnormalised_direction(portion, gradients), out=portion.scratch)
-            portion.buffer("position").addcmul_(ascent, portion.spread(step_factor))
+            direction = ball.finite(self._unnormalised_direction(gradients, portion), out=portion.scratch)
+            portion.buffer("position").addcmul_(direction, portion.spread(step_factor))
         self._project(ball.shrinkage)
 
     @torch.no_grad()
@@ -125,6 +125,7 @@ class Ascent:
             return moving.sum(element_scale(function, floor, moving, factor)).isfinite().all()
         gradient = self._gradient_squares.sqrt() / factor
         self._group_scale = group_scale(function, floor, moving, gradient, self._group_weights)
+        self._entry_scale = moving.to_entries(self._group_scale)
         return self._group_scale.isfinite().all()
 
     def _group_weights(self) -> Tensor:
@@ -142,11 +143,11 @@ class Ascent:
         if p == math.inf and (self.keeps_position or not self._by_element):  # with a position, it is measured later
             return self._one, self._sign_squares
         if p not in (2.0, math.inf):
-            self._largest = self._largest_magnitude(lambda portion: self._scaled_gradient(portion, gradients))
-        length, squares = self._measure(lambda portion: self._unnormalised_direction(portion, gradients))
+            self._largest = self._largest_magnitude(partial(self._scaled_gradient, gradients))
+        length, squares = self._measure(partial(self._unnormalised_direction, gradients))
         return ball.inverse(length), squares
 
-    def _unnormalised_direction(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
+    def _unnormalised_direction(self, gradients: list[Tensor], portion: Portion) -> Tensor:
         """The steepest ascent along h = T g, before its length is made one: sgn(h) |h|^(1/(p-1)).
 
         For p = 2 that is h, or g where T is one number per group: `_direction` then has T in the factor.
@@ -155,15 +156,12 @@ class Ascent:
         if p == math.inf:
             return torch.sign(portion.read(gradients), out=portion.scratch)
         if p == 2.0:
-            return self._scaled_gradient(portion, gradients) if self._by_element else portion.read(gradients)
-        return ball.steepest_ascent(self._scaled_gradient(portion, gradients), p, self._largest)
+            return self._scaled_gradient(gradients, portion) if self._by_element else portion.read(gradients)
+        return ball.steepest_ascent(self._scaled_gradient(gradients, portion), p, self._largest)
 
-    def _scaled_gradient(self, portion: Portion, gradients: list[Tensor]) -> Tensor:
+    def _scaled_gradient(self, gradients: list[Tensor], portion: Portion) -> Tensor:
         """h = T g."""
-        if self._by_element:
-            scale = portion.buffer("scale")
-        else:
-            scale = portion.spread(self._moving.to_entries(self._group_scale))
+        scale = portion.buffer("scale") if self._by_element else portion.spread(self._entry_scale)
         return torch.mul(portion.read(gradients), scale, out=portion.scratch)
 
     def _project(self, rescale: Callable[[Tensor], Tensor]) -> None:

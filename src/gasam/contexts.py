@@ -53,7 +53,7 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
 
 class frozen_batchnorm:  # noqa: N801
-    """Running statistics count the clean pass only; the passes themselves normalise by their batch as ever.
+    """Running statistics count the clean pass only; every pass still normalises by its own batch.
 
     Those of InstanceNorm too, where it tracks any.
     """
@@ -112,7 +112,7 @@ class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
 
     Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
-    are reduced all the same, for it must not be each worker's own; only the last pass is left to the caller's wish.
+    are reduced all the same, because all workers must do the same walk; only the last pass follows the caller's choice.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -179,7 +179,7 @@ def _nodes(loss: Tensor) -> Iterator[Any]:
 
 
 def _counts(node: Any) -> bool:
-    """Nothing is unpacked, for checkpointing would compute the pass again; what does not tell does not count."""
+    """Saved tensors are not unpacked, because checkpointing would run the pass again. Other nodes are ignored."""
     try:
         if "BatchNorm" not in node.name() or not node._saved_training:
             return False

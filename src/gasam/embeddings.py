@@ -1,7 +1,7 @@
 """FreeLB: adversarial noise on the outputs of word embeddings, the mean loss over its steps.
 
 It shares the ball with the walk over weights, not the walk itself: the noise is born inside the first
-pass with the shape of the batch, every example has a ball of its own, and there is nothing to bring home.
+pass with the shape of the batch, every example has a ball of its own, and there is nothing to restore.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FreeLB:
                 handle.remove()
 
     def _new_noise(self, seed: int | None, number: int, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
-        """Drawn by a generator of its own, for the model's random numbers must be those of a plain pass."""
+        """Drawn by a separate generator, because the model must see the same random numbers as in a plain pass."""
         padding = module.padding_idx if self.padding is None else self.padding
         mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
         kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
@@ -153,7 +153,7 @@ class Hooks:
         if not torch.is_grad_enabled():
             return None
         if not self.forward:
-            raise RuntimeError("FreeLB's embeddings must not lie inside activation checkpointing: leave them outside")
+            raise RuntimeError("FreeLB's embeddings must not be inside activation checkpointing: leave them outside")
         if self.make is not None:
             self.noises.append(self.make(self.calls, module, args[0] if args else kwargs["input"], output))
         if self.calls >= len(self.noises) or self.noises[self.calls].values.shape != output.shape:

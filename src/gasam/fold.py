@@ -42,8 +42,10 @@ class GradientSum:
 
 
 class Fold:
-    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does: in the caller's own tensors,
-    except that one which is sparse or an expanded view is replaced by a new tensor.
+    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does.
+
+    They are added to the caller's own tensors, so that views of a flat buffer get them. Only a gradient that can't be
+    written (sparse, or an expanded view) is replaced by a new tensor.
 
     Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
     and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as

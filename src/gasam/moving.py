@@ -44,7 +44,7 @@ class Moving:
         self._find_entries()
 
     def _give_memory(self, known: Buffers) -> None:
-        """To each portion the buffers that an equal one had before, and a scratch for all of a device and type."""
+        """Give each portion the buffers that an equal one had before, and one scratch per device and type."""
         for kind in {(portion.device, portion.wide) for portion in self.portions}:
             alike = [portion for portion in self.portions if (portion.device, portion.wide) == kind]
             scratch = torch.empty(max(portion.size for portion in alike), device=kind[0], dtype=kind[1])
@@ -75,12 +75,12 @@ class Moving:
 
     def _runs(self, portion: Portion) -> Iterator[tuple[int, int]]:
         """(group, number of weights), in the order of the flat vector."""
-        for number, place in zip(self.groups.of[portion.start : portion.stop], portion.operands, strict=True):
+        for number, tensor in zip(self.groups.of[portion.start : portion.stop], portion.operands, strict=True):
             if isinstance(number, int):
-                yield number, place.numel()
+                yield number, tensor.numel()
             else:
-                row = place[0].numel() if len(place) else 0
-                yield from ((own, row) for own in number[portion.rows or slice(None)])
+                size_of_row = tensor[0].numel() if len(tensor) else 0
+                yield from ((group, size_of_row) for group in number[portion.rows or slice(None)])
 
     def fits(self, present: Sequence[Tensor], granularity: str) -> bool:
         """Whether another step can use this: the same tensors in the same memory, none with a sparse gradient."""
@@ -98,14 +98,14 @@ class Moving:
         return map(Tensor.is_set_to, self.storage, parameters)
 
     def gradients(self) -> list[Tensor]:
-        """Of the operands; zero where a parameter has none."""
+        """The gradients of the operands; zero where a parameter has none."""
         gradients = [parameter.grad for parameter in self.parameters]
         if self.sparse or self.sharded or any(each is None or each.is_sparse for each in gradients):
             return [self._gradient(i, gradient) for i, gradient in enumerate(gradients)]
         return gradients  # type: ignore[return-value]
 
     def weight_squares(self) -> list[Tensor]:
-        """For `sum`. The rows that a sparse gradient does not touch count, too, unless rows are groups."""
+        """For `sum`. Rows that a sparse gradient does not touch count as well, unless each row is a group."""
         return [self._all_squares(portion) for portion in self.portions]
 
     def _all_squares(self, portion: Portion) -> Tensor:

@@ -148,7 +148,7 @@ class SharpnessAware(Optimizer):
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The base's own; what stands still goes on doing so where the saved groups do not say."""
+        """The base's own. Groups keep their "perturb" if the saved groups do not have it."""
         still = [group.get("perturb") for group in self.param_groups]
         self.base.load_state_dict(state_dict)
         for group, perturb in zip(self.param_groups, still, strict=True):

@@ -1,4 +1,4 @@
-"""One pass: a loss function called and checked, its loss backed, and by what factor."""
+"""One pass: call the loss function, check what it returns, run backward, and read the factor of the gradient."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def check_reduced(parameters: Sequence[Tensor]) -> None:
     if any(map(is_sharded, parameters)):
         raise RuntimeError(
             "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "
-            "every pass must be reduced, for the walk reads it: leave it True, also while accumulating"
+            "every pass must be reduced, because the walk reads its gradient: leave it True, also while accumulating"
         )

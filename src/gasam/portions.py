@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# How many weights are handled at once. On a CPU they should stay in the caches, together with intermediate results. On
-# an accelerator calls are expensive, and the limit only bounds the memory of intermediate results. On a CPU, sums over
-# several tensors at once accumulate in float32 without splitting, so only small tensors share a portion.
-LARGEST = {"cpu": 1 << 17}
-SMALL = {"cpu": 1 << 14}
-ACCELERATOR = 1 << 26
-# segment_reduce adds one number after the other: in float32 that is inexact for more of them.
-SUMMED_ONE_BY_ONE = 1 << 14
+
+class Limits(NamedTuple):
+    """How many weights are handled at once: tensors up to `small` share a portion, larger ones are cut at `largest`."""
+
+    small: int
+    largest: int
+
+
+# On a CPU a portion should stay in the caches, together with intermediate results. segment_reduce, which sums over the
+# tensors of a shared portion, adds one number after the other there: in float32 that is exact enough for small ones.
+CPU = Limits(small=1 << 14, largest=1 << 17)
+# On an accelerator calls are expensive, and the limits only bound the memory of intermediate results.
+ACCELERATOR = Limits(small=1 << 18, largest=1 << 24)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -37,17 +43,16 @@ def cut(
     The tensors with a number in `whole` are portions of their own.
     """
     start, held = 0, 0
-    for i, place in enumerate(operands):
-        size, device = place.numel(), place.device.type
-        largest, small = LARGEST.get(device, ACCELERATOR), SMALL.get(device, ACCELERATOR)
-        alone = size > small or i in whole
-        if start < i and (held + size > largest or alone or kinds[i] != kinds[start]):
+    for i, tensor in enumerate(operands):
+        size, limits = tensor.numel(), CPU if tensor.device.type == "cpu" else ACCELERATOR
+        alone = size > limits.small or i in whole
+        if start < i and (held + size > limits.largest or alone or kinds[i] != kinds[start]):
             yield start, i, None
             start, held = i, 0
         held += size
-        if size > largest and i not in whole:
-            rows = max(1, largest * len(place) // size)
-            yield from ((i, i + 1, slice(first, first + rows)) for first in range(0, len(place), rows))
+        if size > limits.largest and i not in whole:
+            rows = max(1, limits.largest * len(tensor) // size)
+            yield from ((i, i + 1, slice(first, first + rows)) for first in range(0, len(tensor), rows))
             start, held = i + 1, 0
         elif alone:
             yield i, i + 1, None
@@ -87,7 +92,7 @@ class Portion:
 
     def set_entries(self, lengths: list[int]) -> None:
         """How many weights each entry has."""
-        self._lengths = lengths
+        self._long_entries = lengths if self.device.type == "cpu" and max(lengths, default=0) > CPU.small else None
         if len(lengths) != 1:
             self.lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
 
@@ -124,8 +129,8 @@ class Portion:
         """The sum of each entry."""
         if self.lengths is None:
             return values.sum().reshape(1)
-        if max(self._lengths, default=0) > SUMMED_ONE_BY_ONE:
-            return torch.stack([part.sum() for part in torch.split(values, self._lengths)])
+        if self._long_entries is not None:  # rows of a wide tensor
+            return torch.stack([part.sum() for part in torch.split(values, self._long_entries)])
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
     def squares(self, values: Tensor) -> Tensor:

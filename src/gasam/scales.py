@@ -148,7 +148,7 @@ def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor | f
             floor=floor,
             names=moving.groups.names[tensors],
             dimensions_of_names=moving.groups.dimensions[tensors],
-            sizes_of_names=[place.numel() for place in portion.operands],
+            sizes_of_names=[tensor.numel() for tensor in portion.operands],
             measure_gradient=partial(_sizes, portion, gradients, factor),
             measure_weight=partial(_sizes, portion, moving.operands),
         )

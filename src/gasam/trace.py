@@ -17,8 +17,8 @@ OFF, CLIMBED, NO_GRADIENT, NOT_FINITE = 0, 1, 2, 3
 MEANING = {
     OFF: "off: one plain pass",
     CLIMBED: "climbed",
-    NO_GRADIENT: "stayed home: no gradient to climb, or a scale of zero",
-    NOT_FINITE: "went home: a loss, gradient or scale on the way was not finite",
+    NO_GRADIENT: "did not move: the gradient or the scale is zero",
+    NOT_FINITE: "stopped: a loss, gradient or scale was not finite",
 }
 
 
@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def climbed(self) -> Tensor:
-        """Whether the walk left home, and nothing made it turn back."""
+        """Whether the weights were displaced, and everything was finite."""
         return self.active == CLIMBED
 
     def __repr__(self) -> str:

@@ -11,6 +11,8 @@ from torch import Tensor
 from gasam.moving import Moving
 from gasam.sharded import forget_derived, is_sharded, local
 
+_CURE = "move or convert the model between steps, not in the loss function"
+
 
 class Weights:
     """All tensors that may move, with buffers that are kept from step to step."""
@@ -40,9 +42,8 @@ class Weights:
         for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
             if not in_place and _memory(local(parameter)) != _memory(storage):
                 raise RuntimeError(
-                    f"{self._names_of([parameter])[0]} was given other memory in a displaced pass, and a walk of "
-                    "several steps can't go on from there: move or convert the model between steps, not in the loss "
-                    "function"
+                    f"a displaced pass replaced the storage of {self._names_of([parameter])[0]}, and a walk of several "
+                    f"steps can't continue: {_CURE}"
                 )
 
     def written(self) -> None:
@@ -54,10 +55,11 @@ class Weights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back the very same bits, also where a pass has given a parameter other memory.
+        """Write the saved bits back, also where a pass replaced a parameter's storage.
 
         The last portion comes first, because tensors may share memory. The portions stay marked as saved until all is
-        done: after an interrupt everything is put back again. A portion that fails does not keep the others from it.
+        done: after an interrupt, everything is written again. If one portion fails, the others are restored all the
+        same, and the failure is raised at the end.
         """
         if self._moving is None or not any(portion.saved for portion in self._moving.portions):
             return
@@ -75,24 +77,22 @@ class Weights:
             raise failures[0]
 
     def _restore_rebound(self, moving: Moving) -> list[RuntimeError]:
-        """For parameters whose storage a pass replaced: copy the restored values into the new storage, too.
+        """For parameters whose storage a pass replaced: also copy the restored values into the new storage.
 
-        If that belongs to another weight, give them their own back.
+        If the new storage belongs to another weight, the parameter gets its own storage back instead.
         """
-        failures = list[RuntimeError]()
+        if all(moving.in_place()):
+            return []
+        failures, originals = list[RuntimeError](), set(map(_memory, moving.storage))
         for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
-            current = local(parameter)
             if in_place:
                 continue
+            current = local(parameter)
             if (current.shape, current.dtype, current.device) != (storage.shape, storage.dtype, storage.device):
                 name, before, now = self._names_of([parameter])[0], _described(storage), _described(current)
-                failures.append(
-                    RuntimeError(
-                        f"{name} changed from {before} to {now} in a displaced pass and can't be restored: move or "
-                        "convert the model between steps, not in the loss function"
-                    )
-                )
-            elif any(_memory(current) == _memory(other) for other in moving.storage):
+                message = f"{name} changed from {before} to {now} in a displaced pass and can't be restored: {_CURE}"
+                failures.append(RuntimeError(message))
+            elif _memory(current) in originals:
                 parameter.data = storage
             else:
                 current.copy_(storage)
@@ -105,7 +105,7 @@ class Weights:
         if self._moving is None or not any(portion.saved for portion in self._moving.portions):
             return offsets
         offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        found = [torch.zeros_like(place) for place in self._moving.operands]
+        found = [torch.zeros_like(tensor) for tensor in self._moving.operands]
         for portion in self._moving.portions:
             portion.write(portion.read(self._moving.operands) - portion.saved_weights(), found)
         for i, (parameter, offset) in enumerate(zip(self._moving.parameters, found, strict=True)):
@@ -123,8 +123,8 @@ class Weights:
 
 @contextmanager
 def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
-    """Hold weights + offset inside the block, and put back the very same bits whatever happens there."""
-    home = [weight.detach().clone() for weight in weights]
+    """Hold weights + offset inside the block, and restore the weights bit for bit, whatever happens there."""
+    saved = [weight.detach().clone() for weight in weights]
     try:
         with torch.no_grad():
             for weight, step in zip(weights, offset, strict=True):
@@ -132,7 +132,7 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
         forget_derived(weights)
         yield
     finally:
-        run_again_if_interrupted(lambda: _copy(home, weights))
+        run_again_if_interrupted(lambda: _copy(saved, weights))
 
 
 def run_again_if_interrupted(action: Callable[[], object]) -> None:
@@ -145,8 +145,8 @@ def run_again_if_interrupted(action: Callable[[], object]) -> None:
 
 
 @torch.no_grad()
-def _copy(home: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    torch._foreach_copy_([local(weight) for weight in weights], [local(saved) for saved in home])
+def _copy(saved: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    torch._foreach_copy_([local(weight) for weight in weights], [local(each) for each in saved])
     forget_derived(weights)
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import gasam.portions
 from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, climb, displaced, ga_sam
+from gasam.portions import Limits
 from gasam.trace import NOT_FINITE
 from problems import network
 from tolerances import error, flat, same_bits
@@ -49,12 +50,12 @@ def every_walk() -> float:
 
 def cut_walks() -> float:
     """Shards of four weights and more are cut, so that filters lie in several stretches."""
-    before, gasam.portions.LARGEST = gasam.portions.LARGEST, {"cpu": 6}
+    before, gasam.portions.CPU = gasam.portions.CPU, Limits(small=4, largest=6)
     try:
         chosen = perturbations((2.0, math.inf), (2,), ("filter", "element"), ("gradient_strength", "weight"))
         return walk_error(shard(), chosen, before=1.0)
     finally:
-        gasam.portions.LARGEST = before
+        gasam.portions.CPU = before
 
 
 def hybrid_walks() -> float:
