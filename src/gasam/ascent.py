@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -80,18 +80,17 @@ class Ascent:
             self._displace(values_of, factor * min(1.0, stride), squares)
             return
         step_factor = self._moving.to_entries(torch.where(self._finite, factor * stride, 0.0))
-        for portion in self._moving.portions:
-            direction = ball.finite(self._unnormalised_direction(gradients, portion), out=portion.scratch)
-            portion.buffer("position").addcmul_(direction, portion.spread(step_factor))
-        self._project(ball.shrinkage)
+        self._project(partial(self._stepped, gradients, step_factor), ball.shrinkage)
 
     @torch.no_grad()
     def move_to_start(self, start: ball.Start) -> None:
         """Move to the ball's surface in the direction that `start` draws; for p = inf to the drawn point itself."""
-        for portion in self._moving.portions:
-            position = portion.buffer("position")
-            position.copy_(start(position))
-        self._project(ball.inverse)
+        self._project(partial(_drawn, start), ball.inverse)
+
+    def _stepped(self, gradients: list[Tensor], step_factor: Sequence[Tensor], portion: Portion) -> Tensor:
+        """Add eta / epsilon d to the position, in place."""
+        direction = ball.finite(self._unnormalised_direction(gradients, portion), out=portion.scratch)
+        return portion.buffer("position").addcmul_(direction, portion.spread(step_factor))
 
     def _measure_gradient(self, seen: Pass, first: bool = False) -> Tensor:
         """The sums that the next step needs, for each group and by one collective; return whether all is finite.
@@ -164,25 +163,24 @@ class Ascent:
         scale = portion.buffer("scale") if self._by_element else portion.spread(self._entry_scale)
         return torch.mul(portion.read(gradients), scale, out=portion.scratch)
 
-    def _project(self, rescale: Callable[[Tensor], Tensor]) -> None:
-        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there."""
+    def _project(self, new_position: ValuesOf, rescale: Callable[[Tensor], Tensor]) -> None:
+        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there.
+
+        `new_position` changes the position of a portion and returns it. It is called once for each portion, which is
+        then measured while it is still in the caches.
+        """
         p, excess = self.perturbation.norm, self._one
         if p == math.inf:
-            for portion in self._moving.portions:
-                portion.buffer("position").clamp_(-1.0, 1.0)
-        elif p != 2.0:  # make entries at most one, because a power of large numbers overflows
-            excess = self._largest_magnitude(_position).clamp(min=1.0)
-            self._multiply_position(1 / excess)
-        length, squares = self._measure(_position)
-        if p != math.inf:
-            factor = excess * rescale(excess * length)
-            self._multiply_position(factor)
-            squares = squares * factor.square()
-        self._displace(_position, self._one, squares)
-
-    def _multiply_position(self, factor: Tensor) -> None:
-        for portion in self._moving.portions:
-            portion.buffer("position").mul_(factor.to(portion.scratch))
+            _, squares = self._measure(lambda portion: new_position(portion).clamp_(-1.0, 1.0))
+            self._displace(_position, self._one, squares)
+            return
+        if p == 2.0:
+            length, squares = self._measure(new_position)
+        else:  # first make the entries at most one, because a power of large numbers overflows
+            excess = self._largest_magnitude(new_position).clamp(min=1.0)
+            length, squares = self._measure(partial(_multiplied, 1 / excess))
+        factor = excess * rescale(excess * length)
+        self._displace(partial(_multiplied, factor), self._one, squares * factor.square())
 
     def _displace(self, values_of: ValuesOf, factor: Tensor, squares: Tensor) -> None:
         """Move the weights to w + epsilon T y, with y = factor * values; to w itself where the walk must stop.
@@ -234,3 +232,12 @@ class Ascent:
 
 def _position(portion: Portion) -> Tensor:
     return portion.buffer("position")
+
+
+def _drawn(start: ball.Start, portion: Portion) -> Tensor:
+    position = portion.buffer("position")
+    return position.copy_(start(position))
+
+
+def _multiplied(factor: Tensor, portion: Portion) -> Tensor:
+    return portion.buffer("position").mul_(factor.to(portion.scratch))
