@@ -11,15 +11,17 @@ model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
 micro_batches = [(torch.randn(8, 20), torch.randint(3, (8,))) for _ in range(4)]
 base = torch.optim.SGD(model.parameters(), lr=0.1)
 
-# A walk for each micro-batch: what is in .grad is added to, and the division does not change the walk.
-sharp = SharpBackward(model.parameters(), ga_sam(1e-3), backward=lambda loss: (loss / len(micro_batches)).backward())
+# A walk for each micro-batch. Divide the loss in `backward`, not in the function: then the walk is not changed.
+sharp = SharpBackward(
+    model, ga_sam(1e-3), backward=lambda loss: (loss / len(micro_batches)).backward(), accumulation=len(micro_batches)
+)
 for x, y in micro_batches:
     sharp(lambda: cross_entropy(model(x), y))
 base.step()
 base.zero_grad()
 
 # One walk for all: the closure goes over all of them.
-optimizer = SharpnessAware(base, ga_sam(1e-3))
+optimizer = SharpnessAware(base, ga_sam(1e-3), model=model)
 
 
 def closure():

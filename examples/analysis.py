@@ -32,7 +32,7 @@ def trained(perturbation):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    sharp = SharpBackward(model.parameters(), perturbation)
+    sharp = SharpBackward(model, perturbation)
     norms = GradientNorms(model)
     for step in range(150):
         optimizer.zero_grad()
@@ -43,7 +43,7 @@ def trained(perturbation):
 
 
 plain_model, norms = trained(ga_sam(0.0))
-model, _ = trained(ga_sam(2e-3))
+model, _ = trained(ga_sam(budget=0.1, cap=0.01))
 print([round(row.whole, 3) for row in norms.by_epoch()])  # gradient norms over the phases of training
 
 # What is analysed: a model, how its losses come about, and examples in batches.

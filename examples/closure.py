@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from gasam import SharpnessAware, ga_sam
+from gasam import SharpnessAware
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
@@ -13,7 +13,7 @@ x, y = torch.randn(32, 20), torch.randint(3, (32,))
 
 optimizer = SharpnessAware(
     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    ga_sam(1e-3, steps=2),
+    model=model,
     before_step=lambda: clip_grad_norm_(model.parameters(), 0.25),  # after the fold: the place for clipping
 )
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)

@@ -1,16 +1,16 @@
-"""Dropout masks shared by the passes of a step, and batch statistics that count the clean pass only."""
+"""Dropout masks that the passes of a step share, and batch statistics that count the clean pass only."""
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, frozen_batchnorm, ga_sam, same_noise, together
+from gasam import SharpBackward, ga_sam, same_noise
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.BatchNorm1d(50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 3))
 x, y = torch.randn(32, 20), torch.randint(3, (32,))
 
-sharp = SharpBackward(model.parameters(), ga_sam(1e-3, steps=2), around=together(same_noise(), frozen_batchnorm(model)))
+sharp = SharpBackward(model, ga_sam(1e-3, steps=2), around=same_noise())
 sharp(lambda: cross_entropy(model(x), y))
 
 assert model[1].num_batches_tracked == 1  # three passes, one counted

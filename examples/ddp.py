@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from gasam import SharpBackward, ga_sam, per_worker, shared_walk
+from gasam import Schedule, SharpBackward, per_worker, shared_walk
 
 if "RANK" in os.environ:
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # then a process gives up on one that is gone
@@ -22,8 +22,9 @@ torch.manual_seed(dist.get_rank())
 batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(4)]  # this worker's
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sharp = SharpBackward(model.parameters(), ga_sam(1e-4))  # one walk for all, as on the joint batch: K+1 all-reduces
-own = SharpBackward(model.parameters(), ga_sam(1e-4), around=per_worker(model))  # each its own walk: one all-reduce
+always = Schedule()  # walk from the first step; without it, from when the loss falls
+sharp = SharpBackward(model, schedule=always)  # one walk for all workers, that of the joint batch: K+1 all-reduces
+own = SharpBackward(model, schedule=always, around=per_worker(model))  # each worker its own walk: one all-reduce
 
 for x, y in batches:
     for sharp_backward in (sharp, own):  # one of them, in real life
@@ -33,10 +34,11 @@ for x, y in batches:
 
 # Accumulation: the gradients wait in no_sync, the shared walk does not.
 accumulating = SharpBackward(
-    model.parameters(),
-    ga_sam(1e-4),
+    model,
+    schedule=always,
     around=shared_walk(model),
     backward=lambda loss: (loss / len(batches)).backward(),
+    accumulation=len(batches),
 )
 optimizer.zero_grad()
 with model.no_sync():

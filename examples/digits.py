@@ -35,7 +35,7 @@ def train(perturbation: Perturbation, epochs: int, seed: int) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    sharp = SharpBackward(model.parameters(), perturbation)
+    sharp = SharpBackward(model, perturbation)
     images, labels = digits(TRAIN, seed)
     for _ in range(epochs):
         for batch in torch.randperm(len(images)).split(50):

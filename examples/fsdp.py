@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, ga_sam
+from gasam import Schedule, SharpBackward
 
 if "RANK" in os.environ:
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # then a process gives up on one that is gone
@@ -27,7 +27,7 @@ for layer in (model[0], model[2], model):
     fully_shard(layer, mesh=mesh)
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sharp = SharpBackward(model.parameters(), ga_sam(1e-4))  # after fully_shard: these are the sharded parameters
+sharp = SharpBackward(model, schedule=Schedule(warmup=5))  # after fully_shard, which replaces the parameters
 
 torch.manual_seed(dist.get_rank())
 for _ in range(5):
@@ -38,17 +38,19 @@ for _ in range(5):
 
 print(f"worker {dist.get_rank()}: {sharp.last}")
 
-# A distributed checkpoint has nothing of gasam in it, for SharpBackward has no state.
+# A distributed checkpoint drops unknown keys, so save the schedule's few numbers beside it.
 folder = [tempfile.mkdtemp()]
 dist.broadcast_object_list(folder)
 weights, state = get_state_dict(model, optimizer)
 checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder[0])
+torch.save(sharp.state_dict(), f"{folder[0]}/sharp-{dist.get_rank()}.pt")
 before = [p.detach().full_tensor().clone() for p in model.parameters()]
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.zero_()
 checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder[0])
 set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+sharp.load_state_dict(torch.load(f"{folder[0]}/sharp-{dist.get_rank()}.pt"))
 
 assert sharp.last.climbed
 assert all(torch.equal(p.full_tensor(), saved) for p, saved in zip(model.parameters(), before, strict=True))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from gasam import SharpnessAware, ga_sam
+from gasam import Schedule, SharpnessAware
 from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
 
 
@@ -14,7 +14,7 @@ class Classifier(SharpnessAwareModule, lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-        self.perturbation = ga_sam(1e-3)
+        self.schedule = Schedule()  # walk from the first step; without it, from when the loss falls
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -42,7 +42,7 @@ class WithClosure(lightning.LightningModule):
 
     def configure_optimizers(self):
         base = torch.optim.Adam(self.parameters(), lr=1e-2)
-        return SharpnessAware(base, ga_sam(1e-3), around=lightning_closure(self))
+        return SharpnessAware(base, model=self, schedule=Schedule(), around=lightning_closure(self))
 
 
 def trainer(**options):

@@ -4,20 +4,23 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, ga_sam
+from gasam import SharpBackward
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(5)]
+x = torch.randn(2000, 20)
+y = x[:, :3].argmax(1)
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sharp = SharpBackward(model.parameters(), ga_sam(1e-4))
+sharp = SharpBackward(model)
 
-for x, y in batches:
-    optimizer.zero_grad()
-    loss = sharp(lambda: cross_entropy(model(x), y))  # instead of loss.backward()
-    optimizer.step()
+for _ in range(5):
+    for i in torch.randperm(2000).split(32):
+        optimizer.zero_grad()
+        loss = sharp(lambda: cross_entropy(model(x[i]), y[i]))  # instead of loss.backward()
+        optimizer.step()
 
-print(sharp.last)  # climbed; losses 1.1, 1.1; |a| 0, 0.01; sharpness 0.001
+print(sharp.last)  # fine; losses 0.296, 0.328; rise 0.0323, predicted 0.0309; ...
 
+assert sharp.last.climbed
 assert sharp.last.sharpness > 0

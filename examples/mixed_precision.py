@@ -12,7 +12,7 @@ batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(5)]
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 scaler = torch.amp.GradScaler("cpu")
-sharp = SharpBackward(model.parameters(), ga_sam(1e-3), backward=lambda loss: scaler.scale(loss).backward())
+sharp = SharpBackward(model, ga_sam(1e-3), backward=lambda loss: scaler.scale(loss).backward())
 
 for x, y in batches:
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,27 +1,37 @@
-"""When to walk, and how far, is the loop's decision: a late start, every second step, a growing radius."""
-
-from dataclasses import replace
+"""When to walk and how strongly: by the progress of the loss, by steps, or by a function of your own; and resuming."""
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, ga_sam
+from gasam import Schedule, SharpBackward, ga_sam
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(4)]
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-sharp = SharpBackward(model.parameters(), ga_sam(1e-3))
-passes = 0
+x = torch.randn(256, 20)
+y = x[:, :3].argmax(1)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-for epoch in range(6):
-    sharp.perturbation = replace(sharp.perturbation, epsilon=1e-3 * min(1, epoch / 4))
-    for step, (x, y) in enumerate(batches):
-        sharp.enabled = epoch >= 2 and step % 2 == 0  # off is one plain pass
-        optimizer.zero_grad()
-        sharp(lambda: cross_entropy(model(x), y))
-        optimizer.step()
-        passes += len(sharp.last.losses)
+# Full strength when the loss has fallen by 20 percent.
+by_progress = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2))
+# No walk in the first tenth of training, then a ramp over the next tenth.
+by_steps = SharpBackward(model, ga_sam(1e-4), schedule=Schedule(start=0.1, warmup=0.1), total_steps=200)
+# A function from the step to a strength in [0, 1].
+by_hand = SharpBackward(model, ga_sam(1e-4), schedule=lambda step: float(step % 2 == 0))
 
-assert passes == 6 * 4 + 4 * 2
+strengths = []
+for _ in range(200):
+    optimizer.zero_grad()
+    by_progress(lambda: cross_entropy(model(x), y))
+    optimizer.step()
+    strengths.append(by_progress.last.strength)
+
+checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sharp": by_progress.state_dict()}
+resumed = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2))
+resumed.load_state_dict(checkpoint["sharp"])
+
+assert strengths[0] == 0
+assert strengths[-1] == 1
+assert resumed.strength() == 1
+assert by_steps.strength() == 0
+assert by_hand.strength() == 1

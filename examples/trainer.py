@@ -12,7 +12,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from gasam import SharpBackward, ga_sam, same_noise
+from gasam import Schedule, SharpBackward, ga_sam, same_noise
 from gasam.integrations.transformers import SharpnessAwareSeq2SeqTrainer, SharpnessAwareTrainer
 
 torch.manual_seed(0)
@@ -29,20 +29,17 @@ trainer = SharpnessAwareTrainer(
     model=classifier,
     args=TrainingArguments(folder, gradient_accumulation_steps=2, max_grad_norm=1.0, **options),
     train_dataset=sentences,
-    perturbation=ga_sam(1e-4),
+    schedule=Schedule(),  # walk from the first step; without it, from when the loss falls
 )
 trainer.train()
 logged = trainer.state.log_history[-2]  # the clean loss, and with it sharpness and perturbation_norm
 
 
 class SameMasks(SharpnessAwareSeq2SeqTrainer):
-    """If you want more than a perturbation: contexts around the passes, groups that stand still."""
+    """If you want more than a perturbation and a schedule: here the same dropout masks in all passes."""
 
     def create_sharp_backward(self):
-        keys = [p for name, p in self.model.named_parameters() if "k_proj.bias" in name]
-        rest = [p for name, p in self.model.named_parameters() if "k_proj.bias" not in name]
-        groups = [{"params": rest}, {"params": keys, "perturb": False}]  # no gradient reaches the keys' biases
-        return SharpBackward(groups, self.perturbation, around=same_noise())
+        return SharpBackward(self.model, self.perturbation, schedule=self.schedule, around=same_noise())
 
 
 translator = MarianMTModel(
@@ -57,7 +54,7 @@ translating = SameMasks(
     model=translator,
     args=Seq2SeqTrainingArguments(folder, **options),
     train_dataset=pairs,
-    perturbation=ga_sam(1e-4, steps=2),
+    perturbation=ga_sam(budget=0.1, cap=0.01, steps=2),
 )
 translating.train()
 

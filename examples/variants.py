@@ -25,7 +25,8 @@ variants = {
     "ASAM, filter by filter": replace(asam(0.5), granularity="filter"),
     "Layer-SAM": layer_sam(1e-3),
     "Multi-step Defense": multi_step_defense(1e-3, steps=3),
-    "GA-SAM": ga_sam(1e-4),
+    "GA-SAM, as in the paper": ga_sam(1e-4),
+    "GA-SAM with a loss budget and a cap": ga_sam(budget=0.1, cap=0.01),
     "GA-SAM, single-step risk": replace(ga_sam(1e-4), risk="final"),
     "GA-SAM, model-wise": replace(ga_sam(1e-4), granularity="model"),
     "all by hand": Perturbation(
@@ -34,7 +35,7 @@ variants = {
     "a scale of one's own": replace(sam(0.1), scale=mean_weight, granularity="layer"),
 }
 for name, perturbation in variants.items():
-    sharp = SharpBackward(model.named_parameters(), perturbation)
+    sharp = SharpBackward(model, perturbation)
     sharp(lambda: cross_entropy(model(x), y))
     print(f"{name}: {sharp.last}")
     assert sharp.last.sharpness > 0

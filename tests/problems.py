@@ -60,10 +60,15 @@ def paper_walk(model: nn.Module, loss, perturbation):
         value = loss(twin)
         return value.item(), flat(torch.autograd.grad(value, weights)).double().numpy()
 
+    return reference_walk(flat(weights).double().numpy(), loss_and_gradient, shapes, perturbation)
+
+
+def reference_walk(w, loss_and_gradient, shapes, perturbation):
     return reference.walk(
-        flat(weights).double().numpy(), loss_and_gradient, reference.groups_of(shapes, perturbation.granularity),
-        scale=perturbation.scale, epsilon=perturbation.epsilon, p=perturbation.norm, K=perturbation.steps,
-        risk=perturbation.risk,
+        w, loss_and_gradient, reference.groups_of(shapes, perturbation.granularity),
+        scale=perturbation.scale, p=perturbation.norm, K=perturbation.steps, risk=perturbation.risk,
+        epsilon=perturbation.epsilon, budget=perturbation.budget, eta=perturbation.step_size,
+        cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity),
     )  # fmt: skip
 
 

@@ -75,16 +75,16 @@ def test_trace_says_what_happened(parts):
     assert [norm.item() for norm in trace.norms] == pytest.approx([0.0, 0.1])
     assert trace.sharpness.item() == pytest.approx((trace.losses[1] - trace.losses[0]).item())
     assert trace.sharpness > 0
-    assert str(trace).startswith("climbed; losses ")
+    assert str(trace).startswith("fine; losses ")
     size = flat(model.parameters()).norm().item()
-    assert trace.detail.ratios.tolist() == pytest.approx([0.1 / size])
+    assert trace.metrics()["perturbation_ratio"] == pytest.approx(0.1 / size)
 
 
 @pytest.mark.parametrize(("granularity", "labels"), [
     ("element", ["0.weight", "0.bias", "2.weight", "2.bias"]),
     ("layer", ["0.weight", "0.bias", "2.weight", "2.bias"]),
     ("module", ["0", "2"]),
-    ("model", ["(model)"]),
+    ("model", ["0.weight", "0.bias", "2.weight", "2.bias"]),
     ("filter", [f"0.weight[{i}]" for i in range(5)] + ["0.bias"] + [f"2.weight[{i}]" for i in range(3)] + ["2.bias"]),
 ])  # fmt: skip
 def test_detail_has_a_ratio_for_each_group(parts, granularity, labels):
@@ -171,7 +171,11 @@ def test_optimizer_groups_can_be_given(parts):
 
 MISTAKES = {
     "returns nothing": (lambda m: None, TypeError, "got NoneType: is a `return` missing"),
-    "returns a number": (lambda m: 1.0, TypeError, "as a tensor, or .loss, anything., got float"),
+    "returns a number": (
+        lambda m: 1.0,
+        TypeError,
+        "or an output with a loss, got float",
+    ),
     "returns an empty tuple": (lambda m: (), TypeError, "got tuple"),
     "not a single number": (lambda m: m(batch()[0]), ValueError, "single number, got the shape .12, 3."),
     "no graph": (lambda m: m(batch()[0]).mean().detach(), RuntimeError, "no graph"),

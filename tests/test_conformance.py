@@ -10,6 +10,8 @@ from gasam import SharpBackward, SharpnessAware, asam, ga_sam, layer_sam, multi_
 from problems import batch, network
 from tolerances import EXACT, error, flat
 
+pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
+
 PERTURBATIONS = {
     "sam": sam(0.1),
     "asam": asam(0.1),
@@ -18,6 +20,10 @@ PERTURBATIONS = {
     "ga_sam": ga_sam(0.1),
     "ga_sam, 3 steps": ga_sam(0.1, steps=3),
     "ga_sam, element": dataclasses.replace(ga_sam(0.01), granularity="element"),
+    "ga_sam, budget": ga_sam(budget=0.1),
+    "ga_sam, budget and cap": ga_sam(budget=0.1, cap=0.02, steps=2),
+    "sam, budget": sam(budget=0.05),
+    "asam, budget and cap": asam(budget=0.05, cap=0.02),
     "ga_sam, final": dataclasses.replace(ga_sam(0.1), risk="final"),
 }
 

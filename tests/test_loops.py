@@ -10,7 +10,12 @@ from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
 from problems import batch, network, paper_walk, put_gradient
 from tolerances import EXACT, error, flat, same_bits
 
-PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1), "asam": asam(0.1)}
+PERTURBATIONS = {
+    "ga_sam": ga_sam(0.1, steps=2),
+    "sam": sam(0.1),
+    "asam": asam(0.1),
+    "budget": ga_sam(budget=0.1, cap=0.01),
+}
 
 
 def micro_batches(accumulate):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, frozen_batchnorm, ga_sam, same_noise, together
+from gasam import SharpBackward, SharpnessAware, frozen_batchnorm, ga_sam, same_noise, together
 from problems import batch
 from tolerances import same_bits
 
@@ -190,9 +190,53 @@ def test_frozen_instances_normalise_as_ever():
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.zeros(2, 6).double())])
-def test_scripted_statistics_are_refused(noisy, script):
-    model = noisy[0]
-    whole = nn.Sequential(nn.Linear(6, 6), script(model[:2]))
-    with pytest.raises(TypeError, match=r"scripted module '1\.1' \(BatchNorm1d\): .* before torch\.jit"):
-        frozen_batchnorm(whole)
-    frozen_batchnorm(nn.Sequential(model, script(nn.Linear(6, 6).double())))
+def test_scripted_statistics_count_the_clean_pass_only(noisy, script):
+    model, (x, y) = noisy
+    whole = nn.Sequential(script(model[:2]), *model[2:])
+    before = dict(whole.named_buffers())["0.1.num_batches_tracked"].item()  # tracing runs the model as well
+    SharpBackward(whole, ga_sam(0.1, steps=3))(lambda: cross_entropy(whole(x), y))
+    assert dict(whole.named_buffers())["0.1.num_batches_tracked"].item() == before + 1
+
+
+class Averaged(nn.Module):
+    """Running statistics of a user's own: one buffer is written, the other replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("written", torch.zeros(6).double())
+        self.register_buffer("replaced", torch.zeros(6).double())
+        self.register_buffer("constant", torch.ones(6).double())
+
+    def forward(self, x):
+        self.written.lerp_(x.detach().mean(0), 0.1)
+        self.replaced = 0.9 * self.replaced + 0.1 * x.detach().mean(0)
+        return x * self.constant
+
+
+def test_other_running_statistics_count_the_clean_pass_only():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Averaged(), nn.Linear(6, 3)).double()
+    x, y = batch()
+    expected = 0.1 * model[0](x).detach().mean(0)
+    SharpBackward(model, ga_sam(0.1, steps=3))(lambda: cross_entropy(model(x), y))
+    for buffer in (model[1].written, model[1].replaced):
+        torch.testing.assert_close(buffer, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_statistics_may_count_every_pass(noisy):
+    model, (x, y) = noisy
+    SharpBackward(model, ga_sam(0.1, steps=3), batchnorm="every pass")(lambda: cross_entropy(model(x), y))
+    assert model[1].num_batches_tracked == 4
+
+
+def test_statistics_are_kept_by_the_optimizer_that_knows_the_model(noisy):
+    model, (x, y) = noisy
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1), model=model)
+
+    def closure():
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert model[1].num_batches_tracked == 1

@@ -35,10 +35,9 @@ def portions(request, monkeypatch):
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_sparse_equals_dense(scale, granularity, portions):
-    for norm, steps, risk in itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final")):
-        perturbation = Perturbation(
-            epsilon=0.05, norm=norm, scale=scale, granularity=granularity, steps=steps, risk=risk
-        )
+    sizes = {"epsilon": 0.05}, {"budget": 0.05, "cap": 0.03}
+    for norm, steps, risk, size in itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final"), sizes):
+        perturbation = Perturbation(scale=scale, granularity=granularity, norm=norm, steps=steps, risk=risk, **size)
         results = []
         for sparse in (False, True):
             model = Tagger(sparse)
@@ -71,6 +70,7 @@ def test_only_touched_rows_are_written():
     assert same_bits([model.words.weight], [before])
 
 
+@pytest.mark.filterwarnings("ignore:the loss function uses the iterator")
 def test_rows_that_appear_in_a_later_pass_stay_home_and_are_folded():
     model = Tagger(sparse=True)
     passes = iter([TOKENS, torch.tensor([[1, 5, 5], [7, 1, 1]])])

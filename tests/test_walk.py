@@ -6,11 +6,13 @@ import math
 import pytest
 import torch
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, reference
+from gasam import SCALES, Pass, Perturbation, SharpBackward, climb
 from gasam.groups import GRANULARITIES
 from gasam.weights import Weights
-from problems import SHAPES, Wavy
+from problems import SHAPES, Wavy, reference_walk
 from tolerances import EXACT, error, flat, same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
 
 NORMS = (1.5, 2.0, 3.0, math.inf)
 STEPS = (1, 2, 3, 5)
@@ -18,23 +20,27 @@ STEPS = (1, 2, 3, 5)
 EPSILON = {"one": 0.3, "gradient_strength": 2.0, "weight_over_gradient": 0.3, "inverse_gradient": 0.3}
 
 
-def check_against_reference(scale: str, granularity: str, norm: float, steps: int, risk: str) -> None:
+def sizes(scale: str) -> list[dict[str, float]]:
+    """A budget of 0.7 and a cap of a tenth: some groups reach the cap, others do not."""
+    epsilon = {"epsilon": EPSILON.get(scale, 0.2)}
+    return [epsilon, {"budget": 0.7}, epsilon | {"cap": 0.1}, {"budget": 0.7, "cap": 0.1}]
+
+
+def check_against_reference(
+    scale: str, granularity: str, norm: float, steps: int, risk: str, size: dict[str, float]
+) -> None:
     problem = Wavy()
     parameters = problem.parameters()
-    perturbation = Perturbation(
-        epsilon=EPSILON.get(scale, 0.2), norm=norm, scale=scale, granularity=granularity, steps=steps, risk=risk
-    )
-    groups = reference.groups_of(SHAPES, granularity)
-    offsets, losses, _, folded = reference.walk(
-        problem.start,
-        problem.loss_and_gradient,
-        groups,
-        scale=scale,
-        epsilon=perturbation.epsilon,
-        p=norm,
-        K=steps,
-        risk=risk,
-    )
+    perturbation = Perturbation(scale=scale, granularity=granularity, norm=norm, steps=steps, risk=risk, **size)
+    gradients = []
+
+    def loss_and_gradient(w):
+        loss, gradient = problem.loss_and_gradient(w)
+        gradients.append(gradient)
+        return loss, gradient
+
+    offsets, losses, _, folded = reference_walk(problem.start, loss_and_gradient, SHAPES, perturbation)
+    rise = sum(g @ (a - b) for g, a, b in zip(gradients, offsets[1:], offsets, strict=False))
     before = [p.detach().clone() for p in parameters.values()]
 
     sharp = SharpBackward(parameters.items(), perturbation)
@@ -44,6 +50,7 @@ def check_against_reference(scale: str, granularity: str, norm: float, steps: in
     assert error(torch.stack(sharp.last.losses), losses) < EXACT
     assert error(torch.stack(sharp.last.norms), [float((a @ a) ** 0.5) for a in offsets]) < EXACT
     assert error(flat([p.grad for p in parameters.values()]), folded) < EXACT
+    assert error(sharp.last.predicted_rise, rise) < EXACT
     assert same_bits(parameters.values(), before)
 
     weights = Weights(list(parameters.values()), list(SHAPES))
@@ -65,25 +72,23 @@ PRODUCT = list(itertools.product(SCALES, GRANULARITIES))
 
 @pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
 def test_walk_equals_the_reference(scale, granularity):
-    for norm, steps, risk in itertools.product(NORMS, STEPS, ("mean", "final")):
-        check_against_reference(scale, granularity, norm, steps, risk)
+    for norm, steps, risk, size in itertools.product(NORMS, STEPS, ("mean", "final"), sizes(scale)):
+        check_against_reference(scale, granularity, norm, steps, risk, size)
 
 
 @pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
 def test_cut_and_joined_tensors_walk_alike(scale, granularity, small_portions):
-    for norm, steps in itertools.product(NORMS, STEPS):
-        check_against_reference(scale, granularity, norm, steps, "mean")
+    for norm, steps, size in itertools.product(NORMS, STEPS, sizes(scale)[::3]):
+        check_against_reference(scale, granularity, norm, steps, "mean", size)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("step_size", [0.01, 0.05, 1.0])
-def test_given_step_size_is_used(norm, step_size):
+@pytest.mark.parametrize("size", ["epsilon", "budget"])
+def test_given_step_size_is_used(norm, step_size, size):
     problem = Wavy()
     parameters = problem.parameters()
-    perturbation = Perturbation(epsilon=0.2, norm=norm, steps=3, step_size=step_size, scale="weight")
-    *_, folded = reference.walk(
-        problem.start, problem.loss_and_gradient, reference.groups_of(SHAPES, "layer"),
-        scale="weight", epsilon=0.2, p=norm, K=3, risk="mean", eta=step_size,
-    )  # fmt: skip
+    perturbation = Perturbation(norm=norm, steps=3, step_size=step_size, scale="weight", **{size: 0.2})
+    *_, folded = reference_walk(problem.start, problem.loss_and_gradient, SHAPES, perturbation)
     SharpBackward(parameters.values(), perturbation)(lambda: problem.loss(parameters))
     assert error(flat([p.grad for p in parameters.values()]), folded) < EXACT

@@ -7,7 +7,10 @@ from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
+from gasam.range_test import RangeTest, range_test
+from gasam.recommended import recommended
 from gasam.scales import SCALES, Group, Weight
+from gasam.schedule import Schedule
 from gasam.trace import Trace
 from gasam.walk import Visit, climb
 from gasam.weights import displaced
@@ -20,6 +23,8 @@ __all__ = [
     "Group",
     "Pass",
     "Perturbation",
+    "RangeTest",
+    "Schedule",
     "SharpBackward",
     "SharpnessAware",
     "Trace",
@@ -33,6 +38,8 @@ __all__ = [
     "layer_sam",
     "multi_step_defense",
     "per_worker",
+    "range_test",
+    "recommended",
     "sam",
     "same_noise",
     "shared_walk",

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from gasam.ascent import Pass
-from gasam.contexts import warn_of_statistics
-from gasam.fold import Fold, loss_factor
+from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, warn_of_statistics
+from gasam.fold import Fold, Overflow, check_overflow, loss_factor
+from gasam.mistakes import checked_once, explained, look_at_function
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import (
     Around,
@@ -26,8 +28,11 @@ from gasam.passes import (
     plainly,
 )
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.recommended import or_recommended
+from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
 from gasam.trace import Trace
 from gasam.walk import traced_climb
+from gasam.watch import Watch
 from gasam.weights import run_again_if_interrupted
 
 
@@ -35,60 +40,130 @@ class SharpBackward:
     """Replaces `loss.backward()`: evaluates the loss K+1 times along the walk and adds the folded gradient to `.grad`.
 
     Call it with a function that returns the loss, or (loss, anything), and does not call backward itself. You get back
-    what the function returned in the clean pass, with the loss detached. `enabled = False`, or epsilon 0, is one plain
-    pass. `last` describes the last walk.
+    what the function returned in the clean pass, with the loss detached. `enabled = False`, or a size of 0, is one
+    plain pass. `last` describes the last walk.
 
     Args:
-        parameters: All parameters that are trained: `model.named_parameters()`, `model.parameters()`, or groups. Put
-            those that should not move into a group with "perturb": False. Parameters that you leave out accumulate the
-            gradients of all K+1 passes.
-        perturbation: The walk, for example `ga_sam(1e-4)`.
+        model: The model. Or its parameters: `model.named_parameters()`, `model.parameters()`, or groups. Put those that
+            should not move into a group with "perturb": False. Parameters that you leave out accumulate the gradients
+            of all K+1 passes.
+        perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
+        schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
         backward: Replaces `loss.backward()`, for example `accelerator.backward`. It gets the loss times 1 / (K+1) for
             the mean risk. Factors that it multiplies in, such as a loss scale, do not change the walk.
         around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
         gradient_scale: How many times the mean loss your loss is, for example the number of tokens of a sum: a number,
-            or a function that returns one.
-        detailed: Also measure |a|/|w| of each group and what rounding leaves of the offset.
+            or a function that returns one. Use it as well if your function divides the loss: 1/8 for `loss / 8`.
+        batchnorm: "clean pass": running statistics, of BatchNorm for example, ignore the displaced passes. "every
+            pass": they count them. Only known if the model is given.
+        on_overflow: "keep" what a displaced pass gives, or use the "clean" gradient if it is not finite. The latter
+            keeps a copy of the clean gradient.
+        detailed: Also compare the clean and the displaced gradient of each group, and measure what rounding leaves of
+            the offset. Keeps two copies of the gradient.
+        accumulation: How many calls make an optimizer step. For the schedule; see also `begin_step`.
+        total_steps: Optimizer steps of the whole training, for a schedule with shares.
+        process_group: The processes whose mean loss the schedule follows; by default those of a DDP or FSDP2 model, or
+            all.
     """
 
     def __init__(
         self,
-        parameters: Parameters,
-        perturbation: Perturbation,
+        model: Parameters,
+        perturbation: Perturbation | None = None,
         *,
+        schedule: Schedule | StrengthOfStep | None = None,
         backward: Backward = torch.Tensor.backward,
-        around: Around = plainly,
+        around: Around | None = None,
         gradient_scale: GradientScale = 1.0,
+        batchnorm: Statistics = "clean pass",
+        on_overflow: Overflow = "keep",
         detailed: bool = False,
+        accumulation: int = 1,
+        total_steps: int | None = None,
+        process_group: Any = None,
     ) -> None:
+        around = plainly if around is None else around
+        perturbation, schedule = or_recommended(perturbation, schedule)
         check_perturbation(perturbation)
         check_around(around)
-        entries = read(parameters)
+        check_overflow(on_overflow, includes(around, per_worker))
+        entries = read(model)
+        module = model if isinstance(model, nn.Module) else None
+        self.model = module
         self.perturbation = perturbation
         self.parameters = [entry.tensor for entry in entries]
         self.weights = weights_of(entries, perturbation)
+        self.strength = Strength(
+            schedule,
+            self.parameters,
+            accumulation=accumulation,
+            total_steps=total_steps,
+            process_group=process_group or group_of(module, self.parameters),
+        )
         self.backward = backward
-        self.around = around
+        self.around = freezing(module, batchnorm, around)
         self.gradient_scale = gradient_scale
+        self.on_overflow = on_overflow
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
-        self._looked = False  # for running statistics, in the first displaced pass
+        self._watch = Watch()
+        self._knows_function = False  # until the first call
+        self._per_worker = includes(around, per_worker)
+        # for running statistics, in the first displaced pass
+        self._looked = module is not None or includes(around, frozen_batchnorm)
 
     def __repr__(self) -> str:
-        return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation})"
+        return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.strength.schedule})"
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        if not self.enabled or self.perturbation.epsilon == 0:
-            returned, self.last = plain_pass(function, self.backward, self.around)
-            return returned
+        if not self._knows_function:
+            self._knows_function = True
+            look_at_function(function)
+            function = checked_once(function)
+        strength = self.strength()
+        if self.walks():
+            returned, trace = self._walk(function, strength)
+            self.last = self._watch.add(trace)
+        else:
+            returned, self.last = plain_pass(
+                function, self.backward, self.around, strength=strength, loss_scale=now(self.gradient_scale)
+            )
+        self.strength.count(self.last.losses[0], self.last.loss_scale)
+        return returned
+
+    def walks(self) -> bool:
+        """Whether the next call has more than the clean pass."""
+        return self.enabled and self.perturbation.size > 0 and self.strength() > 0
+
+    def begin_step(self, step: int) -> None:
+        """Say that the optimizer step of this number begins: all calls until the next one share its strength."""
+        self.strength.begin_step(step)
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers of the last call, for loggers. Reading them synchronises."""
+        return {} if self.last is None else self.last.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the schedule: a few numbers."""
+        return self.strength.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.strength.load_state_dict(state)
+
+    def _walk(self, function: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         trained = [p for p in self.parameters if p.requires_grad]
-        fold = Fold(trained, self.perturbation)
+        fold = Fold(
+            trained,
+            self.perturbation,
+            separately=self.detailed and not self._per_worker,
+            clean_if_overflow=self.on_overflow == "clean",
+        )
         clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:
             fold.make_room(k)
-            with self.around(k, k == self.perturbation.steps):
+            with explained(), self.around(k, k == self.perturbation.steps):
                 held = any(parameter.grad is not None for parameter in trained)
                 loss, returned = call(function)
                 if held:
@@ -102,12 +177,15 @@ class SharpBackward:
                 factor = back(loss, self.backward, loss_factor(self.perturbation))
             if k == 0:
                 check_reached(trained)
-            return Pass(loss.detach().clone().reshape(()), factor * now(self.gradient_scale))
+            loss_scale = now(self.gradient_scale)
+            alone = fold.separately or k < self.perturbation.steps
+            return Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
 
         try:
             fold.set_aside()
-            self.last = traced_climb(self.weights, evaluate, self.perturbation, detailed=self.detailed)
+            trace = traced_climb(self.weights, evaluate, self.perturbation, strength=strength, detailed=self.detailed)
+            fold.finish()
         except BaseException:
             run_again_if_interrupted(fold.undo)
             raise
-        return clean[0]
+        return clean[0], trace

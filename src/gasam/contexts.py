@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.passes import Around
@@ -55,34 +53,51 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 class frozen_batchnorm:  # noqa: N801
     """Running statistics count the clean pass only; every pass still normalises by its own batch.
 
-    Those of InstanceNorm too, where it tracks any.
+    These are the buffers that the clean pass changes: of BatchNorm, InstanceNorm, spectral norm, or a module of your
+    own. After each displaced pass they get their values back. torch's batch norm writes its buffers unnoticed, so those
+    with a name like "running_mean" are always included.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            own = dict(module.named_buffers(recurse=False))
-            if isinstance(module, torch.jit.ScriptModule) and "running_mean" in own:
-                raise TypeError(
-                    f"frozen_batchnorm can't freeze the scripted module {name!r} ({module.original_name}): give and "
-                    "train the model as it was before torch.jit"
-                )
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"frozen_batchnorm needs the model, got {type(model).__name__}")
         self.model = model
+        self._changed: list[tuple[nn.Module, str]] = []
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return self._frozen() if k > 0 else ExitStack()
+        if k == 0:
+            return ExitStack() if last else self._watched()
+        return self._frozen()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around the clean pass: find out which buffers it changes."""
+        before = {(module, name): _version(buffer) for module, name, buffer in self._buffers()}
+        self._changed = []
+        yield
+        self._changed = [
+            (module, name)
+            for module, name, buffer in self._buffers()
+            if name.startswith("running_") or before.get((module, name)) != _version(buffer)
+        ]
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
-        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
-        changes = [(norm, name, value) for norm in norms for name, value in _uncounted(norm).items()]
-        before = [getattr(norm, name) for norm, name, _ in changes]
+        kept = [(module, name, module._buffers[name]) for module, name in self._changed]
+        values = [None if buffer is None else buffer.detach().clone() for _, _, buffer in kept]
         try:
-            for norm, name, value in changes:
-                setattr(norm, name, value)
             yield
         finally:
-            for (norm, name, _), value in zip(changes, before, strict=True):
-                setattr(norm, name, value)
+            for (module, name, buffer), value in zip(kept, values, strict=True):
+                if module._buffers[name] is not buffer:
+                    module._buffers[name] = buffer
+                if buffer is not None and value is not None:
+                    buffer.detach().copy_(value)
+
+    def _buffers(self) -> Iterator[tuple[nn.Module, str, Tensor | None]]:
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                yield module, name, buffer
 
 
 class per_worker:  # noqa: N801
@@ -148,25 +163,55 @@ class together:  # noqa: N801
             yield
 
 
-def leaves_passes_local(around: Around) -> bool:
-    """Whether `per_worker` is among what surrounds a pass: then only a fold that the last pass reduces is right."""
+def includes(around: Around, kind: type) -> bool:
+    """Whether such a context is among what surrounds a pass."""
     if isinstance(around, together):
-        return any(map(leaves_passes_local, around.arounds))
-    return isinstance(around, per_worker)
+        return any(includes(each, kind) for each in around.arounds)
+    return isinstance(around, kind)
+
+
+@contextmanager
+def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Afterwards the gradients, the model's buffers and the random number generators are what they were."""
+    gradients, random = [parameter.grad for parameter in parameters], _generator_states()
+    buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for buffer, value in buffers:
+            buffer.detach().copy_(value)
+        _set_generator_states(random)
+
+
+Statistics = Literal["clean pass", "every pass"]
+
+
+def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Around:
+    """`around`, with the model's running statistics kept from displaced passes, if that is wanted and it is known."""
+    if batchnorm not in get_args(Statistics):
+        raise ValueError(f"batchnorm must be 'clean pass' or 'every pass', got {batchnorm!r}")
+    if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm):
+        return around
+    if not any(module._buffers for module in model.modules()):
+        return around
+    return together(frozen_batchnorm(model), around)
 
 
 def warn_of_statistics(loss: object) -> None:
     """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
-    if isinstance(loss, Tensor) and any(map(_counts, _nodes(loss))):
+    if isinstance(loss, Tensor) and any(map(_counts, nodes(loss))):
         warnings.warn(
             "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
-            "evaluation: around=frozen_batchnorm(model) lets the clean passes alone count",
+            "evaluation: pass the model instead of its parameters, as in SharpBackward(model), and only the clean "
+            "passes count",
             UserWarning,
             stacklevel=2,
         )
 
 
-def _nodes(loss: Tensor) -> Iterator[Any]:
+def nodes(loss: Tensor) -> Iterator[Any]:
     """Every node of its graph once."""
     ahead: list[Any] = [loss.grad_fn]
     seen: set[Any] = {None}
@@ -192,11 +237,11 @@ def _counts(node: Any) -> bool:
         return True
 
 
-def _uncounted(norm: _NormBase) -> dict[str, Any]:
-    """What it must have to count nothing; InstanceNorm counts in what statistics it has, whatever it says of them."""
-    if not isinstance(norm, _InstanceNorm):
-        return {"track_running_stats": False}
-    return {"running_mean": None, "running_var": None} if norm.training else {}
+def _version(buffer: Tensor | None) -> tuple[int, int]:
+    """Changes when the buffer is written or replaced."""
+    if buffer is None or buffer.is_inference():
+        return id(buffer), 0
+    return id(buffer), buffer._version
 
 
 def _check_distributed(name: str, model: object) -> None:

@@ -61,13 +61,14 @@ class FreeLB:
             raise ValueError(f"start must be 'zero' or 'uniform', got {start!r}")
         check_around(around)
         self.perturbation = Perturbation(epsilon=epsilon, norm=norm, scale="one", steps=steps, step_size=step_size)
+        self.epsilon = epsilon
         self.start, self.padding, self.example_dim = start, padding, example_dim
         self.backward, self.around = backward, around
         self.enabled = True
         self.last: Trace | None = None
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        if not self.enabled or self.perturbation.epsilon == 0:
+        if not self.enabled or self.epsilon == 0:
             returned, self.last = plain_pass(function, self.backward, self.around)
             return returned
         steps = self.perturbation.steps
@@ -111,7 +112,7 @@ class FreeLB:
         if seed is not None:
             # Divided by m^(1/p), m the numbers of the example: whatever is drawn lies in the ball.
             count = kept.sum(dims, keepdim=True)
-            size = inverse(count.pow(1 / self.perturbation.norm)) * self.perturbation.epsilon
+            size = inverse(count.pow(1 / self.perturbation.norm)) * self.epsilon
             generator = torch.Generator(values.device).manual_seed(seed + number)
             values.uniform_(-1, 1, generator=generator).mul_(kept * size)
         return Noise(values.requires_grad_(), kept, dims)
@@ -119,7 +120,7 @@ class FreeLB:
     @torch.no_grad()
     def _climb(self, noises: list[Noise], finite: Tensor) -> Tensor:
         """y = project(y + eta / epsilon d) for each example, y = noise / epsilon; zero once anything is not finite."""
-        p, epsilon, stride = self.perturbation.norm, self.perturbation.epsilon, self.perturbation.stride
+        p, epsilon, stride = self.perturbation.norm, self.epsilon, self.perturbation.stride
         gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
         for gradient in gradients:
             finite = finite & gradient.isfinite().all()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.sharded import is_expanded, local
+from gasam.sharded import is_expanded, local, over_processes, sharding
 
 
 def loss_factor(perturbation: Perturbation) -> float:
@@ -20,12 +21,37 @@ def loss_factor(perturbation: Perturbation) -> float:
     return 1 / (perturbation.steps + 1) if perturbation.risk == "mean" else 1.0
 
 
+Overflow = Literal["keep", "clean"]
+
+
+def check_overflow(on_overflow: object, per_worker: bool) -> None:
+    if on_overflow not in get_args(Overflow):
+        raise ValueError(f"on_overflow must be 'keep' or 'clean', got {on_overflow!r}")
+    if on_overflow == "clean" and per_worker:
+        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradients are never reduced")
+
+
 class GradientSum:
     """Gradients that are taken out of `.grad`, added up, and given back."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.total: list[Tensor | None] = [None] * len(parameters)
+        self._clean: list[Tensor | None] = []
+
+    def keep_clean(self) -> None:
+        """Copy `.grad`, the gradient of the clean pass."""
+        self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
+
+    @torch.no_grad()
+    def replace_overflow(self, factor: float) -> None:
+        """If any number of the total is not finite, replace it by the clean gradient times a factor, on the device."""
+        finite = all_finite(self.total)
+        for i, (total, clean) in enumerate(zip(self.total, self._clean, strict=True)):
+            if total is not None:
+                other = torch.zeros_like(total) if clean is None else clean * factor
+                self.total[i] = _keep_if(finite, total, other)
+        self._clean = []
 
     def take(self, keep: bool = True) -> None:
         """Add `.grad` to the total, or drop it, and clear it; one by one, so that memory is freed early."""
@@ -50,10 +76,22 @@ class Fold:
     Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
     and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
     DDP does it, then sees all of them. The caller's gradients are copied first, so that a failure can be undone.
+
+    With `separately` the last pass starts empty as well, and `finish` adds its gradient: more memory, but the gradient
+    can be read. With `clean_if_overflow` a copy of the clean gradient replaces a sum that is not finite.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], perturbation: Perturbation) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        perturbation: Perturbation,
+        *,
+        separately: bool = False,
+        clean_if_overflow: bool = False,
+    ) -> None:
         self.parameters = parameters
+        self.separately = separately or clean_if_overflow
+        self.clean_if_overflow = clean_if_overflow
         self.mean = perturbation.risk == "mean"
         self.steps = perturbation.steps
         self.passes = GradientSum(parameters)
@@ -73,11 +111,22 @@ class Fold:
 
         With one step, the mean risk and no gradients of the caller's, g_0 stays where it is: no copy is made.
         """
-        if k == 0 or (k == self.steps == 1 and self.mean and self._can_stay()):
+        if k == 1 and self.clean_if_overflow:
+            self.passes.keep_clean()
+        if k == 0 or (k == self.steps == 1 and self.mean and not self.separately and self._can_stay()):
             return
         self.passes.take(keep=self.mean)
-        if k == self.steps:
+        if k == self.steps and not self.separately:
             self._put_back()
+
+    def finish(self) -> None:
+        """After the last pass."""
+        if not self.separately:
+            return
+        self.passes.take()
+        if self.clean_if_overflow:
+            self.passes.replace_overflow(self.steps + 1 if self.mean else 1)
+        self._put_back()
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -122,6 +171,28 @@ def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
     if total.is_sparse and not gradient.is_sparse:
         return gradient.detach() + total
     return total.add_(gradient.detach())
+
+
+def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Whether every number is finite, in all processes that have a part of them."""
+    not_finite: dict[Any, Tensor] = {}
+    for gradient in gradients:
+        if gradient is not None:
+            values = local(gradient)
+            values = values.coalesce().values() if values.is_sparse else values
+            here, kind = (~values.isfinite()).any().float(), sharding(gradient)
+            not_finite[kind] = here + not_finite.get(kind, torch.zeros_like(here)).to(here.device)
+    counts = [over_processes(count, kind) for kind, count in not_finite.items()]
+    return torch.stack([count.to(counts[0].device) for count in counts]).sum() == 0
+
+
+def _keep_if(condition: Tensor, kept: Tensor, other: Tensor) -> Tensor:
+    """One of them, without asking the device which."""
+    if kept.is_sparse or other.is_sparse:
+        kept, other = kept.to_dense(), other.to_dense()
+    here = local(kept)
+    here.copy_(torch.where(condition.to(here.device), here, local(other)))
+    return kept
 
 
 def _can_be_written(gradient: Tensor) -> bool:

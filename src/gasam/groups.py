@@ -17,7 +17,8 @@ class Groups:
     """The groups of some parameters, numbered from 0.
 
     `of` has an entry for each parameter: the number of its group, or a range with the number of each of its rows.
-    With granularity "element" every weight has its own T: the groups are the tensors, and only the trace uses them.
+    With granularity "element" or "model" the groups are the tensors, for the cap and the trace: T belongs to each
+    weight, or to all of them.
     """
 
     def __init__(self, granularity: str) -> None:
@@ -44,8 +45,6 @@ class Groups:
         key: object = id(parameter)
         if self.granularity == "module":
             key = name = name.rpartition(".")[0]
-        elif self.granularity == "model":
-            key = name = "(model)"
         number = self._numbers.setdefault(key, len(self.names))
         if number == len(self.names):
             self._append(name, 0, 0)

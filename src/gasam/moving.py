@@ -111,7 +111,16 @@ class Moving:
     def _all_squares(self, portion: Portion) -> Tensor:
         if portion.start in self.sparse and not self.groups.by_rows(self.parameters[portion.start]):
             return sum_of_squares(self.storage[portion.start].to(portion.wide).reshape(-1)).reshape(1)
-        return portion.squares(portion.read(self.operands))
+        return portion.squares(portion.weights())
+
+    def untouched_squares(self) -> Tensor:
+        """The sum of squares of the weights that no group has: rows without a gradient, if each row is a group."""
+        total = self.sizes.new_zeros(())
+        for i, rows in self.sparse.items():
+            if self.groups.by_rows(self.parameters[i]):
+                others = self.storage[i].index_fill(0, rows.rows, 0.0)
+                total = total + others.to(total.dtype).square().sum().to(total)
+        return total
 
     def sum(self, *measured: Sequence[Tensor], nan_flag: Tensor | float = 0.0) -> Tensor:
         """One row per list: the sums of the portions' entries, added up for each group over all processes.

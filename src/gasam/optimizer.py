@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import Parameter, signature
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import Pass
-from gasam.contexts import leaves_passes_local, warn_of_statistics
-from gasam.fold import GradientSum, loss_factor
-from gasam.parameters import read, weights_of
+from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, warn_of_statistics
+from gasam.fold import GradientSum, Overflow, check_overflow, loss_factor
+from gasam.mistakes import explained, look_at_function
+from gasam.parameters import names_in, read, weights_of
 from gasam.passes import Around, GradientScale, check_around, check_reduced, now, plainly
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.recommended import or_recommended
+from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
 from gasam.trace import Trace, plain_trace
 from gasam.walk import traced_climb
+from gasam.watch import Watch
 from gasam.weights import Weights
 
-_KEPT = ("base", "perturbation", "before_step", "around", "gradient_scale", "detailed", "enabled", "last")
+_KEPT = (
+    "base", "perturbation", "model", "strength", "before_step", "around", "gradient_scale", "on_overflow", "detailed",
+    "enabled", "last",
+)  # fmt: skip
+_SCHEDULE = "walk_schedule"  # key of a state dict
 
 
 class SharpnessAware(Optimizer):
@@ -34,43 +44,62 @@ class SharpnessAware(Optimizer):
 
     Args:
         base: The optimizer that makes the step, built as usual. A group with "perturb": False does not move.
-        perturbation: The walk, for example `ga_sam(1e-4)`.
+        perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
+        model: The model, for the names of its parameters and for its running statistics.
+        schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
         before_step: Called after the gradients are folded and before the base steps: the place for clipping.
         around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
         gradient_scale: How many times the gradient of the mean loss the closure leaves behind, for example the number
             of tokens of a sum: a number, or a function that returns one.
-        detailed: Also measure |a|/|w| of each group and what rounding leaves of the offset.
+        batchnorm, on_overflow, detailed, total_steps, process_group: As in SharpBackward.
     """
 
-    _looked = False  # for running statistics, in the first displaced pass
+    _knows_closure = False  # until the first step
 
     def __init__(
         self,
         base: Optimizer,
-        perturbation: Perturbation,
+        perturbation: Perturbation | None = None,
         *,
+        model: nn.Module | None = None,
+        schedule: Schedule | StrengthOfStep | None = None,
         before_step: Callable[[], object] | None = None,
-        around: Around = plainly,
+        around: Around | None = None,
         gradient_scale: GradientScale = 1.0,
+        batchnorm: Statistics = "clean pass",
+        on_overflow: Overflow = "keep",
         detailed: bool = False,
+        total_steps: int | None = None,
+        process_group: Any = None,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
         closure = signature(base.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
             raise TypeError(f"base must be able to step without a closure, and {type(base).__name__} is not")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        around = plainly if around is None else around
+        perturbation, schedule = or_recommended(perturbation, schedule)
         check_perturbation(perturbation)
         check_around(around)
+        check_overflow(on_overflow, includes(around, per_worker))
         self.base = base
         self.perturbation = perturbation
+        self.model = model
+        tensors = [tensor for group in base.param_groups for tensor in group["params"]]
+        group = process_group or group_of(model, tensors)
+        self.strength = Strength(schedule, tensors, total_steps=total_steps, process_group=group)
         self.before_step = before_step
-        self.around = around
+        self.around = freezing(model, batchnorm, around)
         self.gradient_scale = gradient_scale
+        self.on_overflow = on_overflow
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
         # Optimizer's constructor would make groups and state of its own; all else it sets up, unpickling does too.
         self.__setstate__({})
+        self._looked = model is not None or includes(around, frozen_batchnorm)
         self._weights()
 
     @property
@@ -102,38 +131,75 @@ class SharpnessAware(Optimizer):
                     "K+1 times: where you can't give one, use SharpBackward with the plain optimizer"
                 )
             return self.base.step()
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        walks, mean = self.enabled and self.perturbation.epsilon > 0, self.perturbation.risk == "mean"
-        if walks and mean and leaves_passes_local(self.around):
+        if not self._knows_closure:
+            self._knows_closure = True
+            look_at_function(closure)
+        strength = self.strength()
+        walks = self.enabled and self.perturbation.size > 0 and strength > 0
+        if walks:
+            returned, trace = self._walk(closure, strength)
+            self.last = self._watch.add(trace)
+        else:
+            parameters = self._trained()
+            GradientSum(parameters).take(keep=False)
+            with self.around(0, True), torch.enable_grad():
+                returned = closure()
+            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale())
+        if self.before_step is not None:
+            self.before_step()
+        self.base.step()
+        self.strength.count(self.last.losses[0], self.last.loss_scale)
+        return returned
+
+    def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
+        """The walk, with the folded gradient in `.grad` at its end."""
+        mean = self.perturbation.risk == "mean"
+        if mean and includes(self.around, per_worker):
             raise RuntimeError(
                 "per_worker needs SharpBackward for the mean risk: a closure may clear the gradients of the earlier "
                 "passes, and then the last pass can't reduce them"
             )
+        parameters, clean = self._trained(), list[Any]()
         passes = GradientSum(parameters)
-        clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:
+            if k == 1 and self.on_overflow == "clean":
+                passes.keep_clean()
             passes.take(keep=mean and k > 0)
-            with self.around(k, k == self.perturbation.steps or not walks), torch.enable_grad():
+            with explained(), self.around(k, k == self.perturbation.steps), torch.enable_grad():
                 returned = closure()
             if k == 0:
                 clean.append(returned)
             elif not self._looked:
                 self._looked = True
                 warn_of_statistics(returned)
-            return Pass(_loss(returned, parameters), now(self.gradient_scale))
+            return Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
 
-        if walks:
-            self.last = traced_climb(self._weights(), evaluate, self.perturbation, detailed=self.detailed)
-        else:
-            self.last = plain_trace(evaluate(0).loss)
-        if walks and mean:  # a closure may clear what is there, so nothing was left for the last one to add to
+        trace = traced_climb(self._weights(), evaluate, self.perturbation, strength=strength, detailed=self.detailed)
+        if mean or self.on_overflow == "clean":  # a closure may clear `.grad`: nothing was there to be added to
             passes.take()
+            if self.on_overflow == "clean":
+                passes.replace_overflow(self.perturbation.steps + 1 if mean else 1)
             passes.give(loss_factor(self.perturbation))
-        if self.before_step is not None:
-            self.before_step()
-        self.base.step()
-        return clean[0]
+        return clean[0], trace
+
+    def first_step(self, *args: object, **kwargs: object) -> None:
+        """Not here: other libraries' SAM has two steps."""
+        raise RuntimeError(
+            "SharpnessAware has no first_step and second_step: call step(closure) once, with a closure that computes "
+            "the loss, calls backward and returns the loss"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers of the last step, for loggers. Reading them synchronises."""
+        return {} if self.last is None else self.last.metrics()
+
+    def _trained(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def _loss_scale(self) -> float | None:
+        """A closure may return the mean loss or the one it has multiplied: with a gradient_scale that is not known."""
+        return 1.0 if self.gradient_scale == 1.0 else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The base's own. A group that can't be walked on is refused, and the base stays as it was."""
@@ -145,12 +211,24 @@ class SharpnessAware(Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        return self.base.state_dict()
+        """The base's own, and the state of the schedule if there is one."""
+        state = self.base.state_dict()
+        return state if self.strength.schedule is None else state | {_SCHEDULE: self.strength.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The base's own. Groups keep their "perturb" if the saved groups do not have it."""
+        """Load the base's state and the schedule's. Groups keep their "perturb" if the saved groups do not have it."""
         still = [group.get("perturb") for group in self.param_groups]
+        state_dict = dict(state_dict)
+        of_schedule = state_dict.pop(_SCHEDULE, None)
         self.base.load_state_dict(state_dict)
+        if of_schedule is not None:
+            self.strength.load_state_dict(of_schedule)
+        elif self.strength.schedule is not None:
+            warnings.warn(
+                f"the state has no {_SCHEDULE!r}, so the schedule begins anew: the walk waits again",
+                UserWarning,
+                stacklevel=2,
+            )
         for group, perturb in zip(self.param_groups, still, strict=True):
             if perturb is not None:
                 group.setdefault("perturb", perturb)
@@ -172,6 +250,8 @@ class SharpnessAware(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._known: tuple[object, Weights] | None = None
+        self._watch = Watch()
+        self._looked = state.get("model") is not None  # for running statistics, in the first displaced pass
         super().__setstate__(state)
 
     def __repr__(self) -> str:
@@ -181,7 +261,11 @@ class SharpnessAware(Optimizer):
         """The weights with their buffers; read anew when the base's groups have changed."""
         key = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
         if self._known is None or self._known[0] != key:
-            self._known = key, weights_of(read(self.param_groups), self.perturbation)
+            entries = read(self.param_groups)
+            if self.model is not None:
+                names = names_in(self.model)
+                entries = [replace(entry, name=names.get(id(entry.tensor), entry.name)) for entry in entries]
+            self._known = key, weights_of(entries, self.perturbation)
         return self._known[1]
 
 

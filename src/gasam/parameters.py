@@ -13,7 +13,9 @@ from gasam.perturbation import Perturbation
 from gasam.sharded import check_sharding, is_expanded, is_sharded
 from gasam.weights import Weights
 
-Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
+Parameters = (
+    torch.nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,11 @@ class Entry:
 
 def read(parameters: Parameters) -> list[Entry]:
     """The entries in order, each tensor once; groups are mappings with `params` and, if not moved, `perturb: False`."""
-    if isinstance(parameters, Tensor | torch.nn.Module) or not isinstance(parameters, Iterable):
+    if isinstance(parameters, torch.nn.Module):
+        parameters = _movable(parameters)
+    elif isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
         raise TypeError(
-            "parameters must be model.parameters(), model.named_parameters() or a list of groups, "
+            "give the model, model.named_parameters(), model.parameters() or a list of groups, "
             f"got {type(parameters).__name__}"
         )
     if isinstance(parameters, Mapping):  # a single group, or a dictionary of names
@@ -47,6 +51,23 @@ def read(parameters: Parameters) -> list[Entry]:
     for i, entry in enumerate(entries.values()):
         _check(entry, entry.describe(i))
     return list(entries.values())
+
+
+def names_in(model: torch.nn.Module) -> dict[int, str]:
+    """The name of each parameter by its id, without what DistributedDataParallel and torch.compile put in front."""
+    return {id(p): name.replace("_orig_mod.", "").removeprefix("module.") for name, p in model.named_parameters()}
+
+
+def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """All parameters but those that can't have a gradient, such as quantised weights under LoRA.
+
+    Frozen ones stay in the list, because they may be unfrozen later; they do not move while they are frozen.
+    """
+    names = names_in(model)
+    trainable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
+    if not trainable:
+        raise ValueError(f"{type(model).__name__} has no floating-point parameters to train")
+    return [(names[id(p)], p) for p in trainable]
 
 
 def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
@@ -38,12 +38,19 @@ def now(scale: GradientScale) -> Tensor | float:
     return scale() if callable(scale) else scale
 
 
-def plain_pass(function: Callable[[], Any], backward: Backward, around: Around) -> tuple[Any, Trace]:
+def plain_pass(
+    function: Callable[[], Any],
+    backward: Backward,
+    around: Around,
+    *,
+    strength: float = 1.0,
+    loss_scale: Tensor | float = 1.0,
+) -> tuple[Any, Trace]:
     """One pass without a walk: what the caller gets, and the trace that says so."""
     with around(0, True):
         loss, returned = call(function)
         backward(loss)
-    return returned, plain_trace(loss)
+    return returned, plain_trace(loss, strength, loss_scale)
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
@@ -54,11 +61,11 @@ def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
             "put `lambda:` before the loss, so that it can be computed again"
         )
     result = function()
-    loss = result[0] if isinstance(result, tuple) and result else result
+    loss = loss_in(result)
     if not isinstance(loss, Tensor):
         raise TypeError(
-            f"the loss function must return the loss as a tensor, or (loss, anything), got {type(loss).__name__}"
-            + (": is a `return` missing?" if loss is None else "")
+            "the loss function must return the loss as a tensor, (loss, anything), or an output with a loss, got "
+            f"{type(loss).__name__}" + (": is a `return` missing?" if loss is None else "")
         )
     if loss.numel() != 1:
         raise ValueError(f"the loss must be a single number, got the shape {tuple(loss.shape)}: take its mean")
@@ -67,11 +74,27 @@ def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
             "the loss has no graph to go back through: is the call inside torch.no_grad(), is a result detached, "
             "or is every parameter frozen?"
         )
-    if not isinstance(result, tuple):
-        return loss, loss.detach()
-    returned = (loss.detach(), *result[1:])
-    make = getattr(result, "_make", tuple)  # a namedtuple stays one
-    return loss, make(returned)
+    return loss, _with_loss(result, loss.detach())
+
+
+def loss_in(result: Any) -> Any:
+    """The loss itself, the first of a tuple, or the loss of a dictionary or a Hugging Face output."""
+    if isinstance(result, tuple) and result:
+        return result[0]
+    if isinstance(result, Mapping):
+        return result.get("loss", result)
+    return result
+
+
+def _with_loss(result: Any, loss: Tensor) -> Any:
+    """What the function returned, with this loss in it."""
+    if isinstance(result, tuple):
+        make = getattr(result, "_make", tuple)  # a namedtuple stays one
+        return make((loss, *result[1:]))
+    if isinstance(result, MutableMapping):
+        result["loss"] = loss
+        return result
+    return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
 
 def back(loss: Tensor, backward: Backward, part: float) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal, ParamSpec, get_args
 
 from gasam.groups import GRANULARITIES, Granularity
 from gasam.scales import SCALES, Scale, Weight
@@ -18,18 +20,26 @@ Risk = Literal["mean", "final"]
 class Perturbation:
     """A walk of `steps` steps in the ball |T^-1 a|_norm <= epsilon, and the risk that is minimised over it.
 
+    Give its size as an `epsilon` or as a `budget`.
+
     Args:
         epsilon: Radius of the ball, in units of T^-1 a. 0 means plain training.
+        budget: The rise of the mean loss to first order, in units of the loss: each step chooses epsilon =
+            budget / |T g_0|_q, where q is the dual of the ball's norm. 0 means plain training.
+        cap: The offset of a group is at most this share of its weights: |a_i|_2 <= cap max(|w_i|_2,
+            0.01 sqrt(n_i) rms(w)). Applies to each group; with granularity "element" or "model" to each tensor.
         norm: p of the ball's norm, > 1 or math.inf.
         scale: T: a name of `gasam.SCALES`, or a function of a `Group` with values >= 0.
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes.
-        step_size: eta, on the same scale as epsilon; None means 1.5 epsilon / steps.
+        step_size: eta, in the unit of epsilon, or of the budget; None means 1.5 epsilon / steps.
         risk: "mean" of the losses at all K+1 points, or the "final" one.
         floor: The smallest root-mean-square gradient that a scale divides by.
     """
 
-    epsilon: float
+    epsilon: float | None = None
+    budget: float | None = None
+    cap: float | None = None
     norm: float = math.inf
     scale: str | Scale = "gradient_strength"
     granularity: Granularity = "layer"
@@ -39,7 +49,14 @@ class Perturbation:
     floor: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_at_least_zero("epsilon", self.epsilon)
+        if (self.epsilon is None) == (self.budget is None):
+            raise ValueError(
+                f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: a "
+                "budget is in units of the loss, as in ga_sam(budget=0.1, cap=0.01)"
+            )
+        _check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
+        if self.cap is not None and not (_is_finite(self.cap) and self.cap > 0):
+            raise ValueError(f"cap must be a finite number > 0, or None for no cap, got {self.cap!r}")
         if not _is_number(self.norm) or not self.norm > 1:
             raise ValueError(f"norm must be a number > 1 or math.inf, got {self.norm!r}")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -61,23 +78,52 @@ class Perturbation:
         return self.scale if callable(self.scale) else SCALES[self.scale]
 
     @property
+    def size(self) -> float:
+        """The epsilon or the budget, whichever is given."""
+        return self.epsilon if self.budget is None else self.budget  # type: ignore[return-value]
+
+    @property
     def stride(self) -> float:
-        """The step size divided by epsilon: the walk is done in a ball of radius one."""
-        return 1.5 / self.steps if self.step_size is None or self.epsilon == 0 else self.step_size / self.epsilon
+        """The step size divided by the walk's size: the walk is done in a ball of radius one."""
+        return 1.5 / self.steps if self.step_size is None or self.size == 0 else self.step_size / self.size
 
 
-def sam(epsilon: float, norm: float = 2.0) -> Perturbation:
+Options = ParamSpec("Options")
+
+
+def _without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, Perturbation]:
+    """Explain what other libraries' rho is called here."""
+
+    @functools.wraps(preset)
+    def checked(*args: Options.args, **kwargs: Options.kwargs) -> Perturbation:
+        if "rho" in kwargs:
+            name = preset.__name__
+            raise TypeError(f"{name} has no rho, the radius is called epsilon: {name}({kwargs['rho']!r})")
+        return preset(*args, **kwargs)
+
+    return checked
+
+
+@_without_rho
+def sam(
+    epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
+) -> Perturbation:
     """SAM: the loss after one ascent step in a plain ball."""
-    return Perturbation(epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
+    return Perturbation(
+        epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="one", granularity="model", risk="final"
+    )
 
 
+@_without_rho
 def asam(
-    epsilon: float,
+    epsilon: float | None = None,
     norm: float = 2.0,
     eta: float = 0.0,
     *,
     unit_vectors: bool = False,
     only_named: str | None = None,
+    budget: float | None = None,
+    cap: float | None = None,
 ) -> Perturbation:
     """Adaptive SAM: T = |w| + eta for each weight.
 
@@ -88,32 +134,72 @@ def asam(
         unit_vectors: T = 1 for biases and all other vectors.
         only_named: T = 1 for parameters whose name does not contain this text; "weight" is the rule in the code of
             ASAM's authors. It needs the parameters' names.
+        budget: The rise of the loss, instead of epsilon.
+        cap: The largest |a_i| as a share of |w_i|, for each tensor.
     """
     _check_at_least_zero("eta", eta)
     plain = not eta and not unit_vectors and only_named is None
     scale = "weight" if plain else Weight(constant=eta, unit_vectors=unit_vectors, only_named=only_named)
-    return Perturbation(epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
+    return Perturbation(
+        epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale=scale, granularity="element", risk="final"
+    )
 
 
-def layer_sam(epsilon: float, norm: float = 2.0) -> Perturbation:
+@_without_rho
+def layer_sam(
+    epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
+) -> Perturbation:
     """Layer-SAM: T = |w_i| / |g_i| for each tensor."""
-    return Perturbation(epsilon=epsilon, norm=norm, scale="weight_over_gradient", risk="final")
+    return Perturbation(epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="weight_over_gradient", risk="final")
 
 
-def multi_step_defense(epsilon: float, norm: float = math.inf, steps: int = 1) -> Perturbation:
+@_without_rho
+def multi_step_defense(
+    epsilon: float | None = None,
+    norm: float = math.inf,
+    steps: int = 1,
+    *,
+    budget: float | None = None,
+    cap: float | None = None,
+) -> Perturbation:
     """Multi-step Defense: the mean loss over a walk of `steps` steps in a plain ball."""
-    return Perturbation(epsilon=epsilon, norm=norm, scale="one", granularity="model", steps=steps)
+    return Perturbation(
+        epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="one", granularity="model", steps=steps
+    )
 
 
-def ga_sam(epsilon: float, norm: float = math.inf, steps: int = 1) -> Perturbation:
-    """GA-SAM: the mean loss over a walk of `steps` steps, where tensors with weak gradients may go far."""
-    return Perturbation(epsilon=epsilon, norm=norm, steps=steps)
+@_without_rho
+def ga_sam(
+    epsilon: float | None = None,
+    norm: float = math.inf,
+    steps: int = 1,
+    *,
+    budget: float | None = None,
+    cap: float | None = None,
+) -> Perturbation:
+    """GA-SAM: the mean loss over a walk of `steps` steps, where tensors with weak gradients may go far.
+
+    Args:
+        epsilon: Radius of the ball, as in the paper: `ga_sam(1e-4)`.
+        norm: p of its norm.
+        steps: K, the number of ascent steps.
+        budget: The rise of the loss, instead of epsilon: `ga_sam(budget=0.1, cap=0.01)`.
+        cap: The largest |a_i| as a share of |w_i|, for each tensor.
+    """
+    return Perturbation(epsilon=epsilon, budget=budget, cap=cap, norm=norm, steps=steps)
 
 
 def check_perturbation(value: object) -> None:
     if not isinstance(value, Perturbation):
         name = getattr(value, "__name__", repr(value))
         raise TypeError(f"perturbation must be a Perturbation such as ga_sam(1e-4), got {name}")
+    if value.budget and value.cap is None:
+        warnings.warn(
+            "a budget without a cap has no bound, because epsilon grows as the gradient vanishes: add a cap, as in "
+            "ga_sam(budget=0.1, cap=0.01)",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _is_number(value: object) -> bool:

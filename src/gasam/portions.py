@@ -137,15 +137,30 @@ class Portion:
         """The sum of squares of each entry."""
         return sum_of_squares(values).reshape(1) if self.lengths is None else self.sums(values * values)
 
+    def products(self, values: Tensor, others: Tensor) -> Tensor:
+        """The sum of values * others of each entry."""
+        return torch.dot(values, others).reshape(1) if self.lengths is None else self.sums(values * others)
+
     def saved_weights(self) -> Tensor:
         """The saved weights in the type of the walk."""
         return self.buffer("saved").to(self.wide)
 
-    def displace(self, values: Tensor, factor: Tensor) -> None:
-        """Move the weights to saved + values * factor, rounded once if their type is narrow; save them before."""
+    def save(self) -> None:
+        """Copy the weights, if that has not been done in this walk."""
         if not self.saved:
             torch._foreach_copy_(self._saved, self.operands)
             self.saved = True
+
+    def weights(self) -> Tensor:
+        """The weights as a flat vector. If they must be collected for it, they are saved on this occasion."""
+        if self._direct is not None:
+            return self._direct
+        self.save()
+        return self.saved_weights()
+
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        """Move the weights to saved + values * factor, rounded once if their type is narrow; save them before."""
+        self.save()
         if self._direct is not None:
             torch.addcmul(self.saved_weights(), values, factor, out=self._direct)
         else:

@@ -32,6 +32,11 @@ def groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarra
     return np.array(numbers)
 
 
+def capped_groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarray:
+    """The groups that the cap acts on: the same, but the tensors where each weight or the whole model has a T."""
+    return groups_of(shapes, "layer" if granularity in ("element", "model") else granularity)
+
+
 def scales_of(scale: str, w: Vector, g: Vector, groups: np.ndarray, floor: float = 1e-8) -> Vector:
     """T of each weight, from the weights and the gradient of its group. n counts all weights, n_i those of a group."""
     T = np.zeros_like(w)
@@ -74,27 +79,58 @@ def project(v: Vector, T: Vector, p: float, epsilon: float) -> Vector:
     return np.asarray(v * min(size, epsilon) / size if size > 0 else v)
 
 
+def radius(budget: float, T: Vector, g: Vector, p: float) -> float:
+    """epsilon = budget / |T g|_q with 1/p + 1/q = 1: the ball in which the linearised loss rises by the budget."""
+    slope = p_norm(T * g, 1.0 if p == np.inf else p / (p - 1))
+    return budget / slope if slope > 0 else 0.0
+
+
+def capped(a: Vector, w: Vector, groups: np.ndarray, cap: float) -> Vector:
+    """Shorten each group's offset to |a_i| <= cap max(|w_i|, 0.01 sqrt(n_i) rms(w))."""
+    a = a.copy()
+    rms = np.sqrt(np.mean(w**2))
+    for i in np.unique(groups):
+        here = groups == i
+        limit = cap * max(p_norm(w[here], 2), 0.01 * np.sqrt(here.sum()) * rms)
+        size = p_norm(a[here], 2)
+        if size > limit:
+            a[here] *= limit / size
+    return a
+
+
 def walk(
     w: Vector,
     loss_and_gradient: Callable[[Vector], tuple[float, Vector]],
     groups: np.ndarray,
     *,
     scale: str,
-    epsilon: float,
     p: float,
     K: int,
     risk: str,
+    epsilon: float | None = None,
+    budget: float | None = None,
+    cap: float | None = None,
+    capped_groups: np.ndarray | None = None,
     eta: float | None = None,
     floor: float = 1e-8,
 ) -> tuple[list[Vector], list[float], Vector, Vector]:
-    """Return the offsets a_0..a_K, the losses there, T, and the gradient that the optimizer gets."""
-    eta = 1.5 * epsilon / K if eta is None else eta
+    """Return the offsets a_0..a_K, the losses there, T, and the gradient that the optimizer gets.
+
+    With a budget, eta is in units of the budget. The cap acts on `capped_groups`, or on the groups.
+    """
     a = np.zeros_like(w)
     loss, g = loss_and_gradient(w)
     T = scales_of(scale, w, g, groups, floor)
+    if epsilon is None:
+        assert budget is not None
+        epsilon = radius(budget, T, g, p)
+        eta = None if eta is None else eta * epsilon / budget
+    eta = 1.5 * epsilon / K if eta is None else eta
     offsets, losses, gradients = [a], [loss], [g]
     for _ in range(K):
         a = project(a + update(g, T, p, eta), T, p, epsilon)
+        if cap is not None:
+            a = capped(a, w, groups if capped_groups is None else capped_groups, cap)
         loss, g = loss_and_gradient(w + a)
         offsets.append(a)
         losses.append(loss)

@@ -124,17 +124,18 @@ SCALES: dict[str, Scale] = {
 def group_scale(
     scale: Scale, floor: float, moving: Moving, gradient: Tensor, measure_weight: Callable[[], Tensor]
 ) -> Tensor:
-    """T of each group, from |g_i| of the mean loss and |w_i|."""
+    """T of each group, or one for the whole model, from |g_i| of the mean loss and |w_i|."""
+    whole = moving.groups.granularity == "model"  # one group of all tensors
     group = Group(
-        size=moving.sizes,
+        size=moving.sizes.sum(0, keepdim=True) if whole else moving.sizes,
         total=moving.total,
         floor=floor,
-        names=moving.groups.names,
-        dimensions_of_names=moving.groups.dimensions,
-        measure_gradient=lambda: gradient,
-        measure_weight=measure_weight,
+        names=["(model)"] if whole else moving.groups.names,
+        dimensions_of_names=[max(moving.groups.dimensions, default=0)] if whole else moving.groups.dimensions,
+        measure_gradient=lambda: _joined(gradient) if whole else gradient,
+        measure_weight=lambda: _joined(measure_weight()) if whole else measure_weight(),
     )
-    return scale(group).expand_as(moving.sizes)
+    return scale(group).sum() if whole else scale(group).expand_as(moving.sizes)
 
 
 def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor | float) -> list[Tensor]:
@@ -154,6 +155,11 @@ def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor | f
         )
         sums.append(portion.sums(portion.buffer("scale").copy_(scale(group))))
     return sums
+
+
+def _joined(norms: Tensor) -> Tensor:
+    """The norm of all groups together."""
+    return norms.square().sum(0, keepdim=True).sqrt()
 
 
 def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | float | None = None) -> Tensor:

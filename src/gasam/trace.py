@@ -1,50 +1,98 @@
-"""What a walk did: losses, distances, whether it climbed. Tensors stay on the device until somebody prints them."""
+"""What a walk did, and whether its size was sensible. Numbers stay on the device until somebody prints them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gasam.ball import inverse
-from gasam.moving import Moving
-from gasam.portions import Portion
+from gasam.extent import comparable
+from gasam.watch import averages
 
-OFF, CLIMBED, NO_GRADIENT, NOT_FINITE = 0, 1, 2, 3
+OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO = 0, 1, 2, 3, 4, 5
 
 MEANING = {
     OFF: "off: one plain pass",
-    CLIMBED: "climbed",
+    CLIMBED: "fine",
     NO_GRADIENT: "did not move: the gradient or the scale is zero",
-    NOT_FINITE: "stopped: a loss, gradient or scale was not finite",
+    NOT_FINITE: "not finite: a loss, gradient or scale was NaN or infinite",
+    WAITING: "waiting: the schedule's strength is 0, one plain pass",
+    AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
 }
 
 
 @dataclass(frozen=True)
-class Detail:
-    """The last offset, group by group, and what rounding to the weights' own type left of it."""
+class GroupNorms:
+    """|a_i| and |w_i| of each group at the last point; of each tensor with granularity "element" or "model"."""
 
-    labels: Sequence[str]  # the groups; element-wise the tensors
-    ratios: Tensor  # |a_i| / |w_i|
+    find_labels: Callable[[], list[str]]
+    offsets: Tensor  # |a_i|
+    weights: Tensor  # |w_i|
+    sizes: Tensor  # n_i
+    rms_weight: Tensor  # of all weights
+    capped: Tensor  # whether the cap has shortened the offset
+
+    @property
+    def ratios(self) -> Tensor:
+        """|a_i|/|w_i|, where |w_i| counts as 0.01 sqrt(n_i) rms(w) at least, as in the cap."""
+        return self.offsets / comparable(self.weights, self.sizes, self.rms_weight)
+
+    def largest_ratio(self) -> tuple[str, float]:
+        """The name of the group that moved most for its size, and its ratio."""
+        ratios = self.ratios.nan_to_num(0.0, posinf=0.0)
+        if not len(ratios):
+            return "no group", 0.0
+        where = int(ratios.argmax())
+        return self.find_labels()[where], float(ratios[where])
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The last offset and gradient, group by group, and what rounding to the weights' own type left of the offset."""
+
+    groups: GroupNorms
     realised_norm: Tensor  # |fl(w + a) - w|
     realised_cosine: Tensor  # between a and what was realised of it
+    cosines: Tensor | None = None  # between the clean and the last gradient of each group; None with per_worker
+    gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
+
+    @property
+    def labels(self) -> list[str]:
+        return self.groups.find_labels()
+
+    @property
+    def ratios(self) -> Tensor:
+        """|a_i|/|w_i|."""
+        return self.groups.ratios
 
     def __str__(self) -> str:
-        rows = [f"{ratio:10.3e}  {label}" for label, ratio in zip(self.labels, self.ratios.tolist(), strict=True)]
-        head = f"realised |a| {self.realised_norm.item():.4g}, cosine {self.realised_cosine.item():.4f}; |a|/|w|:"
-        return "\n".join([head, *rows])
+        nothing = torch.full_like(self.groups.offsets, torch.nan)
+        cosines = nothing if self.cosines is None else self.cosines
+        growth = nothing if self.gradient_ratios is None else self.gradient_ratios
+        columns = torch.stack([self.groups.offsets, self.groups.weights, self.ratios, cosines, growth]).T.tolist()
+        rows = [
+            f"{a:10.3e} {f'{ratio:10.3e}' if w > 0 else '      zero'} {cosine:7.3f} {growth:8.3f}  {label}"
+            for label, (a, w, ratio, cosine, growth) in zip(self.labels, columns, strict=True)
+        ]
+        head = f"realised |a| {self.realised_norm.item():.4g}, cosine {self.realised_cosine.item():.4f}"
+        return "\n".join([head, "       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)", *rows])
 
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """One step's walk. All entries are 0-dim tensors; printing is what synchronises."""
+    """One step's walk. Tensors are on the device; printing is what synchronises."""
 
-    losses: tuple[Tensor, ...]  # L(w + a_k), k = 0..K
+    losses: tuple[Tensor, ...]  # L(w + a_k), k = 0..K, as the loss function returned them
     norms: tuple[Tensor, ...]  # |a_k|_2
     active: Tensor  # a code; MEANING has the words
+    strength: float = 1.0  # of the schedule
+    predicted_rise: Tensor | None = None  # of the mean loss, to first order
+    loss_scale: Tensor | float | None = 1.0  # how many times the mean loss the losses are
+    groups: GroupNorms | None = None
     detail: Detail | None = None
+    watched: Tensor | None = None  # sums over the walks of this run
 
     @property
     def sharpness(self) -> Tensor:
@@ -52,42 +100,85 @@ class Trace:
         return self.losses[-1] - self.losses[0]
 
     @property
+    def rise(self) -> Tensor | None:
+        """The measured rise of the mean loss; None if the unit of the losses is not known."""
+        return None if self.loss_scale is None else self.sharpness / self.loss_scale
+
+    @property
     def climbed(self) -> Tensor:
         """Whether the weights were displaced, and everything was finite."""
         return self.active == CLIMBED
 
+    @property
+    def not_finite(self) -> Tensor:
+        return self.active == NOT_FINITE
+
+    @property
+    def too_small(self) -> Tensor:
+        """Whether the predicted rise is below the rounding of the loss, so that the loss can't show it."""
+        if self.predicted_rise is None or self.loss_scale is None:
+            return torch.tensor(False)
+        rounding = (self.losses[0] / self.loss_scale).abs() * torch.finfo(self.losses[0].dtype).eps
+        return self.climbed & (self.predicted_rise.to(rounding) < rounding)
+
+    def verdict(self) -> str:
+        """One sentence: fine, waiting, too small, too large, not finite, or why the weights did not move."""
+        code = int(self.active.item())
+        if code != CLIMBED or self.groups is None:
+            return MEANING[code]
+        name, ratio = self.groups.largest_ratio()
+        if ratio > 1:
+            return f"too large: {name} moved by {ratio:.2g} times its own norm"
+        if self.watched is not None and (problem := averages(self.watched.tolist()).rise_problem()):
+            return problem
+        if self.too_small.item():
+            return (
+                f"too small to matter: the predicted rise {_number(self.predicted_rise)} is rounding noise of the loss"
+            )
+        return MEANING[code]
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers for loggers; reading them synchronises."""
+        found = {
+            "loss": float(self.losses[0]),
+            "sharpness": float(self.sharpness),
+            "perturbation_norm": float(self.norms[-1]),
+            "strength": self.strength,
+        }
+        if self.predicted_rise is not None:
+            found["predicted_rise"] = float(self.predicted_rise)
+        if self.groups is not None:
+            found["perturbation_ratio"] = _ratio(self.groups)
+            found["largest_ratio"] = self.groups.largest_ratio()[1]
+            found["capped"] = float(self.groups.capped.double().mean())
+        return found
+
     def __repr__(self) -> str:
         losses = ", ".join(f"{loss.item():.6g}" for loss in self.losses)
         norms = ", ".join(f"{norm.item():.4g}" for norm in self.norms)
-        lines = (
-            f"{MEANING[int(self.active.item())]}; losses {losses}; |a| {norms}; sharpness {self.sharpness.item():.4g}"
-        )
-        return lines if self.detail is None else f"{lines}\n{self.detail}"
+        parts = [self.verdict(), f"losses {losses}"]
+        if len(self.losses) > 1:
+            parts += [f"rise {_number(self.rise)}, predicted {_number(self.predicted_rise)}", f"|a| {norms}"]
+        if self.groups is not None:
+            name, ratio = self.groups.largest_ratio()
+            parts.append(f"|a|/|w| {_ratio(self.groups):.2g}, largest {ratio:.2g} in {name}")
+            parts.append(f"{float(self.groups.capped.double().mean()):.0%} of the groups capped")
+        if self.strength != 1:
+            parts.append(f"strength {self.strength:.2g}")
+        line = "; ".join(parts)
+        return line if self.detail is None else f"{line}\n{self.detail}"
 
 
-def plain_trace(loss: Tensor) -> Trace:
+def plain_trace(loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0) -> Trace:
     """The trace of a pass without a walk."""
     loss = loss.detach().reshape(())
-    return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(OFF))
+    code = WAITING if strength == 0 else OFF
+    return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(code), strength, loss_scale=loss_scale)
 
 
-class Realised:
-    """Collects what became of an offset in the weights' own type."""
+def _ratio(groups: GroupNorms) -> float:
+    return float(groups.offsets.square().sum().sqrt() / groups.weights.square().sum().sqrt().clamp(min=1e-30))
 
-    def __init__(self, moving: Moving) -> None:
-        self.moving = moving
-        self.squares: list[Tensor] = []
-        self.products: list[Tensor] = []  # with the offset
 
-    def add(self, portion: Portion, offset: Tensor) -> None:
-        """After a portion was displaced by this offset."""
-        difference = portion.read(self.moving.operands) - portion.saved_weights()
-        self.squares.append(portion.squares(difference))
-        self.products.append(portion.sums(difference * offset))
-
-    def detail(self, offset_squares: Tensor, weights: Tensor) -> Detail:
-        """From |a_i|^2 and |w_i| of each group."""
-        squares, product = self.moving.sum(self.squares, self.products).sum(1)
-        norm = squares.sqrt()
-        cosine = product * inverse(norm * offset_squares.sum().sqrt())
-        return Detail(self.moving.groups.labels(), offset_squares.sqrt() * inverse(weights), norm, cosine)
+def _number(value: Tensor | None) -> str:
+    return "unknown" if value is None else f"{value.item():.4g}"

@@ -36,6 +36,7 @@ def climb(
     perturbation: Perturbation,
     start: Start | None = None,
     *,
+    strength: float = 1.0,
     detailed: bool = False,
 ) -> Iterator[Visit]:
     """Visit a_0 = 0, a_1, .., a_K; with `start` one more. However the walk is left, all is restored bit for bit.
@@ -45,14 +46,15 @@ def climb(
         evaluate: Called with k: computes a loss at the present weights and leaves its gradient in their `.grad`.
         perturbation: The ball, the scale and the number of steps.
         start: Draws a first point, for example `uniform_start(norm)`. It is visited after a_0, and K steps follow.
-        detailed: Measure |a|/|w| of each group and what rounding leaves of the offset.
+        strength: Multiplies epsilon or the budget.
+        detailed: Also measure what rounding leaves of the offset.
     """
     weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
     if weights.walking:
         raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
     weights.walking = True
     try:
-        yield from _visits(weights, evaluate, perturbation, start, detailed)
+        yield from _visits(weights, evaluate, perturbation, start, strength, detailed)
     finally:  # again, in case an interrupt cut off the cleanup in _visits
         weights.walking = False
         run_again_if_interrupted(weights.restore)
@@ -63,31 +65,49 @@ def _visits(
     evaluate: Callable[[int], Pass],
     perturbation: Perturbation,
     start: Start | None,
+    strength: float,
     detailed: bool,
 ) -> Iterator[Visit]:
     keeps_position = perturbation.steps > 1 or start is not None
     seen = evaluate(0)  # g_0
-    ascent = Ascent(weights, perturbation, seen, keeps_position=keeps_position, detailed=detailed)  # T
+    # T and epsilon
+    ascent = Ascent(weights, perturbation, seen, strength=strength, keeps_position=keeps_position, detailed=detailed)
     moves = [ascent.step] * perturbation.steps
     if start is not None:
         moves.insert(0, partial(ascent.move_to_start, start))
     try:
-        yield Visit(0, seen.loss, ascent.norm, ascent)
+        yield Visit(0, seen.loss, ascent.seen.norm, ascent)
         for k, move in enumerate(moves, start=1):
             if k > 1:
                 ascent.read_gradient(seen)
             move()  # a_k
             seen = evaluate(k)  # g_k
-            yield Visit(k, seen.loss, ascent.norm, ascent)
+            if k == len(moves):
+                ascent.seen.last_pass(seen)
+            yield Visit(k, seen.loss, ascent.seen.norm, ascent)
     finally:
         weights.walking = False
         run_again_if_interrupted(weights.restore)
 
 
 def traced_climb(
-    weights: Weights, evaluate: Callable[[int], Pass], perturbation: Perturbation, *, detailed: bool = False
+    weights: Weights,
+    evaluate: Callable[[int], Pass],
+    perturbation: Perturbation,
+    *,
+    strength: float = 1.0,
+    detailed: bool = False,
 ) -> Trace:
     """Walk to the end, and report what happened."""
-    visits = list(climb(weights, evaluate, perturbation, detailed=detailed))
-    ascent = visits[-1].walk
-    return Trace(tuple(v.loss for v in visits), tuple(v.norm for v in visits), ascent.state, ascent.detail)
+    visits = list(climb(weights, evaluate, perturbation, strength=strength, detailed=detailed))
+    seen = visits[-1].walk.seen
+    return Trace(
+        losses=tuple(visit.loss for visit in visits),
+        norms=tuple(visit.norm for visit in visits),
+        active=seen.state,
+        strength=strength,
+        predicted_rise=seen.predicted_rise(),
+        loss_scale=seen.loss_scale,
+        groups=seen.groups(),
+        detail=seen.detail,
+    )

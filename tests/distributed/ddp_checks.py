@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from processes import bits_agree, refusal, run, worst
+from scheduled import overflow_gradients, schedule_error
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
@@ -20,6 +21,9 @@ from tolerances import error, flat, same_bits
 PERTURBATIONS = [
     Perturbation(epsilon=0.3, norm=norm, steps=steps, risk=risk)
     for norm, steps, risk in itertools.product((2.0, math.inf), (1, 2, 3), ("mean", "final"))
+] + [
+    Perturbation(budget=0.2, cap=0.05, norm=norm, steps=steps)
+    for norm, steps in itertools.product((2.0, math.inf), (1, 2))
 ]
 KINDS = [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}]
 
@@ -183,6 +187,10 @@ CHECKS = {
     ),
     "refused: not DDP": lambda: refusal(lambda: per_worker(network())),
     "weights agree": weights_agree,
+    "schedule": lambda: worst(schedule_error(wrap(), part(joint(), dist.get_rank()))),
+    "overflow": lambda: overflow_gradients(
+        wrap(), part(joint(), dist.get_rank()), lambda model: [p.grad for p in model.parameters()]
+    ),
 }
 
 if __name__ == "__main__":

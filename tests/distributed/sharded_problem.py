@@ -51,7 +51,9 @@ def perturbations(norms, steps, granularities=GRANULARITIES, scales=SCALES):
     for scale, granularity, norm, K in itertools.product(scales, granularities, norms, steps):  # noqa: N806
         risk = "mean" if K > 1 else "final"
         epsilon = EPSILON.get(scale, 0.2)
-        yield Perturbation(epsilon=epsilon, norm=norm, scale=scale, granularity=granularity, steps=K, risk=risk)
+        options = {"norm": norm, "scale": scale, "granularity": granularity, "steps": K, "risk": risk}
+        yield Perturbation(epsilon=epsilon, **options)
+        yield Perturbation(budget=0.3, cap=0.05, **options)
 
 
 def sharded_parameters(model) -> list:

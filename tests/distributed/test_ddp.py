@@ -26,14 +26,25 @@ def test_own_walks_need_one_all_reduce_however_many_steps(found):
     assert found["all-reduces, shared"] == [2, 3, 4]
 
 
+def test_schedule_follows_the_mean_loss_of_all_workers(found):
+    assert found["schedule"] < EXACT
+
+
+def test_overflow_of_one_worker_gives_all_of_them_the_clean_gradient(found):
+    assert found["overflow"]
+
+
 def test_accumulation_in_no_sync(found):
-    """12 perturbations with K = 1, 2, 3: shared, the first micro-batch has K all-reduces and the second K + 1."""
+    """16 perturbations, 6 with K = 1, 6 with K = 2 and 4 with K = 3.
+
+    Shared, the first micro-batch has K all-reduces and the second K + 1.
+    """
     error, all_reduces = found["accumulated, shared"]
     assert error < EXACT
-    assert all_reduces == 4 * (3 + 5 + 7)
+    assert all_reduces == 6 * 3 + 6 * 5 + 4 * 7
     error, all_reduces = found["accumulated, per worker"]
     assert error < EXACT
-    assert all_reduces == 12
+    assert all_reduces == 16
     # Without a word about it, what is not synchronised is each worker's own, as the guide says.
     assert found["accumulated, nothing said"][0] < EXACT
 

@@ -48,9 +48,20 @@ def test_mixed_precision_policy(two):
     assert two["mixed precision"] < 1e-6
 
 
+def test_schedule_follows_the_mean_loss_of_all_processes(two):
+    assert two["schedule"] < EXACT
+
+
+def test_overflow_in_one_process_gives_all_of_them_the_clean_gradient(two):
+    assert two["overflow"]
+
+
 def test_one_collective_has_all_norms_of_a_pass(two):
-    """One for all sums over a pass's gradient; with K > 1 one more in each step, for the length of the position."""
-    assert two["collectives"] == {"2.0": [1, 4], "inf": [1, 4]}
+    """One for all sums over a pass's gradient.
+
+    With K > 1 one more in each step, for the length of the position, and one at the end, for the predicted rise.
+    """
+    assert two["collectives"] == {"2.0": [1, 5], "inf": [1, 5]}
 
 
 @pytest.mark.parametrize("world", ["two", "four"])

@@ -10,4 +10,4 @@ def test_example_runs_in_two_processes(name):
     done = start(str(TESTS.parent / "examples" / f"{name}.py"), 2)
     assert done.returncode == 0, done.stderr[-4000:]
     for worker in range(2):
-        assert done.stdout.count(f"worker {worker}: climbed") == 1
+        assert done.stdout.count(f"worker {worker}: fine") == 1

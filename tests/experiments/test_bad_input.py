@@ -62,7 +62,7 @@ CASES = {
     "compare digits --methods ,": "--methods must be one or more names with commas, got ','",
     "compare digits --methods sam,magic": "method must be one of baseline, sam,",
     "compare digits --walk epsilon=1": "--walk must look like METHOD.NAME=VALUE, METHOD one of baseline, sam, asam,",
-    "compare digits --walk ga-sam.radius=1": "a walk has no 'radius': it has epsilon, granularity, norm,",
+    "compare digits --walk ga-sam.radius=1": "a walk has no 'radius': it has budget, cap, epsilon, granularity, norm,",
     "compare digits --walk ga-sam.epsilon=big": "epsilon must be a finite number >= 0, got 'big'",
     "compare classify --train fields.csv": "fields.csv, line 22: 3 fields, but the header has 2",
     "reproduce table9": "study must be one of figure1, figure2, figure3",

@@ -159,7 +159,7 @@ def test_what_is_overridden_is_used_and_the_rest_is_kept():
         ("ga-sam", {"start_epoch": 11}, "start_epoch must be a whole number from 1 to 10, got 11"),
         ("ga-sam", {"start_epoch": "last"}, "start_epoch must be a whole number from 1 to 10, got 'last'"),
         ("ga-sam", {"same_noise": "yes"}, "same_noise must be true or false, got 'yes'"),
-        ("ga-sam", {"radius": 1}, "a walk has no 'radius': it has epsilon, granularity, norm, risk, same_noise, scale"),
+        ("ga-sam", {"radius": 1}, "a walk has no 'radius': it has budget, cap, epsilon, granularity, norm, risk"),
         ("ga-sam", {"moved": "nothing"}, "a walk has no 'moved': it has"),
     ],
 )

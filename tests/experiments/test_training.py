@@ -96,13 +96,13 @@ def test_loop_equals_one_written_out(tmp_path):
 
 
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from gasam.experiments import storage, train
 from gasam.experiments.plan import make
 
-out, task, method, moment, number = sys.argv[1:]
-plan = make(task, method, "tiny", settings={"epochs": 3})
+out, task, method, moment, number, walk = sys.argv[1:]
+plan = make(task, method, "tiny", settings={"epochs": 3}, walk=json.loads(walk))
 count = 0
 
 def killing(function):
@@ -126,8 +126,8 @@ train.run(plan, Path(out), cpu=True)
 """
 
 
-def run_until_killed(out, task, method, moment, number):
-    command = [sys.executable, "-c", KILLED, str(out), task, method, moment, str(number)]
+def run_until_killed(out, task, method, moment, number, walk=None):
+    command = [sys.executable, "-c", KILLED, str(out), task, method, moment, str(number), json.dumps(walk)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -143,13 +143,18 @@ def run_until_killed(out, task, method, moment, number):
         ("numerals", "SIGKILL-record", 1),
     ],
 )
-def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, tmp_path, tmp_path_factory):
-    """Best checkpoints, averaged ones, and a state that is carried from batch to batch."""
-    whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}", tmp_path / "killed"
-    plan = make(task, "ga-sam", "tiny", settings={"epochs": 3})
+@pytest.mark.parametrize("walk", [None, {"budget": 0.1, "cap": 0.01, "walk_progress": 0.05, "walk_warmup": 0.5}])
+def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp_path, tmp_path_factory):
+    """Best checkpoints, averaged ones, and a state that is carried from batch to batch; with a schedule and without."""
+    if walk and (task, moment) not in (("pydoc", "SIGKILL-step"), ("pydoc", "SIGTERM-step")):
+        pytest.skip("the schedule is saved with all else: two moments are enough")
+    whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}-{bool(walk)}", tmp_path / "killed"
+    plan = make(task, "ga-sam", "tiny", settings={"epochs": 3}, walk=walk)
     expected = run(plan, whole, cpu=True)
+    if walk:
+        assert expected["updates"] < expected["gradient_evaluations"] < 2 * expected["updates"]
 
-    first = run_until_killed(killed, task, "ga-sam", moment, number)
+    first = run_until_killed(killed, task, "ga-sam", moment, number, walk)
     stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
     assert first.returncode in stopped, first.stderr
     assert not list(killed.glob("*.json"))

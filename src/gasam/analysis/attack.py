@@ -116,7 +116,7 @@ class _Best:
 
 def check_home(visit: Visit) -> None:
     """A walk that cannot leave home for this reason would look as if there were nothing to find."""
-    if visit.k == 0 and visit.walk.state == NOT_FINITE:
+    if visit.k == 0 and visit.walk.seen.state == NOT_FINITE:
         raise ValueError(
             f"the loss, the gradient or the scale is not finite where the model stands (loss {float(visit.loss):g}): "
             "nothing can be found around it"

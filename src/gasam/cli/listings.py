@@ -49,7 +49,7 @@ def list_methods(task: str, json: bool) -> None:
 
 
 def _walk(entry: dict[str, Any]) -> str:
-    if not entry.get("epsilon"):
+    if not entry.get("epsilon") and not entry.get("budget"):
         return ""
     late = f", from epoch {entry['start_epoch']}" if entry["start_epoch"] > 1 else ""
     return f"L{entry['norm']} {entry['epsilon']:.3g}, K={entry['steps']}{late}".replace("Linf", "L-inf")

@@ -47,6 +47,22 @@ TextColumn = Annotated[str, typer.Option(help="Column with the text (classify)."
 LabelColumn = Annotated[str, typer.Option(help="Column with the label (classify).", rich_help_panel=DATA)]
 
 Epsilon = Annotated[float | None, typer.Option(help="Radius of the ball.", rich_help_panel=WALK)]
+Budget = Annotated[
+    float | None, typer.Option(help="Rise of the loss that a walk aims at, instead of epsilon.", rich_help_panel=WALK)
+]
+Cap = Annotated[
+    float | None, typer.Option(help="Largest offset of a tensor as a share of its weights.", rich_help_panel=WALK)
+]
+WalkProgress = Annotated[
+    float | None,
+    typer.Option(help="Full strength when the loss has fallen by this share, e.g. 0.2.", rich_help_panel=WALK),
+]
+WalkStart = Annotated[
+    str | None, typer.Option(help="First step with a walk, or a share of training such as 0.1.", rich_help_panel=WALK)
+]
+WalkWarmup = Annotated[
+    str | None, typer.Option(help="Steps, or a share of training, until full strength.", rich_help_panel=WALK)
+]
 Norm = Annotated[str | None, typer.Option(help="2, inf, or any number > 1.", rich_help_panel=WALK)]
 Steps = Annotated[int | None, typer.Option(help="K, the steps of a walk.", rich_help_panel=WALK)]
 Scale = Annotated[str | None, typer.Option(help="T, e.g. gradient_strength.", rich_help_panel=WALK)]
@@ -66,6 +82,16 @@ def norm(text: str | None, option: str = "--norm", allowed: str = "a number > 1 
         return math.inf if text.lower() in ("inf", "infinity", "max") else float(text)
     except ValueError:
         raise InputError(f"{option} must be {allowed}, got {text!r}") from None
+
+
+def steps_or_share(option: str, text: str | None) -> float | None:
+    """A whole number of steps stays an int; a share is a float."""
+    if text is None:
+        return None
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        raise InputError(f"{option} must be a number of steps or a share below 1, got {text!r}") from None
 
 
 def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from gasam import FreeLB, Perturbation, SharpBackward, same_noise
+from gasam import FreeLB, Perturbation, Schedule, SharpBackward, same_noise
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Family
 from gasam.experiments.radii import CHOSEN, KIN, PAPER, START_EPOCH, Radius
@@ -35,7 +35,10 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A method with every number it needs for one run; `start_epoch` counts from 1."""
+    """A method with every number it needs for one run; `start_epoch` counts from 1.
+
+    With a budget, epsilon is 0 and not used. The `walk_...` options are those of `gasam.Schedule`.
+    """
 
     method: str
     moved: Moved
@@ -47,6 +50,11 @@ class Choice:
     steps: int
     start_epoch: int = 1
     same_noise: bool = False
+    budget: float | None = None
+    cap: float | None = None
+    walk_progress: float | None = None
+    walk_start: float = 0
+    walk_warmup: float = 0
     epsilon_source: str
 
     def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
@@ -58,21 +66,33 @@ class Choice:
             return FreeLB(
                 words, self.epsilon, norm=self.norm, steps=self.steps, example_dim=dim, backward=backward, around=around
             )
-        return SharpBackward(model.named_parameters(), self.perturbation(), backward=backward, around=around)
+        return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
 
     def perturbation(self) -> Perturbation:
         names = {field.name for field in fields(Perturbation)}
-        return Perturbation(**{name: value for name, value in asdict(self).items() if name in names})
+        options = {name: value for name, value in asdict(self).items() if name in names}
+        return Perturbation(**options | {"epsilon": self.epsilon if self.budget is None else None})
+
+    def schedule(self) -> Schedule | None:
+        made = Schedule(progress=self.walk_progress, start=self.walk_start, warmup=self.walk_warmup)
+        return None if made == Schedule() else made
 
     def passes(self, epoch: int) -> int:
-        """Gradient evaluations a step in that epoch, counted from 1."""
-        return 1 + self.steps if self.epsilon > 0 and epoch >= self.start_epoch else 1
+        """Gradient evaluations a step in that epoch, counted from 1, at a strength above 0."""
+        return 1 + self.steps if (self.epsilon or self.budget) and epoch >= self.start_epoch else 1
 
     def identity(self) -> dict[str, Any]:
-        """Every number as JSON can hold it; where epsilon comes from does not change a run."""
-        options = asdict(self)
+        """Every number as JSON can hold it; where epsilon comes from does not change a run.
+
+        Newer options are left out at their defaults, so that older records keep their identity.
+        """
+        options = {name: value for name, value in asdict(self).items() if name not in LATER or value != LATER[name]}
         del options["epsilon_source"]
         return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
+
+
+LATER = {"budget": None, "cap": None, "walk_progress": None, "walk_start": 0, "walk_warmup": 0}
+"""Options that came after the first records, with their defaults."""
 
 
 WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
@@ -83,7 +103,8 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     """The paper's settings of a method for a task, or the nearest there are, with what the user overrides."""
     found = _find(method)
     given = _given(found, overrides or {})
-    radius, origin = _radius(found, task, complete=given.keys() >= {"epsilon", "norm"})
+    complete = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
+    radius, origin = _radius(found, task, complete)
     choice = Choice(
         method=method,
         moved=found.moved,
@@ -98,11 +119,16 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     )
     if found.moved == "nothing":
         return choice
-    if "epsilon" in given or "norm" in given:
+    if given.keys() & {"epsilon", "norm", "budget"}:
         given["epsilon_source"] = "command line"
+    if "budget" in given:
+        if "epsilon" in given:
+            raise InputError("give either --epsilon or --budget: both are the size of the walk")
+        given["epsilon"] = 0.0
     choice = replace(choice, **given)
     try:
         choice.perturbation()
+        choice.schedule()
     except ValueError as error:
         raise InputError(str(error)) from None
     if choice.start_epoch not in range(1, epochs + 1):
@@ -117,11 +143,12 @@ def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"a walk has no {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
     if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
         raise InputError(f"the baseline does not walk: leave out {_option(left)}, or name a method")
-    if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk"}):
+    if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk", *LATER}):
         raise InputError(f"{method.name} moves embeddings, not weights: leave out {_option(left)}")
     if not isinstance(given.get("same_noise", False), bool):
         raise InputError(f"same_noise must be true or false, got {given['same_noise']!r}")
-    numbers = {name: float(given[name]) for name in ("epsilon", "norm") if type(given.get(name)) is int}
+    sizes = ("epsilon", "norm", "budget", "cap", "walk_progress")
+    numbers = {name: float(given[name]) for name in sizes if type(given.get(name)) is int}
     return given | numbers
 
 

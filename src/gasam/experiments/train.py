@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.experiments import records
 from gasam.experiments.checkpoints import Checkpoints, Weights
@@ -105,6 +106,8 @@ class Training:
         self.progress = Progress(**saved["progress"])
         self.loss.fill_(self.progress.loss)
         self.carried = to_device(saved["carried"], self.accelerator.device)
+        if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
+            self.sharp.load_state_dict(saved["schedule"])
         if self.norms is not None:
             if saved.get("norms") is None:
                 raise without_norms(self.checkpoints.last)
@@ -113,6 +116,8 @@ class Training:
     def save(self) -> None:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
+        if isinstance(self.sharp, SharpBackward) and self.sharp.strength.schedule is not None:
+            state["schedule"] = self.sharp.state_dict()
         norms = self.norms.state_dict() if self.norms is not None else None
         self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
 
@@ -143,6 +148,8 @@ class Training:
         order = torch.Generator().manual_seed(self.draw("order", progress.epoch))
         batches = self.family.batches(order)
         self.sharp.enabled = progress.epoch + 1 >= self.choice.start_epoch
+        if isinstance(self.sharp, SharpBackward):
+            self.sharp.strength.total_steps = len(batches) * self.settings.epochs
         shown = begun = time.perf_counter()
         for chosen in batches[progress.step :]:
             self.train_step(chosen)
@@ -174,7 +181,8 @@ class Training:
         self.optimizer.step()
         self.loss += loss
         progress.updates += 1
-        progress.passes += self.choice.passes(progress.epoch + 1)
+        assert self.sharp.last is not None
+        progress.passes += len(self.sharp.last.losses)
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """This process's part of the batch: more processes make it faster, not larger.

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
-from gasam.contexts import leaves_passes_local, shared_walk, together
+from gasam.contexts import includes, per_worker, shared_walk, together
 from gasam.fold import loss_factor
+from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, now
 
 
@@ -23,11 +24,11 @@ class FirstPass:
         self.sharp = sharp
         self.loss: Tensor | None = None
         self._around = sharp.around
-        if isinstance(model, DistributedDataParallel) and not leaves_passes_local(sharp.around):
+        if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
             # Frameworks accumulate under no_sync, where the early micro-batches would be walked by each on its own.
             self._around = together(shared_walk(model), sharp.around)
         self._stack = ExitStack()
-        self._stack.enter_context(self._around(0, not walks(sharp)))
+        self._stack.enter_context(self._around(0, not sharp.walks()))
 
     def close(self) -> None:
         self._stack.close()
@@ -55,17 +56,13 @@ class FirstPass:
                 raise RuntimeError("what was backed does not come from the loss of the clean pass: is it detached?")
             factors.append(at_loss[0] / at_made[0])
 
-        with shadowed(self.sharp, backward=back, around=self._pass, gradient_scale=lambda: now(scale) * items):
+        replaced = {"backward": back, "around": self._pass, "gradient_scale": lambda: now(scale) * items}
+        with shadowed(self.sharp, _knows_function=True, **replaced):
             self.sharp(lambda: again() if factors else loss)
         return factors[0]
 
     def _pass(self, k: int, last: bool) -> AbstractContextManager[Any]:
         return self._stack if k == 0 else self._around(k, last)
-
-
-def walks(sharp: SharpBackward) -> bool:
-    """Whether there will be more than the clean pass."""
-    return sharp.enabled and sharp.perturbation.epsilon > 0
 
 
 @contextmanager
@@ -94,6 +91,26 @@ def shadowed(owner: object, **attributes: object) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def check_order(cls: type, mixin: type, framework: str) -> None:
+    """A mixin that comes after the framework's class in the list of bases would do nothing."""
+    names = [base.__name__ for base in cls.__mro__]
+    if framework in names and names.index(framework) < names.index(mixin.__name__):
+        raise TypeError(
+            f"{cls.__name__} has {mixin.__name__} after {framework} in its bases, where it does nothing: write class "
+            f"{cls.__name__}({mixin.__name__}, ...)"
+        )
+
+
+def check_optimizers(optimizers: Iterable[object], mixin: str) -> None:
+    """The walk must not be done twice."""
+    for optimizer in optimizers:
+        if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
+            raise RuntimeError(
+                f"{mixin} and SharpnessAware are both here, and each would walk: give the plain optimizer, or leave "
+                f"out {mixin}"
+            )
 
 
 def check_parts(sharp: object, model: nn.Module, builder: str) -> None:

@@ -13,9 +13,17 @@ from torch import Tensor
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed
+from gasam.integrations.first_pass import (
+    FirstPass,
+    check_optimizers,
+    check_order,
+    check_parts,
+    knows_all,
+    shadowed,
+)
 from gasam.passes import Around
-from gasam.perturbation import Perturbation, check_perturbation
+from gasam.perturbation import Perturbation
+from gasam.schedule import Schedule, StrengthOfStep
 
 if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well
     require("lightning", "lightning")
@@ -25,18 +33,24 @@ if TYPE_CHECKING:
 else:
     LightningModule = object
 
+_STATE = "gasam_walk_schedule"  # key of a checkpoint
 _REFUSED = {"FSDPStrategy", "DeepSpeedStrategy"}
 
 
 class SharpnessAwareModule(LightningModule):
-    """Goes before LightningModule, or before a module of yours, in the list of bases; wants `self.perturbation`.
+    """Goes before LightningModule, or before a module of yours, in the list of bases.
+
+    Set `self.perturbation` and `self.schedule` to choose a walk; without them it is the recommended one. The schedule's
+    state is saved in Lightning's checkpoints.
 
     The optimizer stays what it is, and so do accumulation, clipping, precision, DDP and FSDP2. `training_step` runs K+1
     times; what it logs and counts in torchmetrics is the clean pass, and `self.clean_pass` says which one it is in.
     Logs `sharpness` and `perturbation_norm`. Override `configure_sharp_backward` for contexts, groups or details.
     """
 
-    perturbation: Perturbation  # without a value here, which would hide that of a class further down
+    # Without values here, which would hide those of a class further down.
+    perturbation: Perturbation
+    schedule: Schedule | StrengthOfStep | None
     clean_pass = True
     _sharp: SharpBackward | None = None
     _first: FirstPass | None = None
@@ -46,14 +60,14 @@ class SharpnessAwareModule(LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_order(cls, SharpnessAwareModule, "LightningModule")
         step = getattr(cls, "training_step", None)
         if step is not None and step.__qualname__ != "LightningModule.training_step" and not hasattr(step, "_kept"):
             cls.training_step = _keeping(step)  # type: ignore[method-assign]
 
     def configure_sharp_backward(self) -> SharpBackward:
         """Called once, when `self.sharp` is first asked for."""
-        check_perturbation(getattr(self, "perturbation", None))
-        return SharpBackward(self.named_parameters(), self.perturbation)
+        return SharpBackward(self, getattr(self, "perturbation", None), schedule=getattr(self, "schedule", None))
 
     @property
     def sharp(self) -> SharpBackward:
@@ -61,6 +75,16 @@ class SharpnessAwareModule(LightningModule):
         if self._sharp is None:
             self._sharp = self.configure_sharp_backward()
         return self._sharp
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.sharp.strength.schedule is not None:
+            checkpoint[_STATE] = self.sharp.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if _STATE in checkpoint:
+            self.sharp.load_state_dict(checkpoint[_STATE])
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         first, self._first = self._first, None
@@ -97,7 +121,11 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
             self._first.close()
         if self._checked is not self._trainer or not knows_all(self.sharp, self._trainer.optimizers):
             check_parts(self.sharp, self, "configure_sharp_backward")
+            check_optimizers(self._trainer.optimizers, "SharpnessAwareModule")
             self._checked = self._trainer
+            if self.sharp.strength.total_steps is None:
+                self.sharp.strength.total_steps = _total_steps(self._trainer)
+        self.sharp.begin_step(self._trainer.global_step)
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
         self._arguments = (args, kwargs)
         with ExitStack() as failing:
@@ -112,6 +140,12 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
 
     training_step._kept = True  # type: ignore[attr-defined]
     return training_step
+
+
+def _total_steps(trainer: Any) -> int | None:
+    """None if the Trainer does not know."""
+    total = trainer.estimated_stepping_batches
+    return int(total) if 0 < total < float("inf") else None
 
 
 def lightning_closure(module: LightningModule) -> Around:
@@ -149,7 +183,7 @@ def _refuse(module: SharpnessAwareModule) -> None:
     if not module.automatic_optimization:
         raise RuntimeError(
             "SharpnessAwareModule is for automatic optimisation: in a loop of your own use "
-            "SharpBackward(self.parameters(), ..., backward=self.manual_backward)"
+            "SharpBackward(self, backward=self.manual_backward)"
         )
     strategy = type(module.trainer.strategy)
     if not _REFUSED.isdisjoint(each.__name__ for each in strategy.__mro__):

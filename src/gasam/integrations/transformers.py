@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,9 +17,18 @@ from torch import Tensor, nn
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_parts, knows_all, shadowed, walks
+from gasam.integrations.first_pass import (
+    FirstPass,
+    check_optimizers,
+    check_order,
+    check_parts,
+    knows_all,
+    shadowed,
+)
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.recommended import or_recommended
 from gasam.scales import Weight, one, weight_rms
+from gasam.schedule import Schedule, StrengthOfStep
 
 require("transformers", "transformers", "accelerate")
 
@@ -27,21 +39,35 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
+_STATE = "walk_schedule.json"  # file of a checkpoint
 _REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
 class SharpnessAwareTrainerMixin(_Trainer):
-    """Goes before Trainer, or before a trainer of yours, in the list of bases; wants the argument `perturbation`.
+    """Goes before Trainer, or before a trainer of yours, in the list of bases.
+
+    The arguments `perturbation` and `schedule` choose a walk; without them it is the recommended one. The schedule's
+    state is saved beside the optimizer's.
 
     The first pass is the Trainer's own; later ones call `compute_loss` again. Optimizer, scheduler, clipping,
-    accumulation, checkpoints and callbacks stay the Trainer's. Beside the clean loss `sharpness`, the mean of
-    L(w + a_K) - L(w) in the loss's units, and `perturbation_norm`, the mean |a_K|, are logged.
+    accumulation, checkpoints and callbacks stay the Trainer's. Beside the clean loss it logs `sharpness`, the mean of
+    L(w + a_K) - L(w) in the loss's units, and `perturbation_norm`, the mean |a_K|.
     Override `create_sharp_backward` for contexts, groups or details.
     """
 
-    def __init__(self, *args: Any, perturbation: Perturbation, **kwargs: Any) -> None:
-        check_perturbation(perturbation)
-        self.perturbation = perturbation
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_order(cls, SharpnessAwareTrainerMixin, "Trainer")
+
+    def __init__(
+        self,
+        *args: Any,
+        perturbation: Perturbation | None = None,
+        schedule: Schedule | StrengthOfStep | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.perturbation, self.schedule = or_recommended(perturbation, schedule)
+        check_perturbation(self.perturbation)
         self._sharp: SharpBackward | None = None
         self._made_for: nn.Module | None = None
         self._seen = _Seen()
@@ -52,7 +78,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
     def create_sharp_backward(self) -> SharpBackward:
         """Called once for a model, when `self.sharp` is first asked for."""
         assert self.model is not None
-        return SharpBackward(self.model.named_parameters(), self.perturbation)
+        return SharpBackward(self.model, self.perturbation, schedule=self.schedule)
 
     @property
     def sharp(self) -> SharpBackward:
@@ -69,7 +95,11 @@ class SharpnessAwareTrainerMixin(_Trainer):
         sharp = self.sharp
         if not self._checked or not knows_all(sharp, filter(None, [self.optimizer])):
             check_parts(sharp, model, "create_sharp_backward")
+            check_optimizers(filter(None, [self.optimizer]), "SharpnessAwareTrainer")
             self._checked = True
+        if sharp.strength.total_steps is None:
+            sharp.strength.total_steps = self.state.max_steps
+        sharp.begin_step(self.state.global_step)
         items = _items(self, model, inputs, num_items_in_batch)
         first = FirstPass(sharp, model)
         losses = _Losses(self.compute_loss, self.compute_loss_context_manager, first)
@@ -83,6 +113,21 @@ class SharpnessAwareTrainerMixin(_Trainer):
         with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
             return super().training_step(model, inputs, num_items_in_batch)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save and self.sharp.strength.schedule is not None:
+            Path(output_dir, _STATE).write_text(json.dumps(self.sharp.state_dict()))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self.sharp.strength.schedule is None:
+            return
+        file = Path(checkpoint, _STATE)
+        if file.exists():
+            self.sharp.load_state_dict(json.loads(file.read_text()))
+        else:
+            warnings.warn(f"{file} is missing, so the schedule begins anew: the walk waits again", stacklevel=2)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._seen.walks:
             logs |= self._seen.means(self.accelerator.gather, self.state.global_step)
@@ -90,11 +135,11 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
 
 class SharpnessAwareTrainer(SharpnessAwareTrainerMixin, Trainer):
-    """`Trainer` with `perturbation=ga_sam(1e-4)`."""
+    """`Trainer`, with the arguments `perturbation` and `schedule`."""
 
 
 class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
-    """`Seq2SeqTrainer` with `perturbation=ga_sam(1e-4)`."""
+    """`Seq2SeqTrainer`, with the arguments `perturbation` and `schedule`."""
 
 
 class _Losses:
@@ -141,10 +186,10 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
     """How many times the mean over its own examples a micro-batch's loss is.
 
     The Trainer has sums over tokens divided by those of all micro-batches and workers, and multiplies by the workers.
-    Where there is no walk, or T does not see the gradient, nobody wants to know.
+    It is not needed where there is no walk, or where neither T nor epsilon depends on the size of the gradient.
     """
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
-    if of_all is None or single or not walks(trainer.sharp) or _is_blind(trainer.sharp.perturbation):
+    if of_all is None or single or not trainer.sharp.walks() or _is_blind(trainer.sharp.perturbation):
         return 1.0
     if trainer._multiple is None:
         trainer._multiple = _multiple(trainer, model, inputs)
@@ -155,7 +200,9 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
 
 
 def _is_blind(perturbation: Perturbation) -> bool:
-    """Whether T has degree 0 in the gradient; of a function of the user's own that is not known."""
+    """Whether T has degree 0 in the gradient and epsilon is fixed; for a function of the user's own it is unknown."""
+    if perturbation.budget is not None:
+        return False
     scale = perturbation.scale_function
     return scale in (one, weight_rms) or isinstance(scale, Weight)
 

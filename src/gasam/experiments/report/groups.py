@@ -169,7 +169,9 @@ def data_hash(record: Record) -> str:
 
 
 def radius(group: Group) -> str:
-    return f"{in_words({'norm': group.walk['norm']})} {group.walk['epsilon']:g}"
+    budget = group.walk.get("budget")
+    size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
+    return f"{in_words({'norm': group.walk['norm']})} {size}"
 
 
 def _radius(group: Group) -> str:

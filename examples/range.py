@@ -1,0 +1,24 @@
+"""A range test: what walks of a dozen sizes would do to your model, measured in seconds and without training it."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import SharpBackward, ga_sam, range_test
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Dropout(0.2), nn.Linear(50, 3))
+batches = [(torch.randn(64, 20), torch.randint(3, (64,))) for _ in range(2)]
+sharp = SharpBackward(model, ga_sam(budget=0.1, cap=1.0))
+
+found = range_test(sharp, lambda batch: cross_entropy(model(batch[0]), batch[1]), batches)
+print(found)
+
+picture = Path(tempfile.mkdtemp(), "range.png")
+found.draw(picture)
+
+assert len(found.rows) == 12
+assert picture.exists()

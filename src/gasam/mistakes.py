@@ -1,0 +1,131 @@
+"""Mistakes in a loss function that would stay silent, found in the first call from its code and its loss's graph."""
+
+from __future__ import annotations
+
+import dis
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gasam.contexts import nodes
+from gasam.passes import loss_in
+
+_LARGE_SCALE = 256
+
+
+def look_at_function(function: Callable[[], Any]) -> None:
+    """Warn if it takes its batch from an iterator, or overwrites a variable that it also reads."""
+    if not isinstance(function, FunctionType):
+        return
+    for name, value in _variables(function).items():
+        if isinstance(value, Iterator):
+            _warn(
+                f"the loss function uses the iterator {name!r}: each of the K+1 passes would take another batch: call "
+                "next() before, and use the batch inside"
+            )
+    for name in _overwritten(function):
+        _warn(
+            f"the loss function reads and overwrites {name!r}: each of the K+1 passes would start from what the "
+            f"previous one left: return it, as in (loss, {name}), and assign it after the call"
+        )
+
+
+def checked_once(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The same function, with a look at the graph of its loss."""
+    if not callable(function):
+        return function
+    ahead = [torch.autograd._get_sequence_nr()]  # type: ignore[attr-defined]
+
+    def checked() -> Any:
+        result = function()
+        loss = loss_in(result)
+        if ahead and isinstance(loss, Tensor):
+            _check_graph(loss, ahead.pop())
+            _look_at_scale(loss)
+        return result
+
+    return checked
+
+
+def _check_graph(loss: Tensor, before: int) -> None:
+    """`before` is autograd's counter from before the call: older nodes were computed outside of the loss function."""
+    older = [node for node in nodes(loss) if _number(node) < before]
+    if older:
+        raise RuntimeError(
+            "the loss function uses a result that was computed before it was called, which can't be computed again "
+            f"with other weights ({older[0].name()}): compute everything from the inputs inside the function, as in "
+            "sharp(lambda: loss_function(model(x), y))"
+        )
+
+
+def _look_at_scale(loss: Tensor) -> None:
+    """Warn if its last operation looks like a gradient scaler's."""
+    node: Any = loss.grad_fn
+    if node is None or node.name() != "MulBackward0":
+        return
+    factors = [saved for saved in (node._saved_self, node._saved_other) if isinstance(saved, Tensor)]
+    for factor in factors:
+        if factor.numel() == 1 and not factor.requires_grad and _is_loss_scale(float(factor)):
+            _warn(
+                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and so the "
+                "walk changes with it: return the loss as it is, and give "
+                "backward=lambda loss: scaler.scale(loss).backward()"
+            )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Around a later pass: torch's message about a graph that is gone gets its reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise RuntimeError(
+            "the loss was computed from a result of an earlier pass, or from one that was computed before the call: "
+            "compute everything from the inputs inside the function"
+        ) from error
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """The variables from outside that the function's own code uses."""
+    code = function.__code__
+    found = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return found
+
+
+def _overwritten(function: FunctionType) -> list[str]:
+    """Variables from outside that are read first and assigned later, such as a recurrent state; not counters."""
+    uses: dict[str, list[str]] = {}
+    for instruction in dis.get_instructions(function):
+        if instruction.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "STORE_DEREF", "STORE_GLOBAL"):
+            uses.setdefault(str(instruction.argval), []).append(instruction.opname.partition("_")[0])
+    values = _variables(function)
+    both = [name for name, order in uses.items() if order[0] == "LOAD" and "STORE" in order]
+    return [name for name in both if name in values and not isinstance(values[name], int)]
+
+
+def _number(node: Any) -> float:
+    """When the node was made; nodes that do not tell count as new."""
+    try:
+        return float(node._sequence_nr())
+    except AttributeError:
+        return float("inf")
+
+
+def _is_loss_scale(factor: float) -> bool:
+    return factor >= _LARGE_SCALE and factor == 2 ** round(torch.tensor(factor).log2().item())
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=4)

@@ -1,0 +1,170 @@
+"""A range test: what walks of a dozen sizes would do to a model, measured without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gasam.ascent import Pass
+from gasam.backward import SharpBackward
+from gasam.contexts import same_noise, unchanged_state
+from gasam.passes import back, call, now
+from gasam.trace import Trace
+from gasam.walk import traced_climb
+
+SIZES = tuple(2.0**k for k in range(-6, 6))
+"""Multiples of the size that is tested."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Walks of one size, averaged over the batches."""
+
+    size: float  # epsilon or budget
+    predicted: float  # rise of the mean loss, to first order
+    measured: float
+    ratio: float  # |a|/|w|
+    largest_ratio: float
+    largest: str  # its group
+    cosines: tuple[float, ...]  # between the clean and the displaced gradient, for each group
+
+    @property
+    def lowest_cosine(self) -> float:
+        return min(self.cosines, default=1.0)
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The result of `range_test`. Printing it shows a table; `draw` makes a picture."""
+
+    unit: str  # "budget" or "epsilon"
+    groups: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def turning_point(self) -> tuple[float, str] | None:
+        """The smallest size at which the gradient of some group turns (its cosine is below 0), and that group."""
+        for row in self.rows:
+            if row.lowest_cosine < 0:
+                return row.size, self.groups[row.cosines.index(row.lowest_cosine)]
+        return None
+
+    @property
+    def _article(self) -> str:
+        return "an" if self.unit == "epsilon" else "a"
+
+    def summary(self) -> str:
+        turn = self.turning_point()
+        if turn is None:
+            return f"No group's gradient turns up to {self._article} {self.unit} of {self.rows[-1].size:.3g}."
+        return f"The gradient of {turn[1]} turns at {self._article} {self.unit} of {turn[0]:.3g}: stay well below it."
+
+    def __str__(self) -> str:
+        head = f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"
+        lines = [
+            f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g} {row.largest_ratio:10.3g}"
+            f" {row.lowest_cosine:14.3f}  {row.largest}"
+            for row in self.rows
+        ]
+        return "\n".join([head, *lines, self.summary()])
+
+    def draw(self, file: str | Path) -> None:
+        """Rise, |a|/|w| and cosines against the size, as a picture; needs matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ImportError("draw needs matplotlib: pip install matplotlib") from None
+        figure = Figure(figsize=(11, 3.2), layout="constrained")
+        rises, ratios, cosines = figure.subplots(1, 3)
+        sizes = [row.size for row in self.rows]
+        rises.plot(sizes, [row.predicted for row in self.rows], label="predicted")
+        rises.plot(sizes, [row.measured for row in self.rows], label="measured")
+        rises.set(ylabel="rise of the loss", yscale="symlog")
+        rises.legend()
+        ratios.plot(sizes, [row.ratio for row in self.rows], label="all weights")
+        ratios.plot(sizes, [row.largest_ratio for row in self.rows], label="largest of a group")
+        ratios.set(ylabel="|a| / |w|", yscale="log")
+        ratios.legend()
+        cosines.plot(sizes, [row.cosines for row in self.rows], lw=0.8)
+        cosines.axhline(0, color="black", lw=0.6)
+        cosines.set(ylabel="cosine of each group's gradients")
+        for axes in (rises, ratios, cosines):
+            axes.set(xscale="log", xlabel=self.unit)
+        figure.savefig(file)
+
+
+def range_test(
+    sharp: SharpBackward,
+    loss_function: Callable[[Any], Any],
+    batches: Iterable[Any],
+    *,
+    sizes: Sequence[float] | None = None,
+) -> RangeTest:
+    """Walk on some batches with a dozen sizes and compare the gradients, with the same dropout masks in all passes.
+
+    Weights, gradients, running statistics, random numbers and the schedule are left as they were. One to four batches
+    are enough. Needs the memory of `detailed=True`.
+
+    Args:
+        sharp: Its perturbation is tested, with its cap, at full strength.
+        loss_function: A function from a batch to the loss.
+        batches: Some batches of training data.
+        sizes: Epsilons or budgets, in the unit of the perturbation. By default 12, from 1/64 to 32 times its own.
+    """
+    unit = "epsilon" if sharp.perturbation.budget is None else "budget"
+    if sharp.perturbation.size == 0:
+        raise ValueError(f"the perturbation has a size of 0, so there is nothing to test: {sharp.perturbation}")
+    if sizes is None:
+        sizes = [sharp.perturbation.size * multiple for multiple in SIZES]
+    batches = list(batches)
+    if not batches or not sizes or min(sizes) <= 0:
+        raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
+    rows = list[Row]()
+    groups = tuple[str, ...]()
+    with unchanged_state(sharp.model, sharp.parameters):
+        for size in sorted(sizes):
+            strength = size / sharp.perturbation.size
+            traces = [_walk(sharp, strength, partial(loss_function, batch)) for batch in batches]
+            assert traces[0].detail is not None
+            groups = tuple(traces[0].detail.labels)
+            rows.append(_row(size, traces, groups))
+    return RangeTest(unit, groups, tuple(rows))
+
+
+def _walk(sharp: SharpBackward, strength: float, function: Callable[[], Any]) -> Trace:
+    noise = same_noise()
+
+    def evaluate(k: int) -> Pass:
+        for parameter in sharp.parameters:
+            parameter.grad = None
+        with noise(k, False), sharp.around(k, k == sharp.perturbation.steps):
+            loss, _ = call(function)
+            factor = back(loss, sharp.backward, 1.0)
+        scale = now(sharp.gradient_scale)
+        return Pass(loss.detach().clone().reshape(()), factor * scale, scale)
+
+    return traced_climb(sharp.weights, evaluate, sharp.perturbation, strength=strength, detailed=True)
+
+
+def _row(size: float, traces: Sequence[Trace], groups: tuple[str, ...]) -> Row:
+    metrics = [trace.metrics() for trace in traces]
+    name, largest = max((trace.groups.largest_ratio() for trace in traces if trace.groups), key=lambda each: each[1])
+    cosines = [trace.detail.cosines for trace in traces if trace.detail is not None]
+    means = torch.stack([each for each in cosines if each is not None]).mean(0)
+    return Row(
+        size=size,
+        predicted=_mean([each["predicted_rise"] for each in metrics]),
+        measured=_mean([float(trace.rise) for trace in traces if trace.rise is not None]),
+        ratio=_mean([each["perturbation_ratio"] for each in metrics]),
+        largest_ratio=largest,
+        largest=name,
+        cosines=tuple(means.tolist()),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

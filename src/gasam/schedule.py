@@ -1,0 +1,234 @@
+"""When to walk and how strongly: the record of its options, and the state that a run keeps."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gasam.sharded import sharding
+
+BLOCK = 10
+"""Optimizer steps between two updates of the progress."""
+SMOOTHING = 0.6
+PATIENCE = 1000
+"""After how many steps without progress the user is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The strength of the walk, from 0 (one plain pass) to 1; it multiplies epsilon or the budget.
+
+    The strengths of all parts are multiplied. A function from the step to a strength can replace this record.
+
+    Args:
+        progress: Full strength when the loss has fallen by this share of its initial value, 0.2 for 20 percent; in
+            proportion before that. The walk weakens by itself when the loss rises again.
+        start: The first step with a walk: an int, or a float for a share of training, which needs `total_steps`.
+        warmup: The strength grows evenly over this many steps after `start`; an int or a share.
+    """
+
+    progress: float | None = None
+    start: float = 0
+    warmup: float = 0
+
+    def __post_init__(self) -> None:
+        if self.progress is not None and not (_is_number(self.progress) and 0 < self.progress < math.inf):
+            raise ValueError(f"progress must be a finite number > 0, such as 0.2, or None, got {self.progress!r}")
+        for name, value in (("start", self.start), ("warmup", self.warmup)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            if not whole and not (isinstance(value, float) and 0 <= value < 1):
+                raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
+
+    def of_step(self, step: int, total_steps: int | None) -> float:
+        """The strength by `start` and `warmup` at a step, counted from 0."""
+        start, warmup = (_in_steps(name, getattr(self, name), total_steps) for name in ("start", "warmup"))
+        return min(1.0, max(0.0, (step - start + 1) / (warmup + 1)))
+
+
+StrengthOfStep = Callable[[int], float]
+
+
+class Strength:
+    """The strength of each step of one run, and what it depends on: the step, and the losses so far.
+
+    Losses are summed on the device. Every 10 optimizer steps the mean is read, averaged over the processes of the
+    group, and smoothed. So the strength is the same in every process.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | StrengthOfStep | None,
+        tensors: Sequence[Tensor],
+        *,
+        accumulation: int = 1,
+        total_steps: int | None = None,
+        process_group: Any = None,
+    ) -> None:
+        if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+            raise ValueError(f"accumulation must be a whole number >= 1, got {accumulation!r}")
+        if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
+            raise TypeError(f"schedule must be a Schedule or a function of the step, got {type(schedule).__name__}")
+        self.schedule = schedule
+        self.total_steps = total_steps
+        self.process_group = process_group
+        self.accumulation = accumulation
+        self.step = 0
+        self.manual = False  # whether the loop says when a step begins
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._calls = 0  # micro-batches of this step so far
+        self._steps_in_block = 0
+        self._initial: float | None = None
+        self._smoothed = 0.0
+        self._without_progress = False  # the initial loss can't be used
+        self._told = False
+        kind = torch.float32 if self._device.type == "mps" else torch.float64
+        self._step_sum = torch.zeros(2, dtype=kind, device=self._device)  # of the losses, and how many they are
+        self._block_sum = torch.zeros(2, dtype=kind, device=self._device)  # of the steps' means, and how many they are
+
+    def __call__(self) -> float:
+        """The strength now."""
+        if self.schedule is None:
+            return 1.0
+        if not isinstance(self.schedule, Schedule):
+            return _checked(self.schedule(self.step), self.step)
+        strength = self.schedule.of_step(self.step, self.total_steps)
+        if self.schedule.progress is None or self._without_progress:
+            return strength
+        if self._initial is None:
+            return 0.0
+        fallen = (self._initial - self._smoothed) / (self.schedule.progress * abs(self._initial))
+        return strength * min(1.0, max(0.0, fallen))
+
+    def begin_step(self, step: int) -> None:
+        """A new optimizer step begins; the calls until the next one share its strength. The same step again is fine."""
+        self.manual = True
+        if step != self.step:
+            self._end_step()
+        self.step = step
+
+    @torch.no_grad()
+    def count(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> None:
+        """After a call that succeeded, with the loss of its clean pass."""
+        if self.schedule is None:
+            return
+        if isinstance(self.schedule, Schedule) and self.schedule.progress is not None:
+            loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(self._step_sum)
+            finite = loss.isfinite()
+            self._step_sum += torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)])
+        self._calls += 1
+        if not self.manual and self._calls >= self.accumulation:
+            self._end_step()
+            self.step += 1
+
+    def _end_step(self) -> None:
+        if self._calls == 0:
+            return
+        total, number = self._step_sum
+        self._block_sum += torch.stack([total / number.clamp(min=1), (number > 0).to(number)])
+        self._step_sum.zero_()
+        self._calls = 0
+        self._steps_in_block += 1
+        if self._steps_in_block == BLOCK:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        self._steps_in_block = 0
+        if not isinstance(self.schedule, Schedule) or self.schedule.progress is None:
+            return
+        total, number = self._over_processes(self._block_sum).tolist()
+        self._block_sum.zero_()
+        if self._initial is None and not self._without_progress:
+            self._begin(total / number if number else math.nan)
+        elif self._initial is not None and number:
+            self._smoothed = SMOOTHING * self._smoothed + (1 - SMOOTHING) * total / number
+        if (
+            not self._told
+            and self.step >= PATIENCE
+            and self() == 0
+            and self.schedule.of_step(self.step, self.total_steps)
+        ):
+            self._told = True
+            warnings.warn(
+                f"the walk has not begun after {self.step} steps, because the loss has not fallen below its initial "
+                f"value {self._initial:.4g}: schedule=Schedule() walks from the start",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _begin(self, loss: float) -> None:
+        if math.isfinite(loss) and loss != 0:
+            self._initial = self._smoothed = loss
+            return
+        self._without_progress = True
+        warnings.warn(
+            f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
+            f"{loss:g}: the walk begins now, with `start` and `warmup` alone",
+            UserWarning,
+            stacklevel=5,
+        )
+
+    def _over_processes(self, sums: Tensor) -> Tensor:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return sums
+        total = sums.clone()
+        torch.distributed.all_reduce(total, group=self.process_group)
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; reading them synchronises."""
+        return {
+            "step": self.step,
+            "calls": self._calls,
+            "steps_in_block": self._steps_in_block,
+            "initial": self._initial,
+            "smoothed": self._smoothed,
+            "without_progress": self._without_progress,
+            "told": self._told,
+            "step_sum": self._step_sum.tolist(),
+            "block_sum": self._block_sum.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if missing := self.state_dict().keys() - state.keys():
+            raise KeyError(f"the state of a schedule has no {min(missing)!r}: is it one of SharpBackward.state_dict()?")
+        self.step, self._calls, self._steps_in_block = state["step"], state["calls"], state["steps_in_block"]
+        self._initial, self._smoothed = state["initial"], state["smoothed"]
+        self._without_progress, self._told = state["without_progress"], state["told"]
+        for sums, saved in ((self._step_sum, "step_sum"), (self._block_sum, "block_sum")):
+            sums.copy_(torch.tensor(state[saved], dtype=sums.dtype))
+
+
+def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
+    """The process group of a DDP or FSDP2 model; None stands for the default one."""
+    if isinstance(model, DistributedDataParallel):
+        return model.process_group
+    meshes = {shard[0] for shard in map(sharding, tensors) if shard is not None}
+    if len(meshes) == 1 and next(iter(meshes)).ndim == 1:
+        return next(iter(meshes)).get_group()
+    return None
+
+
+def _in_steps(name: str, value: float, total_steps: int | None) -> int:
+    if isinstance(value, int):
+        return value
+    if value and total_steps is None:
+        raise ValueError(f"{name}={value} is a share of training: give total_steps, or {name} as a number of steps")
+    return round(value * (total_steps or 0))
+
+
+def _checked(strength: object, step: int) -> float:
+    if not _is_number(strength) or not 0 <= strength <= 1:  # type: ignore[operator]
+        raise ValueError(f"the schedule must give a strength in [0, 1], got {strength!r} for step {step}")
+    return float(strength)  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
