@@ -37,8 +37,8 @@ def overhead(measured: dict[str, Any]) -> str:
 
 A GA-SAM step against two forward and backward passes and one step of Adam. The control is the same two passes
 against themselves: its distance from 1 is the machine's noise. The last two columns count only the time that is spent
-outside of the loss function and backward, for the paper's form and with a budget, a cap and a schedule; the goal there is
-1.016 or less. The Transformer's batch has 1,024 tokens, a quarter of the paper's, so its share is overstated.
+outside of the loss function and backward, for the paper's form and with a budget, a cap and a schedule; the goal there
+is 1.016 or less. The Transformer's batch has 1,024 tokens, a quarter of the paper's, so its share is overstated.
 
 {table(header, rows)}
 """

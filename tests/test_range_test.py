@@ -65,6 +65,12 @@ def test_dropout_masks_are_shared():
     assert with_gradient == pytest.approx([1.0] * len(with_gradient), abs=1e-4)
 
 
+def test_cap_that_hides_larger_walks_is_named():
+    model = network()
+    found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=0.01)), loss_of(model), BATCHES)
+    assert "All groups are capped from 0.05 on: a larger cap shows more." in str(found)
+
+
 def test_group_that_turns_is_named(tmp_path):
     flat = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
     bowl = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))

@@ -144,6 +144,23 @@ def test_strength_zero_is_one_plain_pass():
     assert len(calls) == 3
 
 
+def test_disabled_walk_is_off_and_not_waiting():
+    model, (x, y) = network(), batch()
+    sharp = sharp_of(model, schedule=Schedule(start=5))
+    sharp.enabled = False
+    sharp(lambda: cross_entropy(model(x), y))
+    assert str(sharp.last).startswith("off: one plain pass")
+
+
+def test_function_of_the_step_is_called_once_a_call():
+    model, (x, y) = network(), batch()
+    asked = []
+    sharp = sharp_of(model, schedule=lambda step: float(asked.append(step) is None))
+    for _ in range(3):
+        sharp(lambda: cross_entropy(model(x), y))
+    assert asked == [0, 1, 2]
+
+
 def test_micro_batches_share_a_strength_and_are_averaged():
     losses = torch.rand(45, 2, dtype=torch.float64).add(0.5).cumsum(0).flip(0)
     counted = Strength(Schedule(progress=0.2), [], accumulation=2)

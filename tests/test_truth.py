@@ -157,7 +157,7 @@ def test_too_large_walks_are_warned_of_once():
     model, (x, y) = network(), batch()
     messages = walks(SharpBackward(model, sam(30.0)), lambda: cross_entropy(model(x), y))
     assert len(messages) == 1
-    assert "too large: in 20 of 20 walks some group moved by more than its own norm" in messages[0]
+    assert "too large: in 20 of the last 20 walks some group moved by more than its own norm" in messages[0]
     assert "recommended()" in messages[0]
 
 
@@ -174,8 +174,12 @@ def test_rises_beyond_the_predicted_one_are_warned_of():
     sharp = SharpBackward([("valley", weight)], sam(0.5))
     messages = walks(sharp, lambda: 1e-3 * weight.sum() + 50 * (weight - 1).square().sum())
     assert len(messages) == 1
-    assert "the loss rises by 13 on average, " in messages[0]
+    assert "the loss rises by 13 on average, and 0.001 was predicted" in messages[0]
     assert str(sharp.last).startswith("too large: the loss rises by 13 on average")
+    with torch.no_grad():
+        weight.add_(100.0)  # on a slope, where the prediction holds
+    assert walks(sharp, lambda: weight.sum(), times=21) == []
+    assert str(sharp.last).startswith("fine")
 
 
 def test_noise_of_dropout_is_not_taken_for_a_rise():
@@ -189,7 +193,7 @@ def test_walks_that_are_never_finite_are_warned_of():
     model, (x, y) = network(), batch()
     messages = walks(SharpBackward(model, ga_sam(0.1)), lambda: cross_entropy(model(x), y) * math.nan)
     assert len(messages) == 1
-    assert "not finite: 20 of 20 walks" in messages[0]
+    assert "not finite: 20 of the last 20 walks" in messages[0]
 
 
 def broken(model, k_broken, clean=False):

@@ -4,6 +4,7 @@ Eleven small training programs run with plain training, with `SharpBackward(mode
 
     python -m benchmarks.first_use run       # train; finished runs are skipped
     python -m benchmarks.first_use table     # the results on the test split, as Markdown
+    python -m benchmarks.first_use guide     # write this table into docs/guide.md
     python -m benchmarks.first_use choose    # the variants compared on the validation split
 
 The protocol was fixed before any result on test data was read:

@@ -16,7 +16,7 @@ from benchmarks.first_use.data import MissingDataError
 from benchmarks.first_use.records import RESULTS
 from benchmarks.first_use.setup import Setup
 from benchmarks.first_use.setups import SETUPS
-from benchmarks.first_use.tables import FINAL_SEEDS, SELECTION_SEEDS, choose, table
+from benchmarks.first_use.tables import FINAL_SEEDS, SELECTION_SEEDS, choose, table, write_guide
 from benchmarks.first_use.training import train
 from benchmarks.first_use.variants import PLAIN, RECOMMENDED, SAM, VARIANTS
 
@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run([SETUPS[name] for name in options.setups], options.variants, options.seeds, options.results)
     elif options.command == "table":
         print(table(records.read(options.results), options.seeds), end="")
+    elif options.command == "guide":
+        write_guide(records.read(options.results))
     else:
         print(choose(records.read(options.results), options.seeds), end="")
 
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     texts = {
         "run": ("Train; finished runs are skipped. Set GASAM_DATA to the folder of MNIST, IMDB and PTB", FINAL_SEEDS),
         "table": ("Print the results on the test split as Markdown", FINAL_SEEDS),
+        "guide": ("Write this table into docs/guide.md", FINAL_SEEDS),
         "choose": ("Compare the variants on the validation split", SELECTION_SEEDS),
     }
     for name, (text, seeds) in texts.items():

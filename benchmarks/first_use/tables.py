@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from benchmarks.first_use.comparison import BySeed, Runs, by_setup, differences, is_worse
 from benchmarks.first_use.records import Record
+from benchmarks.first_use.setup import Metric
 from benchmarks.first_use.setups import SETUPS
 from benchmarks.first_use.variants import PLAIN, RECOMMENDED, SAM, VARIANTS
 
@@ -14,9 +16,13 @@ FINAL_SEEDS = (1, 2, 3)
 SELECTION_SEEDS = (11, 12, 13)
 MISSING = "-"
 
+WORSE = " **worse**"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+START, STOP = "<!-- first use -->\n", "<!-- /first use -->"
+
 HEADER = (
-    "set-up", "metric", "plain", "recommended", "recommended - plain", "sam", "sam - plain", "plain, equal cost",
-    "recommended - plain, equal cost", "worse by more than one sd of plain, equal epochs", "the same, equal cost",
+    "set-up", "metric", "plain training", "recommended minus plain", "`sam` minus plain",
+    "recommended minus plain, equal cost", "passes",
 )  # fmt: skip
 
 
@@ -24,7 +30,8 @@ def table(records: Iterable[Record], seeds: Iterable[int] = FINAL_SEEDS) -> str:
     """A row for each set-up, judged on the test split.
 
     With three or more seeds a cell is the mean and the standard deviation, with fewer it lists the seeds. Differences
-    are paired by seed. "Equal cost" is plain training with as many passes as the recommended setting took.
+    are paired by seed. "Equal cost" is plain training with as many passes as the recommended setting took. A mean that
+    is worse than plain training by more than one standard deviation of plain training is marked.
 
     Args:
         records: Records of finished runs, as `records.read` returns them.
@@ -35,22 +42,29 @@ def table(records: Iterable[Record], seeds: Iterable[int] = FINAL_SEEDS) -> str:
 
 
 def _row(runs: Runs) -> list[str]:
-    digits = runs.metric.digits
     plain, new, sam = (runs.values(variant, "test") for variant in (PLAIN, RECOMMENDED, SAM))
-    longer = runs.plain_at_cost_of(RECOMMENDED, "test")
+    passes = runs.passes(RECOMMENDED)
     return [
         runs.title,
         runs.metric.name,
-        _spread(plain.values(), digits),
-        _mean(new, digits),
-        _spread(differences(new, plain), digits, sign="+"),
-        _mean(sam, digits),
-        _spread(differences(sam, plain), digits, sign="+"),
-        _spread(longer.values(), digits),
-        _spread(differences(new, longer), digits, sign="+"),
-        _answer(is_worse(new, plain, runs.metric)),
-        _answer(is_worse(new, longer, runs.metric)),
+        _spread(plain.values(), runs.metric.digits),
+        _difference(new, plain, runs.metric),
+        _difference(sam, plain, runs.metric),
+        _difference(new, runs.plain_at_cost_of(RECOMMENDED, "test"), runs.metric),
+        MISSING if passes is None else f"{passes:.2f}",
     ]
+
+
+def _difference(new: BySeed, old: BySeed, metric: Metric) -> str:
+    """New minus old, marked if it is clearly worse."""
+    return _spread(differences(new, old), metric.digits, sign="+") + (WORSE if is_worse(new, old, metric) else "")
+
+
+def write_guide(records: Iterable[Record], guide: Path = GUIDE) -> None:
+    """Put the table into the guide, between its two marks."""
+    before, rest = guide.read_text(encoding="utf-8").split(START)
+    after = rest.split(STOP)[1]
+    guide.write_text(f"{before}{START}\n{table(records)}\n{STOP}{after}", encoding="utf-8")
 
 
 def choose(records: Iterable[Record], seeds: Iterable[int] = SELECTION_SEEDS) -> str:
@@ -103,10 +117,6 @@ def _spread(values: Iterable[float], digits: int, sign: str = "") -> str:
     if len(found) < 3:
         return ", ".join(f"{value:{sign}.{digits}f}" for value in found) or MISSING
     return f"{statistics.fmean(found):{sign}.{digits}f} ± {statistics.stdev(found):.{digits}f}"
-
-
-def _answer(worse: bool | None) -> str:
-    return MISSING if worse is None else "yes" if worse else "no"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -263,10 +263,6 @@ def _powers(portion: Portion, values: Tensor, p: float) -> Tensor:
     return portion.squares(values) if p == 2.0 else portion.sums(values.abs().pow_(p))
 
 
-def _position(portion: Portion) -> Tensor:
-    return portion.buffer("position")
-
-
 def _drawn(start: ball.Start, portion: Portion) -> Tensor:
     position = portion.buffer("position")
     return position.copy_(start(position))

@@ -45,8 +45,8 @@ class SharpBackward:
 
     Args:
         model: The model. Or its parameters: `model.named_parameters()`, `model.parameters()`, or groups. Put those that
-            should not move into a group with "perturb": False. Parameters that you leave out accumulate the gradients
-            of all K+1 passes.
+            should not move into a group with "perturb": False. Parameters that you leave out get the sum of the
+            passes' gradients instead of the last one if the risk is "final", as in SAM.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
         backward: Replaces `loss.backward()`, for example `accelerator.backward`. It gets the loss times 1 / (K+1) for
@@ -118,17 +118,18 @@ class SharpBackward:
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         if not self._knows_function:
-            self._knows_function = True
             look_at_function(function)
             function = checked_once(function)
-        strength = self.strength()
-        if self.walks():
+        strength, could_walk = self.strength(), self.enabled and self.perturbation.size > 0
+        if could_walk and strength > 0:
             returned, trace = self._walk(function, strength)
             self.last = self._watch.add(trace)
         else:
+            scale = now(self.gradient_scale)
             returned, self.last = plain_pass(
-                function, self.backward, self.around, strength=strength, loss_scale=now(self.gradient_scale)
+                function, self.backward, self.around, strength=strength, loss_scale=scale, waiting=could_walk
             )
+        self._knows_function = True
         self.strength.count(self.last.losses[0], self.last.loss_scale)
         return returned
 

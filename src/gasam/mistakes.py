@@ -92,26 +92,30 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _variables(function: FunctionType) -> dict[str, Any]:
-    """The variables from outside that the function's own code uses."""
-    code = function.__code__
-    found = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
-
-
-def _overwritten(function: FunctionType) -> list[str]:
-    """Variables from outside that are read first and assigned later, such as a recurrent state; not counters."""
+def _uses(function: FunctionType) -> dict[str, list[str]]:
+    """For each variable from outside, whether the function loads or stores it, in the order of its code."""
     uses: dict[str, list[str]] = {}
     for instruction in dis.get_instructions(function):
         if instruction.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "STORE_DEREF", "STORE_GLOBAL"):
             uses.setdefault(str(instruction.argval), []).append(instruction.opname.partition("_")[0])
+    return uses
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """The variables from outside that the function uses, with their values."""
+    known = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return {name: known[name] for name in _uses(function) if name in known}
+
+
+def _overwritten(function: FunctionType) -> list[str]:
+    """Variables from outside that are read first and assigned later, such as a recurrent state; not counters."""
     values = _variables(function)
-    both = [name for name, order in uses.items() if order[0] == "LOAD" and "STORE" in order]
+    both = [name for name, order in _uses(function).items() if order[0] == "LOAD" and "STORE" in order]
     return [name for name in both if name in values and not isinstance(values[name], int)]
 
 

@@ -40,7 +40,8 @@ class SharpnessAware(Optimizer):
     """A torch optimizer around another one: `step(closure)` calls the closure K+1 times, then the base steps.
 
     The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, whether
-    the closure does it or not. Parameter groups, state and state dict are the base's own.
+    the closure does it or not. Parameter groups and state are the base's own; the state dict has one more key,
+    "walk_schedule", if there is a schedule.
 
     Args:
         base: The optimizer that makes the step, built as usual. A group with "perturb": False does not move.
@@ -132,11 +133,9 @@ class SharpnessAware(Optimizer):
                 )
             return self.base.step()
         if not self._knows_closure:
-            self._knows_closure = True
             look_at_function(closure)
-        strength = self.strength()
-        walks = self.enabled and self.perturbation.size > 0 and strength > 0
-        if walks:
+        strength, could_walk = self.strength(), self.enabled and self.perturbation.size > 0
+        if could_walk and strength > 0:
             returned, trace = self._walk(closure, strength)
             self.last = self._watch.add(trace)
         else:
@@ -144,7 +143,8 @@ class SharpnessAware(Optimizer):
             GradientSum(parameters).take(keep=False)
             with self.around(0, True), torch.enable_grad():
                 returned = closure()
-            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale())
+            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale(), waiting=could_walk)
+        self._knows_closure = True
         if self.before_step is not None:
             self.before_step()
         self.base.step()

@@ -45,12 +45,13 @@ def plain_pass(
     *,
     strength: float = 1.0,
     loss_scale: Tensor | float = 1.0,
+    waiting: bool = False,
 ) -> tuple[Any, Trace]:
     """One pass without a walk: what the caller gets, and the trace that says so."""
     with around(0, True):
         loss, returned = call(function)
         backward(loss)
-    return returned, plain_trace(loss, strength, loss_scale)
+    return returned, plain_trace(loss, strength, loss_scale, waiting=waiting)
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:

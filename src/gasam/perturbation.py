@@ -51,8 +51,8 @@ class Perturbation:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.budget is None):
             raise ValueError(
-                f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: a "
-                "budget is in units of the loss, as in ga_sam(budget=0.1, cap=0.01)"
+                f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: for "
+                "example sam(0.05), or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
             )
         _check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
         if self.cap is not None and not (_is_finite(self.cap) and self.cap > 0):

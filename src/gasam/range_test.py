@@ -31,6 +31,7 @@ class Row:
     ratio: float  # |a|/|w|
     largest_ratio: float
     largest: str  # its group
+    capped: float  # share of the groups
     cosines: tuple[float, ...]  # between the clean and the displaced gradient, for each group
 
     @property
@@ -60,7 +61,11 @@ class RangeTest:
     def summary(self) -> str:
         turn = self.turning_point()
         if turn is None:
-            return f"No group's gradient turns up to {self._article} {self.unit} of {self.rows[-1].size:.3g}."
+            found = f"No group's gradient turns up to {self._article} {self.unit} of {self.rows[-1].size:.3g}."
+            limited = [row.size for row in self.rows if row.capped == 1]
+            if limited:
+                found += f" All groups are capped from {limited[0]:.3g} on: a larger cap shows more."
+            return found
         return f"The gradient of {turn[1]} turns at {self._article} {self.unit} of {turn[0]:.3g}: stay well below it."
 
     def __str__(self) -> str:
@@ -106,11 +111,11 @@ def range_test(
 ) -> RangeTest:
     """Walk on some batches with a dozen sizes and compare the gradients, with the same dropout masks in all passes.
 
-    Weights, gradients, running statistics, random numbers and the schedule are left as they were. One to four batches
-    are enough. Needs the memory of `detailed=True`.
+    Weights, gradients, random numbers and the schedule are left as they were; running statistics too, if `sharp` was
+    given the model. One to four batches are enough. Needs the memory of `detailed=True`.
 
     Args:
-        sharp: Its perturbation is tested, with its cap, at full strength.
+        sharp: Its perturbation is tested, at full strength. Its cap applies, so give it a large one to see more.
         loss_function: A function from a batch to the loss.
         batches: Some batches of training data.
         sizes: Epsilons or budgets, in the unit of the perturbation. By default 12, from 1/64 to 32 times its own.
@@ -162,6 +167,7 @@ def _row(size: float, traces: Sequence[Trace], groups: tuple[str, ...]) -> Row:
         ratio=_mean([each["perturbation_ratio"] for each in metrics]),
         largest_ratio=largest,
         largest=name,
+        capped=_mean([each["capped"] for each in metrics]),
         cosines=tuple(means.tolist()),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gasam.extent import comparable
-from gasam.watch import averages
+from gasam.watch import Totals
 
 OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO = 0, 1, 2, 3, 4, 5
 
@@ -92,7 +93,7 @@ class Trace:
     loss_scale: Tensor | float | None = 1.0  # how many times the mean loss the losses are
     groups: GroupNorms | None = None
     detail: Detail | None = None
-    watched: Tensor | None = None  # sums over the walks of this run
+    window: Tensor | None = None  # sums over the last 20 walks
 
     @property
     def sharpness(self) -> Tensor:
@@ -129,8 +130,10 @@ class Trace:
         name, ratio = self.groups.largest_ratio()
         if ratio > 1:
             return f"too large: {name} moved by {ratio:.2g} times its own norm"
-        if self.watched is not None and (problem := averages(self.watched.tolist()).rise_problem()):
-            return problem
+        if self.window is not None and self.rise is not None:
+            problem = Totals(*self.window.tolist()).rise_problem()
+            if problem is not None:
+                return problem
         if self.too_small.item():
             return (
                 f"too small to matter: the predicted rise {_number(self.predicted_rise)} is rounding noise of the loss"
@@ -138,20 +141,22 @@ class Trace:
         return MEANING[code]
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for loggers; reading them synchronises."""
-        found = {
+        """Plain numbers for loggers, always with the same keys; reading them synchronises.
+
+        `loss` and `sharpness` are in units of the loss function, `rise` and `predicted_rise` of the mean loss.
+        """
+        groups, predicted, rise = self.groups, self.predicted_rise, self.rise
+        return {
             "loss": float(self.losses[0]),
             "sharpness": float(self.sharpness),
+            "rise": math.nan if rise is None else float(rise),
+            "predicted_rise": 0.0 if predicted is None else float(predicted),
             "perturbation_norm": float(self.norms[-1]),
+            "perturbation_ratio": 0.0 if groups is None else _ratio(groups),
+            "largest_ratio": 0.0 if groups is None else groups.largest_ratio()[1],
+            "capped": 0.0 if groups is None else float(groups.capped.double().mean()),
             "strength": self.strength,
         }
-        if self.predicted_rise is not None:
-            found["predicted_rise"] = float(self.predicted_rise)
-        if self.groups is not None:
-            found["perturbation_ratio"] = _ratio(self.groups)
-            found["largest_ratio"] = self.groups.largest_ratio()[1]
-            found["capped"] = float(self.groups.capped.double().mean())
-        return found
 
     def __repr__(self) -> str:
         losses = ", ".join(f"{loss.item():.6g}" for loss in self.losses)
@@ -169,11 +174,13 @@ class Trace:
         return line if self.detail is None else f"{line}\n{self.detail}"
 
 
-def plain_trace(loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0) -> Trace:
-    """The trace of a pass without a walk."""
+def plain_trace(
+    loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0, *, waiting: bool = False
+) -> Trace:
+    """The trace of a pass without a walk: the schedule makes it wait, or it is off."""
     loss = loss.detach().reshape(())
-    code = WAITING if strength == 0 else OFF
-    return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(code), strength, loss_scale=loss_scale)
+    code = torch.tensor(WAITING if waiting else OFF)
+    return Trace((loss,), (torch.zeros_like(loss),), code, strength, loss_scale=loss_scale)
 
 
 def _ratio(groups: GroupNorms) -> float:

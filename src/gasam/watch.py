@@ -1,11 +1,11 @@
-"""What the walks of a run have in common: sums that stay on the device, and one warning per run."""
+"""Whether the walks of a run are of a sensible size: sums over 20 walks, on the device, and one warning per run."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,106 +13,103 @@ from torch import Tensor
 if TYPE_CHECKING:
     from gasam.trace import Trace
 
-ENOUGH_WALKS = 20
+WINDOW = 20
+"""Walks that are judged together."""
 MANY_TIMES = 10.0
-_CURE = "give the walk a cap and a gentle start, as recommended() does, or a smaller size"
+"""A measured rise of more than this many times the predicted one is too large."""
 
 
-@dataclass(frozen=True)
-class Averages:
-    """Sums over the finite walks of a run."""
+class Totals(NamedTuple):
+    """Sums over the walks of a window."""
 
-    walks: float
-    predicted: float
+    finite: float  # walks
+    predicted: float  # rises of the finite ones
     measured: float
     measured_squares: float
+    not_finite: float
+    too_far: float  # walks in which some group moved by more than its own norm
+    too_small: float
 
     def rise_problem(self) -> str | None:
         """Whether the loss rises far more than predicted, beyond the noise of fresh dropout masks."""
-        if self.walks < ENOUGH_WALKS:
+        if self.finite < WINDOW:
             return None
-        mean, predicted = self.measured / self.walks, self.predicted / self.walks
-        error = math.sqrt(max(self.measured_squares / self.walks - mean**2, 0.0) / self.walks)
+        mean, predicted = self.measured / self.finite, self.predicted / self.finite
+        error = math.sqrt(max(self.measured_squares / self.finite - mean**2, 0.0) / self.finite)
         if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * error:
             return None
-        times = f"{mean / predicted:.0f} times" if predicted > 0 else "not"
-        return f"too large: the loss rises by {mean:.2g} on average, {times} the predicted rise"
+        return f"too large: the loss rises by {mean:.2g} on average, and {predicted:.2g} was predicted"
 
 
 class Watch:
-    """Adds up the walks of a run, and warns once if they are too large, too small or not finite.
+    """Adds up the walks of a run in windows of 20, and warns once if they are too large, too small or not finite.
 
-    It looks every 20 walks. The numbers are then copied from an accelerator without waiting, and read when they have
-    arrived.
+    At the end of a window the sums are copied from an accelerator without waiting, and read when they have arrived.
     """
 
     def __init__(self) -> None:
         self._walks = 0
         self._sums: Tensor | None = None
+        self._window: Tensor | None = None  # the sums of the last complete window
         self._copy: Tensor | None = None
         self._arrived: torch.Event | None = None
         self._warned = False
 
     @torch.no_grad()
     def add(self, trace: Trace) -> Trace:
-        """Count a walk; return its trace, with the averages in it."""
-        assert trace.groups is not None
-        assert trace.predicted_rise is not None
-        like = trace.predicted_rise
-        finite = trace.climbed.to(like)
-        rise = torch.zeros_like(like) if trace.rise is None else trace.rise.to(like).nan_to_num(0.0, 0.0, 0.0) * finite
-        largest = trace.groups.ratios.nan_to_num(0.0, posinf=0.0).amax() if len(trace.groups.ratios) else like * 0
-        numbers = [
-            finite,
-            finite * like.nan_to_num(0.0, 0.0, 0.0),
-            rise,
-            rise * rise,
-            trace.not_finite.to(like),
-            (largest.to(like) > 1) * finite,
-            trace.too_small.to(like),
-        ]
-        seen = torch.stack(numbers)
+        """Count a walk; return its trace, with the sums of the last complete window in it."""
+        seen = _numbers_of(trace)
         self._sums = seen if self._sums is None else self._sums + seen
         self._walks += 1
-        if not self._warned and (self._copy is not None or self._walks % ENOUGH_WALKS == 0):
-            self._look(trace)
-        return replace(trace, watched=self._sums)
+        if self._walks % WINDOW == 0:
+            self._window, self._sums = self._sums, None
+            self._start_copy(self._window)
+        if not self._warned and self._copy is not None and (self._arrived is None or self._arrived.query()):
+            totals, self._copy, self._arrived = Totals(*self._copy.tolist()), None, None
+            self._warn(totals, trace)
+        return replace(trace, window=self._window)
 
-    def _look(self, trace: Trace) -> None:
-        numbers = self._numbers()
-        if numbers is None:
-            return
-        finite, _, _, _, not_finite, too_far, too_small = numbers
-        problem = averages(numbers).rise_problem() if trace.rise is not None else None
-        if too_far:
+    def _start_copy(self, sums: Tensor) -> None:
+        self._copy, self._arrived = sums.to("cpu", non_blocking=True), None
+        if sums.device.type != "cpu":
+            self._arrived = torch.Event(sums.device)
+            self._arrived.record()
+
+    def _warn(self, totals: Totals, trace: Trace) -> None:
+        problem = totals.rise_problem()
+        cure = "give the walk a cap and a gentle start, as recommended() does, or a smaller size"
+        if totals.too_far:
             name, ratio = trace.groups.largest_ratio()  # type: ignore[union-attr]
+            times = f"{totals.too_far:.0f} of the last {WINDOW} walks"
             problem = (
-                f"too large: in {too_far:.0f} of {self._walks} walks some group moved by more than its own norm (now "
-                f"{ratio:.2g} times in {name})"
+                f"too large: in {times} some group moved by more than its own norm (now {name}: {ratio:.2g} times)"
             )
-        elif not_finite > finite:
-            problem = f"not finite: {not_finite:.0f} of {self._walks} walks met a NaN or an infinity"
-        elif too_small == self._walks:
-            problem = "too small to matter: the predicted rise is below the rounding of the loss in every walk"
+        elif totals.not_finite > totals.finite:
+            problem = f"not finite: {totals.not_finite:.0f} of the last {WINDOW} walks met a NaN or an infinity"
+            cure = 'look for the cause in plain training first; on_overflow="clean" uses the clean gradient then'
+        elif totals.too_small == WINDOW:
+            problem = "too small to matter: the predicted rise is below the rounding of the loss"
+            cure = "give a larger budget or epsilon"
         if problem is not None:
             self._warned = True
-            cure = "give a larger budget or epsilon" if problem.startswith("too small") else _CURE
             warnings.warn(f"the walk is {problem}: {cure}", UserWarning, stacklevel=4)
 
-    def _numbers(self) -> list[float] | None:
-        assert self._sums is not None
-        if self._sums.device.type == "cpu":
-            return self._sums.tolist()
-        if self._arrived is None:
-            self._copy = self._sums.to("cpu", non_blocking=True)
-            self._arrived = torch.Event(self._sums.device)
-            self._arrived.record()
-            return None
-        if not self._arrived.query():
-            return None
-        numbers, self._copy, self._arrived = self._copy.tolist(), None, None  # type: ignore[union-attr]
-        return numbers
 
-
-def averages(sums: list[float]) -> Averages:
-    return Averages(*sums[:4])
+def _numbers_of(trace: Trace) -> Tensor:
+    """The numbers of one walk in the order of `Totals`."""
+    assert trace.groups is not None
+    assert trace.predicted_rise is not None
+    like, ratios = trace.predicted_rise, trace.groups.ratios
+    finite = trace.climbed.to(like)
+    rise = torch.zeros_like(like) if trace.rise is None else trace.rise.to(like).nan_to_num(0.0, 0.0, 0.0) * finite
+    largest = ratios.nan_to_num(0.0, posinf=0.0).amax() if len(ratios) else torch.zeros_like(like)
+    numbers = [
+        finite,
+        finite * like.nan_to_num(0.0, 0.0, 0.0),
+        rise,
+        rise * rise,
+        trace.not_finite.to(like),
+        (largest > 1).to(like) * finite,
+        trace.too_small.to(like),
+    ]
+    return torch.stack(numbers)
