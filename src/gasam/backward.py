@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gasam.ascent import Pass
-from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, warn_of_statistics
-from gasam.fold import Fold, Overflow, check_overflow, loss_factor
-from gasam.mistakes import checked_once, explained, look_at_function
+from gasam.contexts import Statistics
+from gasam.fold import Fold, Overflow, loss_factor
+from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import (
     Around,
@@ -19,24 +19,21 @@ from gasam.passes import (
     GradientScale,
     back,
     call,
-    check_around,
     check_kept,
     check_reached,
     check_untouched,
     now,
     plain_pass,
-    plainly,
 )
-from gasam.perturbation import Perturbation, check_perturbation
-from gasam.recommended import or_recommended
-from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
+from gasam.perturbation import Perturbation
+from gasam.schedule import Schedule, StrengthOfStep
 from gasam.trace import Trace
 from gasam.walk import traced_climb
-from gasam.watch import Watch
+from gasam.walker import Walker
 from gasam.weights import run_again_if_interrupted
 
 
-class SharpBackward:
+class SharpBackward(Walker):
     """Replaces `loss.backward()`: evaluates the loss K+1 times along the walk and adds the folded gradient to `.grad`.
 
     Call it with a function that returns the loss, or (loss, anything), and does not call backward itself. You get back
@@ -82,36 +79,24 @@ class SharpBackward:
         total_steps: int | None = None,
         process_group: Any = None,
     ) -> None:
-        around = plainly if around is None else around
-        perturbation, schedule = or_recommended(perturbation, schedule)
-        check_perturbation(perturbation)
-        check_around(around)
-        check_overflow(on_overflow, includes(around, per_worker))
         entries = read(model)
-        module = model if isinstance(model, nn.Module) else None
-        self.model = module
-        self.perturbation = perturbation
         self.parameters = [entry.tensor for entry in entries]
-        self.weights = weights_of(entries, perturbation)
-        self.strength = Strength(
-            schedule,
+        self._set_up(
+            model if isinstance(model, nn.Module) else None,
             self.parameters,
-            accumulation=accumulation,
+            perturbation,
+            schedule,
+            around=around,
+            gradient_scale=gradient_scale,
+            batchnorm=batchnorm,
+            on_overflow=on_overflow,
+            detailed=detailed,
             total_steps=total_steps,
-            process_group=process_group or group_of(module, self.parameters),
+            process_group=process_group,
+            accumulation=accumulation,
         )
+        self.weights = weights_of(entries, self.perturbation)
         self.backward = backward
-        self.around = freezing(module, batchnorm, around)
-        self.gradient_scale = gradient_scale
-        self.on_overflow = on_overflow
-        self.detailed = detailed
-        self.enabled = True
-        self.last: Trace | None = None
-        self._watch = Watch()
-        self._knows_function = False  # until the first call
-        self._per_worker = includes(around, per_worker)
-        # for running statistics, in the first displaced pass
-        self._looked = module is not None or includes(around, frozen_batchnorm)
 
     def __repr__(self) -> str:
         return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.strength.schedule})"
@@ -120,14 +105,14 @@ class SharpBackward:
         if not self._knows_function:
             look_at_function(function)
             function = checked_once(function)
-        strength, could_walk = self.strength(), self.enabled and self.perturbation.size > 0
-        if could_walk and strength > 0:
+        strength = self.strength()
+        if self.could_walk and strength > 0:
             returned, trace = self._walk(function, strength)
             self.last = self._watch.add(trace)
         else:
             scale = now(self.gradient_scale)
             returned, self.last = plain_pass(
-                function, self.backward, self.around, strength=strength, loss_scale=scale, waiting=could_walk
+                function, self.backward, self.around, strength=strength, loss_scale=scale, waiting=self.could_walk
             )
         self._knows_function = True
         self.strength.count(self.last.losses[0], self.last.loss_scale)
@@ -135,15 +120,11 @@ class SharpBackward:
 
     def walks(self) -> bool:
         """Whether the next call has more than the clean pass."""
-        return self.enabled and self.perturbation.size > 0 and self.strength() > 0
+        return self.could_walk and self.strength() > 0
 
     def begin_step(self, step: int) -> None:
         """Say that the optimizer step of this number begins: all calls until the next one share its strength."""
         self.strength.begin_step(step)
-
-    def metrics(self) -> dict[str, float]:
-        """Plain numbers of the last call, for loggers. Reading them synchronises."""
-        return {} if self.last is None else self.last.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule: a few numbers."""
@@ -172,8 +153,8 @@ class SharpBackward:
                 if k == 0:
                     clean.append(returned)
                     check_untouched(trained)
-                elif not self._looked:
-                    self._looked = True
+                elif not self._searched:
+                    self._searched = True
                     warn_of_statistics(loss)
                 factor = back(loss, self.backward, loss_factor(self.perturbation))
             if k == 0:

@@ -5,7 +5,6 @@ Each is made once and given as `around`; `together` joins several. They nest, an
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -197,44 +196,6 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     if not any(module._buffers for module in model.modules()):
         return around
     return together(frozen_batchnorm(model), around)
-
-
-def warn_of_statistics(loss: object) -> None:
-    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
-    if isinstance(loss, Tensor) and any(map(_counts, nodes(loss))):
-        warnings.warn(
-            "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
-            "evaluation: pass the model instead of its parameters, as in SharpBackward(model), and only the clean "
-            "passes count",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of its graph once."""
-    ahead: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while ahead:
-        node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += [function for function, _ in node.next_functions]
-            yield node
-
-
-def _counts(node: Any) -> bool:
-    """Saved tensors are not unpacked, because checkpointing would run the pass again. Other nodes are ignored."""
-    try:
-        if "BatchNorm" not in node.name() or not node._saved_training:
-            return False
-        kept = node._raw_saved_running_mean.data is not None
-    except AttributeError:
-        return False
-    try:
-        return kept or node._saved_running_mean is not None
-    except RuntimeError:  # a closure's backward has freed what was there
-        return True
 
 
 def _version(buffer: Tensor | None) -> tuple[int, int]:

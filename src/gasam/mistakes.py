@@ -1,4 +1,4 @@
-"""Mistakes in a loss function that would stay silent, found in the first call from its code and its loss's graph."""
+"""Mistakes that would stay silent, found in the first call from the loss function's code and its loss's graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gasam.contexts import nodes
 from gasam.passes import loss_in
 
 _LARGE_SCALE = 256
@@ -54,7 +53,7 @@ def checked_once(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def _check_graph(loss: Tensor, before: int) -> None:
     """`before` is autograd's counter from before the call: older nodes were computed outside of the loss function."""
-    older = [node for node in nodes(loss) if _number(node) < before]
+    older = [node for node in _nodes(loss) if _number(node) < before]
     if older:
         raise RuntimeError(
             "the loss function uses a result that was computed before it was called, which can't be computed again "
@@ -78,6 +77,18 @@ def _look_at_scale(loss: Tensor) -> None:
             )
 
 
+def warn_of_statistics(loss: object) -> None:
+    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
+    if isinstance(loss, Tensor) and any(map(_counts, _nodes(loss))):
+        warnings.warn(
+            "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
+            "evaluation: pass the model instead of its parameters, as in SharpBackward(model), and only the clean "
+            "passes count",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Around a later pass: torch's message about a graph that is gone gets its reason."""
@@ -90,6 +101,32 @@ def explained() -> Iterator[None]:
             "the loss was computed from a result of an earlier pass, or from one that was computed before the call: "
             "compute everything from the inputs inside the function"
         ) from error
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Every node of its graph once."""
+    ahead: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [function for function, _ in node.next_functions]
+            yield node
+
+
+def _counts(node: Any) -> bool:
+    """Saved tensors are not unpacked, because checkpointing would run the pass again. Other nodes are ignored."""
+    try:
+        if "BatchNorm" not in node.name() or not node._saved_training:
+            return False
+        kept = node._raw_saved_running_mean.data is not None
+    except AttributeError:
+        return False
+    try:
+        return kept or node._saved_running_mean is not None
+    except RuntimeError:  # a closure's backward has freed what was there
+        return True
 
 
 def _uses(function: FunctionType) -> dict[str, list[str]]:

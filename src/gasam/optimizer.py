@@ -16,27 +16,27 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import Pass
-from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, warn_of_statistics
-from gasam.fold import GradientSum, Overflow, check_overflow, loss_factor
-from gasam.mistakes import explained, look_at_function
+from gasam.contexts import Statistics
+from gasam.fold import GradientSum, Overflow, loss_factor
+from gasam.mistakes import explained, look_at_function, warn_of_statistics
 from gasam.parameters import names_in, read, weights_of
-from gasam.passes import Around, GradientScale, check_around, check_reduced, now, plainly
-from gasam.perturbation import Perturbation, check_perturbation
-from gasam.recommended import or_recommended
-from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
+from gasam.passes import Around, GradientScale, check_reduced, now
+from gasam.perturbation import Perturbation
+from gasam.schedule import Schedule, StrengthOfStep
 from gasam.trace import Trace, plain_trace
 from gasam.walk import traced_climb
+from gasam.walker import Walker
 from gasam.watch import Watch
 from gasam.weights import Weights
 
 _KEPT = (
     "base", "perturbation", "model", "strength", "before_step", "around", "gradient_scale", "on_overflow", "detailed",
-    "enabled", "last",
+    "enabled", "last", "_per_worker", "_searched", "_knows_function",
 )  # fmt: skip
 _SCHEDULE = "walk_schedule"  # key of a state dict
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Walker, Optimizer):
     """A torch optimizer around another one: `step(closure)` calls the closure K+1 times, then the base steps.
 
     The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, whether
@@ -54,8 +54,6 @@ class SharpnessAware(Optimizer):
             of tokens of a sum: a number, or a function that returns one.
         batchnorm, on_overflow, detailed, total_steps, process_group: As in SharpBackward.
     """
-
-    _knows_closure = False  # until the first step
 
     def __init__(
         self,
@@ -80,27 +78,23 @@ class SharpnessAware(Optimizer):
             raise TypeError(f"base must be able to step without a closure, and {type(base).__name__} is not")
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        around = plainly if around is None else around
-        perturbation, schedule = or_recommended(perturbation, schedule)
-        check_perturbation(perturbation)
-        check_around(around)
-        check_overflow(on_overflow, includes(around, per_worker))
         self.base = base
-        self.perturbation = perturbation
-        self.model = model
-        tensors = [tensor for group in base.param_groups for tensor in group["params"]]
-        group = process_group or group_of(model, tensors)
-        self.strength = Strength(schedule, tensors, total_steps=total_steps, process_group=group)
         self.before_step = before_step
-        self.around = freezing(model, batchnorm, around)
-        self.gradient_scale = gradient_scale
-        self.on_overflow = on_overflow
-        self.detailed = detailed
-        self.enabled = True
-        self.last: Trace | None = None
         # Optimizer's constructor would make groups and state of its own; all else it sets up, unpickling does too.
         self.__setstate__({})
-        self._looked = model is not None or includes(around, frozen_batchnorm)
+        self._set_up(
+            model,
+            [tensor for group in base.param_groups for tensor in group["params"]],
+            perturbation,
+            schedule,
+            around=around,
+            gradient_scale=gradient_scale,
+            batchnorm=batchnorm,
+            on_overflow=on_overflow,
+            detailed=detailed,
+            total_steps=total_steps,
+            process_group=process_group,
+        )
         self._weights()
 
     @property
@@ -132,10 +126,10 @@ class SharpnessAware(Optimizer):
                     "K+1 times: where you can't give one, use SharpBackward with the plain optimizer"
                 )
             return self.base.step()
-        if not self._knows_closure:
+        if not self._knows_function:
             look_at_function(closure)
-        strength, could_walk = self.strength(), self.enabled and self.perturbation.size > 0
-        if could_walk and strength > 0:
+        strength = self.strength()
+        if self.could_walk and strength > 0:
             returned, trace = self._walk(closure, strength)
             self.last = self._watch.add(trace)
         else:
@@ -143,8 +137,8 @@ class SharpnessAware(Optimizer):
             GradientSum(parameters).take(keep=False)
             with self.around(0, True), torch.enable_grad():
                 returned = closure()
-            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale(), waiting=could_walk)
-        self._knows_closure = True
+            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale(), waiting=self.could_walk)
+        self._knows_function = True
         if self.before_step is not None:
             self.before_step()
         self.base.step()
@@ -154,7 +148,7 @@ class SharpnessAware(Optimizer):
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         """The walk, with the folded gradient in `.grad` at its end."""
         mean = self.perturbation.risk == "mean"
-        if mean and includes(self.around, per_worker):
+        if mean and self._per_worker:
             raise RuntimeError(
                 "per_worker needs SharpBackward for the mean risk: a closure may clear the gradients of the earlier "
                 "passes, and then the last pass can't reduce them"
@@ -170,8 +164,8 @@ class SharpnessAware(Optimizer):
                 returned = closure()
             if k == 0:
                 clean.append(returned)
-            elif not self._looked:
-                self._looked = True
+            elif not self._searched:
+                self._searched = True
                 warn_of_statistics(returned)
             return Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
 
@@ -189,10 +183,6 @@ class SharpnessAware(Optimizer):
             "SharpnessAware has no first_step and second_step: call step(closure) once, with a closure that computes "
             "the loss, calls backward and returns the loss"
         )
-
-    def metrics(self) -> dict[str, float]:
-        """Plain numbers of the last step, for loggers. Reading them synchronises."""
-        return {} if self.last is None else self.last.metrics()
 
     def _trained(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -251,7 +241,6 @@ class SharpnessAware(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._known: tuple[object, Weights] | None = None
         self._watch = Watch()
-        self._looked = state.get("model") is not None  # for running statistics, in the first displaced pass
         super().__setstate__(state)
 
     def __repr__(self) -> str:
