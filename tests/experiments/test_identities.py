@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gasam import ga_sam, recommended, sam
 from gasam.cli.options import steps_or_share
 from gasam.experiments.errors import InputError
+from gasam.experiments.methods import choose
 from gasam.experiments.plan import make
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -69,6 +71,19 @@ def test_options_reach_the_walk():
 def test_bad_options_are_named(walk, words):
     with pytest.raises(InputError, match=words):
         make("docstrings", "ga-sam", walk=walk)
+
+
+def test_own_data_has_the_recommended_setting():
+    perturbation, schedule = recommended()
+    for task in ("classify", "lm", "translate"):
+        choice = choose("ga-sam", task, 10)
+        assert choice.perturbation() == perturbation
+        assert choice.schedule() == schedule
+        assert choice.start_epoch == 1
+        assert choose("sam", task, 10).perturbation() == sam(budget=perturbation.budget, cap=perturbation.cap)
+    given = choose("ga-sam", "classify", 10, {"epsilon": 1e-3, "norm": 2.0})
+    assert given.perturbation() == ga_sam(1e-3, 2.0)
+    assert given.schedule() is None
 
 
 def test_steps_and_shares_are_told_apart():

@@ -114,7 +114,11 @@ def test_walks_start_at_the_papers_share_of_the_epochs(task, epochs, start):
         ("freelb", "imdb", {}, "paper of en-vi"),
         ("single-step", "docstrings", {}, "paper of imdb"),
         ("ga-sam", "docstrings", {}, "chosen on validation"),
-        ("ga-sam", "classify", {}, "chosen on validation of docstrings"),
+        ("ga-sam", "classify", {}, "recommended"),
+        ("sam", "lm", {"steps": 2}, "recommended"),
+        ("freelb", "translate", {}, "paper of en-vi"),
+        ("ga-sam", "classify", {"epsilon": 1e-3}, "command line"),
+        ("ga-sam", "classify", {"budget": 0.2}, "command line"),
         ("ga-sam", "docstrings", {"epsilon": 1e-3}, "command line"),
         ("ga-sam", "docstrings", {"norm": 2.0}, "command line"),
         ("ga-sam", "docstrings", {"steps": 3}, "chosen on validation"),
@@ -185,7 +189,7 @@ def test_passes_are_one_more_than_the_steps_once_the_walk_has_begun():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_stands_in_for_backward_has_the_walk_and_as_many_passes(method):
-    plan = make("lm", method, "tiny", walk=None if method == "baseline" else {"steps": 2})
+    plan = make("pydoc", method, "tiny", walk=None if method == "baseline" else {"steps": 2})
     family = plan.definition.family(plan.settings, {"words": range(9)})
     model, calls = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 1)), []
     sharp = plan.choice.backward(family, model, torch.Tensor.backward)

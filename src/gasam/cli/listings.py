@@ -52,7 +52,10 @@ def _walk(entry: dict[str, Any]) -> str:
     if not entry.get("epsilon") and not entry.get("budget"):
         return ""
     late = f", from epoch {entry['start_epoch']}" if entry["start_epoch"] > 1 else ""
-    return f"L{entry['norm']} {entry['epsilon']:.3g}, K={entry['steps']}{late}".replace("Linf", "L-inf")
+    budget, cap = entry.get("budget"), entry.get("cap")
+    size = f"budget {budget:g}" if budget else f"{entry['epsilon']:.3g}"
+    capped = f", cap {cap:g}" if cap else ""
+    return f"L{entry['norm']} {size}{capped}, K={entry['steps']}{late}".replace("Linf", "L-inf")
 
 
 def list_data(given: Path | None, json: bool) -> None:

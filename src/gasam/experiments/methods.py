@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from gasam import FreeLB, Perturbation, Schedule, SharpBackward, same_noise
+from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended, same_noise
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Family
-from gasam.experiments.radii import CHOSEN, KIN, PAPER, START_EPOCH, Radius
+from gasam.experiments.radii import CHOSEN, KIN, OWN_DATA, PAPER, START_EPOCH, Radius
 from gasam.passes import plainly
 
 Moved = Literal["nothing", "weights", "embeddings"]
@@ -100,7 +100,10 @@ WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon
 
 
 def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None) -> Choice:
-    """The paper's settings of a method for a task, or the nearest there are, with what the user overrides."""
+    """The paper's settings of a method for a task, or the nearest there are, with what the user overrides.
+
+    For the user's own data it is the recommended setting, unless an epsilon is given.
+    """
     found = _find(method)
     given = _given(found, overrides or {})
     complete = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
@@ -119,6 +122,8 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     )
     if found.moved == "nothing":
         return choice
+    if task in OWN_DATA and found.moved == "weights" and "epsilon" not in given:
+        choice = _recommended(choice)
     if given.keys() & {"epsilon", "norm", "budget"}:
         given["epsilon_source"] = "command line"
     if "budget" in given:
@@ -134,6 +139,23 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     if choice.start_epoch not in range(1, epochs + 1):
         raise InputError(f"start_epoch must be a whole number from 1 to {epochs}, got {choice.start_epoch!r}")
     return choice
+
+
+def _recommended(choice: Choice) -> Choice:
+    """The setting for everybody, for data of which nothing is known; the norm is that of the method's preset."""
+    perturbation, schedule = recommended()
+    of_mean = choice.risk == "mean" or choice.scale == "gradient_strength"
+    return replace(
+        choice,
+        epsilon=0.0,
+        budget=perturbation.budget,
+        cap=perturbation.cap,
+        norm=math.inf if of_mean else 2.0,
+        steps=perturbation.steps,
+        walk_progress=schedule.progress,
+        start_epoch=1,
+        epsilon_source="recommended",
+    )
 
 
 def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
