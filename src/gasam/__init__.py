@@ -4,11 +4,11 @@ from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.ball import uniform_start
 from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
+from gasam.defaults import recommended
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
-from gasam.range_test import RangeTest, range_test
-from gasam.recommended import recommended
+from gasam.range_tests import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
 from gasam.trace import Trace

@@ -52,7 +52,11 @@ class SharpnessAware(Walker, Optimizer):
         around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
         gradient_scale: How many times the gradient of the mean loss the closure leaves behind, for example the number
             of tokens of a sum: a number, or a function that returns one.
-        batchnorm, on_overflow, detailed, total_steps, process_group: As in SharpBackward.
+        batchnorm: As in SharpBackward; needs the model.
+        on_overflow: As in SharpBackward.
+        detailed: As in SharpBackward.
+        total_steps: As in SharpBackward.
+        process_group: As in SharpBackward.
     """
 
     def __init__(

@@ -82,16 +82,16 @@ class Strength:
         self.accumulation = accumulation
         self.step = 0
         self.manual = False  # whether the loop says when a step begins
-        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._like = tensors[0] if tensors else torch.zeros(())  # its device is that of the sums
         self._calls = 0  # micro-batches of this step so far
         self._steps_in_block = 0
         self._initial: float | None = None
         self._smoothed = 0.0
         self._without_progress = False  # the initial loss can't be used
         self._told = False
-        kind = torch.float32 if self._device.type == "mps" else torch.float64
-        self._step_sum = torch.zeros(2, dtype=kind, device=self._device)  # of the losses, and how many they are
-        self._block_sum = torch.zeros(2, dtype=kind, device=self._device)  # of the steps' means, and how many they are
+        self._step_sum = torch.zeros(2)  # of the losses, and how many they are
+        self._block_sum = torch.zeros(2)  # of the steps' means, and how many they are
+        self._follow_device()
 
     def __call__(self) -> float:
         """The strength now."""
@@ -120,6 +120,7 @@ class Strength:
         if self.schedule is None:
             return
         if isinstance(self.schedule, Schedule) and self.schedule.progress is not None:
+            self._follow_device()
             loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(self._step_sum)
             finite = loss.isfinite()
             self._step_sum += torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)])
@@ -127,6 +128,12 @@ class Strength:
         if not self.manual and self._calls >= self.accumulation:
             self._end_step()
             self.step += 1
+
+    def _follow_device(self) -> None:
+        """The model may have been moved."""
+        device = self._like.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        self._step_sum, self._block_sum = self._step_sum.to(device, kind), self._block_sum.to(device, kind)
 
     def _end_step(self) -> None:
         if self._calls == 0:

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker
+from gasam.defaults import or_recommended
 from gasam.fold import Overflow, check_overflow
 from gasam.passes import Around, GradientScale, check_around, plainly
 from gasam.perturbation import Perturbation, check_perturbation
-from gasam.recommended import or_recommended
 from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
 from gasam.trace import Trace
 from gasam.watch import Watch
