@@ -27,15 +27,15 @@ def cells(text):
 
 def test_best_epochs_equal_epochs_and_equal_cost():
     """Plain training is best in epoch 1 of the first two, and in epoch 3 of the three that cost as much as the walk."""
-    rows = [record("plain", seed, [5, 4, 6, 9], [50 + seed, 10, 60 + seed, 99]) for seed in (1, 2, 3)]
-    rows += [record("recommended", seed, [7, 8], [10, 55 + seed], passes=15) for seed in (1, 2, 3)]
+    rows = [record("plain", seed, [5, 4, 6, 9], [47 + seed, 10, 57 + seed, 99]) for seed in (4, 5, 6)]
+    rows += [record("recommended", seed, [7, 8], [10, 52 + seed], passes=15) for seed in (4, 5, 6)]
     found = cells(table(rows))
     assert found == ["made up", "accuracy, %", "52.00 ± 1.00", "+5.00 ± 0.00", "-", "-5.00 ± 0.00 **worse**", "1.50"]
 
 
 def test_lower_may_be_better():
-    rows = [record("plain", seed, [9, 8, 7, 6], [9, 8, 7, 6], PERPLEXITY) for seed in (1, 2)]
-    rows += [record("sam", seed, [9, 9.5], [9, 1], PERPLEXITY) for seed in (1, 2)]
+    rows = [record("plain", seed, [9, 8, 7, 6], [9, 8, 7, 6], PERPLEXITY) for seed in (4, 5)]
+    rows += [record("sam", seed, [9, 9.5], [9, 1], PERPLEXITY) for seed in (4, 5)]
     assert cells(table(rows))[4] == "+1.00, +1.00 **worse**"
 
 

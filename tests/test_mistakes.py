@@ -1,6 +1,7 @@
 """Mistakes in a loss function that would otherwise go unnoticed: each is named, with its cure."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import pytest
@@ -68,6 +69,24 @@ def test_closures_explain_torchs_message():
 def test_other_failures_are_as_they_were(parts):
     with pytest.raises(ZeroDivisionError):
         parts[1](lambda: 1 / 0)
+
+
+def test_threads_and_detached_results_are_fine(parts):
+    """Autograd counts its nodes for each thread, so their age can't be told from a number."""
+    model, sharp, x, y = parts
+    model(x).sum().backward()
+    model.zero_grad()
+    teacher = model(x)
+    with ThreadPoolExecutor(2) as pool:
+        call = lambda: cross_entropy(torch.cat(list(pool.map(model, [x[:6], x[6:]]))), y) + teacher.detach().sum()  # noqa: E731
+        assert messages_of(lambda: sharp(call)) == []
+
+
+def test_autocast_around_an_earlier_forward_is_fine():
+    model, (x, y) = network(torch.float32), batch(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x)
+        SharpBackward(model, ga_sam(0.1))(lambda: cross_entropy(model(x), y))
 
 
 def test_data_from_outside_is_fine(parts):
@@ -144,9 +163,63 @@ def test_scaler_inside_the_function_is_named(parts):
     assert "multiplies its loss by 65536, as GradScaler.scale does" in messages[0]
 
 
-def test_ordinary_factors_are_fine(parts):
+@pytest.mark.parametrize("factor", [0.5, 1024, 1024.0])
+def test_ordinary_factors_are_fine(parts, factor):
     model, sharp, x, y = parts
-    assert messages_of(lambda: sharp(lambda: 0.5 * cross_entropy(model(x), y))) == []
+    assert messages_of(lambda: sharp(lambda: factor * cross_entropy(model(x), y))) == []
+
+
+def test_files_and_caches_are_fine(parts, tmp_path):
+    model, sharp, x, y = parts
+    mask = None
+    with (tmp_path / "log").open("w") as log:
+
+        def loss():
+            nonlocal mask
+            if mask is None:
+                mask = torch.ones_like(x)
+            value = cross_entropy(model(x * mask), y)
+            print(value.item(), file=log)
+            return value
+
+        assert messages_of(lambda: sharp(loss)) == []
+
+
+def test_returned_dictionaries_are_not_changed(parts):
+    model, sharp, x, y = parts
+    result = {}
+
+    def loss():
+        result["loss"] = cross_entropy(model(x), y)
+        return result
+
+    assert sharp(loss)["loss"].item() == sharp.last.losses[0].item() != sharp.last.losses[1].item()
+
+
+def test_lazy_modules_are_named():
+    with pytest.raises(ValueError, match="Sequential has lazy modules without weights yet: run one forward pass first"):
+        SharpBackward(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_child_called_module_keeps_its_name():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(6, 3)
+            self.weight = nn.Parameter(torch.ones(3))
+
+    assert SharpBackward(Wrapper(), ga_sam(0.1)).weights.names == ["weight", "module.weight", "module.bias"]
+
+
+def test_scale_of_the_gradient_is_read_after_the_function():
+    model, (x, y) = network(), batch()
+    seen = {}
+
+    def loss():
+        seen["rows"] = len(y)
+        return cross_entropy(model(x), y, reduction="sum")
+
+    SharpBackward(model, gradient_scale=lambda: seen["rows"])(loss)
 
 
 def test_dictionaries_and_outputs_give_their_loss(parts):

@@ -213,6 +213,34 @@ class Averaged(nn.Module):
         return x * self.constant
 
 
+class Unnoticed(nn.Module):
+    """Statistics that are written behind torch's back, one that is an expanded view, and one that a pass deletes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(6).double())
+        self.register_buffer("expanded", None)
+        self.register_buffer("deleted", torch.zeros(6).double())
+
+    def forward(self, x):
+        self.ema.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        self.expanded = torch.arange(6.0).double().expand(len(x), 6)
+        if "deleted" in self._buffers:
+            self.deleted.add_(1)
+            del self.deleted
+        return x + self.expanded
+
+
+def test_statistics_that_torch_does_not_notice_count_the_clean_pass_only():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Unnoticed(), nn.Linear(6, 3)).double()
+    x, y = batch()
+    expected = 0.1 * model[0](x).detach().mean(0)
+    SharpBackward(model, ga_sam(0.1, steps=3))(lambda: cross_entropy(model(x), y))
+    torch.testing.assert_close(model[1].ema, expected, rtol=1e-12, atol=1e-12)
+    assert model[1].expanded.shape == (12, 6)
+
+
 def test_other_running_statistics_count_the_clean_pass_only():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), Averaged(), nn.Linear(6, 3)).double()

@@ -51,7 +51,7 @@ def test_rows_are_those_of_single_walks():
         sharp(lambda alone=alone: loss_of(alone)(BATCHES[0]))
         assert row.measured == pytest.approx(sharp.last.rise.item())
         assert row.predicted == pytest.approx(sharp.last.predicted_rise.item())
-        assert row.cosines == pytest.approx(sharp.last.detail.cosines.tolist())
+        assert list(row.cosines.values()) == pytest.approx(sharp.last.detail.cosines.tolist())
     assert found.groups == ("0.weight", "0.bias", "2.weight", "2.bias")
     assert found.turning_point() is None
     assert str(found).endswith("No group's gradient turns up to an epsilon of 0.4.")
@@ -61,8 +61,41 @@ def test_dropout_masks_are_shared():
     """With a tiny walk the cosines are 1; fresh masks would make them anything."""
     model = noisy()
     found = range_test(SharpBackward(model, ga_sam(budget=1e-7, cap=1.0)), loss_of(model), BATCHES, sizes=[1e-7])
-    with_gradient = [c for c, name in zip(found.rows[0].cosines, found.groups, strict=True) if name != "0.bias"]
-    assert with_gradient == pytest.approx([1.0] * len(with_gradient), abs=1e-4)
+    assert list(found.rows[0].cosines.values()) == pytest.approx([1.0] * 5, abs=1e-4)
+
+
+def test_rounding_noise_is_left_out():
+    """The bias in front of batch norm has no gradient: its cosine would be anything."""
+    model = noisy().float()
+    batches = [(x.float(), y) for x, y in BATCHES]
+    found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=1.0)), loss_of(model), batches)
+    assert found.without_signal == ["0.bias"]
+    assert "Left out, because their gradient is only rounding noise: 0.bias." in str(found)
+    assert all("0.bias" not in row.cosines for row in found.rows)
+
+
+def test_batches_may_use_different_weights():
+    model = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)]).double()
+    sharp = SharpBackward(model, sam(0.1))
+    found = range_test(sharp, lambda number: cross_entropy(model[number](BATCHES[0][0]), BATCHES[0][1]), [0, 1])
+    assert found.groups == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_replaced_buffers_are_restored():
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3).double()
+            self.register_buffer("mean", torch.zeros(3).double())
+
+        def forward(self, x):
+            x = self.layer(x)
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return x
+
+    model = Averaged()
+    range_test(SharpBackward(model, sam(0.1)), loss_of(model), BATCHES)
+    assert torch.equal(model.mean, torch.zeros(3).double())
 
 
 def test_cap_that_hides_larger_walks_is_named():

@@ -72,6 +72,7 @@ def test_walk_reaches_full_strength_when_the_loss_has_fallen_and_weakens_when_it
     (Schedule(start=0.5), [0, 0, 0, 1, 1, 1]),
     (Schedule(start=0.5, warmup=1 / 6), [0, 0, 0, 0.5, 1, 1]),
     (lambda step: step / 10, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
+    (lambda step: step >= 3, [0, 0, 0, 1, 1, 1]),
 ])  # fmt: skip
 def test_start_and_warmup(schedule, expected):
     assert strengths_of(Strength(schedule, [], total_steps=6), [1.0] * 6) == pytest.approx(expected)

@@ -28,6 +28,36 @@ def test_sensible_walk_is_fine():
     assert "100% of the groups capped" in text
 
 
+def test_small_biases_are_not_too_large():
+    """SAM moves biases close to zero by many times their norm, and nothing happens."""
+    model, (x, y) = network(), batch()
+    with torch.no_grad():
+        model[0].bias.mul_(1e-3)
+        model[2].bias.mul_(1e-3)
+    sharp = SharpBackward(model, sam(0.05))
+    assert caught_in(lambda: [sharp(lambda: cross_entropy(model(x), y)) for _ in range(40)]) == []
+    assert sharp.last.groups.largest_ratio()[1] > 1
+    assert sharp.last.verdict() == "fine"
+
+
+def test_recommended_walk_does_not_warn_close_to_a_minimum():
+    """There the gradient vanishes, and with it the prediction."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    x = torch.randn(32, 6)
+    optimizer, sharp = torch.optim.Adam(model.parameters(), lr=3e-3), SharpBackward(model)
+
+    def train():
+        for _ in range(800):
+            optimizer.zero_grad()
+            sharp(lambda: (model(x) - x[:, :1]).square().mean())
+            optimizer.step()
+
+    assert caught_in(train) == []
+    assert sharp.last.rise > 5 * sharp.last.predicted_rise
+    assert sharp.last.verdict() == "fine"
+
+
 def test_walk_beyond_the_weights_is_too_large_and_named():
     model = network()
     with torch.no_grad():
@@ -246,6 +276,43 @@ def test_without_overflow_the_fold_is_the_same():
         SharpBackward(model, ga_sam(0.3, steps=2), on_overflow=choice)(lambda m=model: cross_entropy(m(x), y))
         folded.append(flat([p.grad for p in model.parameters()]))
     assert error(*folded) < EXACT
+
+
+def test_overflow_keeps_sparse_gradients_sparse():
+    words = nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(words.parameters()))
+    sharp = SharpBackward(words, ga_sam(budget=0.1, cap=0.01), on_overflow="clean")
+    sharp(lambda: words(torch.tensor([1, 2])).square().mean())
+    assert words.weight.grad.is_sparse
+    optimizer.step()
+    plain = nn.Embedding(10, 4, sparse=True)
+    plain.load_state_dict(words.state_dict())
+    plain(torch.tensor([1, 2])).square().mean().backward()
+    words.weight.grad = None
+    passes = []
+
+    def breaking():
+        passes.append(1)
+        return words(torch.tensor([1, 2])).square().mean() * (math.inf if len(passes) == 2 else 1.0)
+
+    sharp(breaking)
+    assert error(words.weight.grad.to_dense(), plain.weight.grad.to_dense()) < 1e-6
+
+
+def test_overflow_gives_the_clean_gradient_to_weights_that_only_the_clean_pass_used():
+    first, second = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+    x, _ = batch()
+    passes = []
+
+    def loss():
+        passes.append(1)
+        if len(passes) == 1:
+            return (first(x) + second(x)).square().mean()
+        return first(x).square().mean() * math.inf
+
+    SharpBackward(nn.ModuleList([first, second]), sam(0.05), on_overflow="clean")(loss)
+    expected = torch.autograd.grad((first(x) + second(x)).square().mean(), second.weight)[0]
+    assert error(second.weight.grad, expected) < EXACT
 
 
 def test_bad_choices_are_named():

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.command == "table":
         print(table(records.read(options.results), options.seeds), end="")
     elif options.command == "guide":
-        write_guide(records.read(options.results))
+        write_guide(records.read(options.results), options.seeds)
     else:
         print(choose(records.read(options.results), options.seeds), end="")
 

@@ -12,7 +12,7 @@ from benchmarks.first_use.setup import Metric
 from benchmarks.first_use.setups import SETUPS
 from benchmarks.first_use.variants import PLAIN, RECOMMENDED, SAM, VARIANTS
 
-FINAL_SEEDS = (1, 2, 3)
+FINAL_SEEDS = (4, 5, 6)
 SELECTION_SEEDS = (11, 12, 13)
 MISSING = "-"
 
@@ -60,11 +60,11 @@ def _difference(new: BySeed, old: BySeed, metric: Metric) -> str:
     return _spread(differences(new, old), metric.digits, sign="+") + (WORSE if is_worse(new, old, metric) else "")
 
 
-def write_guide(records: Iterable[Record], guide: Path = GUIDE) -> None:
+def write_guide(records: Iterable[Record], seeds: Iterable[int] = FINAL_SEEDS, guide: Path = GUIDE) -> None:
     """Put the table into the guide, between its two marks."""
     before, rest = guide.read_text(encoding="utf-8").split(START)
     after = rest.split(STOP)[1]
-    guide.write_text(f"{before}{START}\n{table(records)}\n{STOP}{after}", encoding="utf-8")
+    guide.write_text(f"{before}{START}\n{table(records, seeds)}\n{STOP}{after}", encoding="utf-8")
 
 
 def choose(records: Iterable[Record], seeds: Iterable[int] = SELECTION_SEEDS) -> str:

@@ -104,15 +104,14 @@ class SharpBackward(Walker):
     def __call__(self, function: Callable[[], Any]) -> Any:
         if not self._knows_function:
             look_at_function(function)
-            function = checked_once(function)
+            function = checked_once(function, self.gradient_scale)
         strength = self.strength()
         if self.could_walk and strength > 0:
             returned, trace = self._walk(function, strength)
             self.last = self._watch.add(trace)
         else:
-            scale = now(self.gradient_scale)
             returned, self.last = plain_pass(
-                function, self.backward, self.around, strength=strength, loss_scale=scale, waiting=self.could_walk
+                function, self.backward, self.around, self.gradient_scale, strength, waiting=self.could_walk
             )
         self._knows_function = True
         self.strength.count(self.last.losses[0], self.last.loss_scale)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.passes import Around
+from gasam.sharded import is_expanded
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
@@ -52,16 +53,17 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 class frozen_batchnorm:  # noqa: N801
     """Running statistics count the clean pass only; every pass still normalises by its own batch.
 
-    These are the buffers that the clean pass changes: of BatchNorm, InstanceNorm, spectral norm, or a module of your
-    own. After each displaced pass they get their values back. torch's batch norm writes its buffers unnoticed, so those
-    with a name like "running_mean" are always included.
+    These are the buffers that a clean pass changes: of BatchNorm, InstanceNorm, spectral norm, or a module of your own.
+    After each displaced pass they get their values back. The first clean pass compares all values, because torch does
+    not notice every write; later ones look at torch's version counters.
     """
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"frozen_batchnorm needs the model, got {type(model).__name__}")
         self.model = model
-        self._changed: list[tuple[nn.Module, str]] = []
+        self._known: set[tuple[nn.Module, str]] | None = None  # changed by the first clean pass
+        self._changed: set[tuple[nn.Module, str]] = set()
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
@@ -71,32 +73,66 @@ class frozen_batchnorm:  # noqa: N801
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Around the clean pass: find out which buffers it changes."""
-        before = {(module, name): _version(buffer) for module, name, buffer in self._buffers()}
-        self._changed = []
+        compares = self._known is None
+        before = {key: (_version(buffer), _copy(buffer) if compares else None) for key, buffer in _buffers(self.model)}
         yield
-        self._changed = [
-            (module, name)
-            for module, name, buffer in self._buffers()
-            if name.startswith("running_") or before.get((module, name)) != _version(buffer)
-        ]
+        self._changed, equal = set(), dict[tuple[nn.Module, str], bool]()
+        for key, buffer in _buffers(self.model):
+            version, value = before.get(key, (None, None))
+            equal[key] = not compares or _equal(buffer, value)
+            if version != _version(buffer) or not equal[key]:
+                self._changed.add(key)
+        if self._known is None:
+            self._known = {key for key, same in equal.items() if not same}
+        self._changed |= self._known
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
-        kept = [(module, name, module._buffers[name]) for module, name in self._changed]
-        values = [None if buffer is None else buffer.detach().clone() for _, _, buffer in kept]
+        saved = [(*key, buffer, _copy(buffer)) for key, buffer in _buffers(self.model) if key in self._changed]
         try:
             yield
         finally:
-            for (module, name, buffer), value in zip(kept, values, strict=True):
-                if module._buffers[name] is not buffer:
-                    module._buffers[name] = buffer
-                if buffer is not None and value is not None:
-                    buffer.detach().copy_(value)
+            _restore(saved)
 
-    def _buffers(self) -> Iterator[tuple[nn.Module, str, Tensor | None]]:
-        for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                yield module, name, buffer
+
+Saved = tuple[nn.Module, str, Tensor | None, Tensor | None]
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor | None]]:
+    for module in model.modules():
+        for name, buffer in list(module._buffers.items()):
+            yield (module, name), buffer
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None or buffer.is_meta else buffer.detach().clone()
+
+
+def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
+    """Whether a buffer still has this value; NaN counts as a change."""
+    if buffer is None or value is None or buffer.is_meta:
+        return True
+    return buffer.shape == value.shape and buffer.dtype == value.dtype and torch.equal(buffer.detach(), value)
+
+
+def _version(buffer: Tensor | None) -> tuple[int, int]:
+    """Changes when the buffer is written or replaced."""
+    if buffer is None or buffer.is_inference():
+        return id(buffer), 0
+    return id(buffer), buffer._version
+
+
+def _restore(saved: Sequence[Saved]) -> None:
+    """Give each module its buffer with its value back; a buffer that can't be written is replaced by a copy."""
+    for module, name, buffer, value in saved:
+        if buffer is None or value is None:
+            module._buffers[name] = buffer
+        elif buffer.shape == value.shape and buffer.dtype == value.dtype and not is_expanded(buffer):
+            if name not in module._buffers or module._buffers[name] is not buffer:
+                module._buffers[name] = buffer
+            buffer.detach().copy_(value)
+        else:
+            module._buffers[name] = value
 
 
 class per_worker:  # noqa: N801
@@ -173,14 +209,13 @@ def includes(around: Around, kind: type) -> bool:
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Afterwards the gradients, the model's buffers and the random number generators are what they were."""
     gradients, random = [parameter.grad for parameter in parameters], _generator_states()
-    buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [] if model is None else [(*key, buffer, _copy(buffer)) for key, buffer in _buffers(model)]
     try:
         yield
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        for buffer, value in buffers:
-            buffer.detach().copy_(value)
+        _restore(buffers)
         _set_generator_states(random)
 
 
@@ -196,13 +231,6 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     if not any(module._buffers for module in model.modules()):
         return around
     return together(frozen_batchnorm(model), around)
-
-
-def _version(buffer: Tensor | None) -> tuple[int, int]:
-    """Changes when the buffer is written or replaced."""
-    if buffer is None or buffer.is_inference():
-        return id(buffer), 0
-    return id(buffer), buffer._version
 
 
 def _check_distributed(name: str, model: object) -> None:

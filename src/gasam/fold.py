@@ -48,9 +48,11 @@ class GradientSum:
         """If any number of the total is not finite, replace it by the clean gradient times a factor, on the device."""
         finite = all_finite(self.total)
         for i, (total, clean) in enumerate(zip(self.total, self._clean, strict=True)):
-            if total is not None:
-                other = torch.zeros_like(total) if clean is None else clean * factor
-                self.total[i] = _keep_if(finite, total, other)
+            if total is not None or clean is not None:
+                none: Any = clean if total is None else total
+                kept = torch.zeros_like(none) if total is None else total
+                other = torch.zeros_like(none) if clean is None else clean * factor
+                self.total[i] = _keep_if(finite, kept, other)
         self._clean = []
 
     def take(self, keep: bool = True) -> None:
@@ -187,7 +189,12 @@ def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
 
 
 def _keep_if(condition: Tensor, kept: Tensor, other: Tensor) -> Tensor:
-    """One of them, without asking the device which."""
+    """One of them, chosen on the device. Of sparse ones both stay, the other with zeros as values."""
+    if kept.is_sparse and other.is_sparse:
+        kept, other = kept.coalesce(), other.coalesce()
+        indices = torch.cat([kept.indices(), other.indices()], dim=1)
+        chosen = torch.where(condition, kept.values(), 0.0), torch.where(condition, 0.0, other.values())
+        return torch.sparse_coo_tensor(indices, torch.cat(chosen), kept.shape, check_invariants=False).coalesce()
     if kept.is_sparse or other.is_sparse:
         kept, other = kept.to_dense(), other.to_dense()
     here = local(kept)

@@ -137,7 +137,8 @@ class Measurements:
         self.finite = self.finite & sums[2].sum().isfinite()
         displaced, clean_norms = sums[2].sqrt(), sums[3].sqrt()
         ratios = displaced * inverse(clean_norms) * (self._clean_scale / self.gradient_scale)
-        return Detail(self.groups(), norm, cosine, sums[4] * inverse(displaced * clean_norms), ratios)
+        cosines = sums[4] * inverse(displaced * clean_norms)
+        return Detail(self.groups(), norm, cosine, cosines, clean_norms / self._clean_scale, ratios)
 
 
 def _nan_flag(loss: Tensor, like: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import dis
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import IOBase
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +24,7 @@ def look_at_function(function: Callable[[], Any]) -> None:
     if not isinstance(function, FunctionType):
         return
     for name, value in _variables(function).items():
-        if isinstance(value, Iterator):
+        if isinstance(value, Iterator) and not isinstance(value, IOBase):
             _warn(
                 f"the loss function uses the iterator {name!r}: each of the K+1 passes would take another batch: call "
                 "next() before, and use the batch inside"
@@ -34,26 +36,40 @@ def look_at_function(function: Callable[[], Any]) -> None:
         )
 
 
-def checked_once(function: Callable[[], Any]) -> Callable[[], Any]:
-    """The same function, with a look at the graph of its loss."""
+def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callable[[], Any]:
+    """The same function, with a look at the graph of its loss in the first pass."""
     if not callable(function):
         return function
-    ahead = [torch.autograd._get_sequence_nr()]  # type: ignore[attr-defined]
+    before = {tensor.grad_fn for tensor in _tensors(function) if tensor.grad_fn is not None}
+    ahead = [True]
 
     def checked() -> Any:
         result = function()
         loss = loss_in(result)
         if ahead and isinstance(loss, Tensor):
-            _check_graph(loss, ahead.pop())
-            _look_at_scale(loss)
+            ahead.clear()
+            _check_graph(loss, before)
+            if gradient_scale == 1.0:
+                _look_at_scale(loss)
         return result
 
     return checked
 
 
-def _check_graph(loss: Tensor, before: int) -> None:
-    """`before` is autograd's counter from before the call: older nodes were computed outside of the loss function."""
-    older = [node for node in _nodes(loss) if _number(node) < before]
+def _tensors(function: Callable[[], Any]) -> list[Tensor]:
+    """Tensors from outside that the function uses, also in lists, tuples and dictionaries."""
+    if isinstance(function, partial):
+        values = [*function.args, *function.keywords.values()]
+    else:
+        values = list(_variables(function).values()) if isinstance(function, FunctionType) else []
+    inside = [list(value.values()) if isinstance(value, dict) else value for value in values]
+    inner = [each for value in inside if isinstance(value, list | tuple) for each in value]
+    return [value for value in [*values, *inner] if isinstance(value, Tensor)]
+
+
+def _check_graph(loss: Tensor, before: set[Any]) -> None:
+    """`before` has nodes from before the call: the loss must not come from them."""
+    older = [node for node in _nodes(loss) if node in before] if before else []
     if older:
         raise RuntimeError(
             "the loss function uses a result that was computed before it was called, which can't be computed again "
@@ -63,13 +79,14 @@ def _check_graph(loss: Tensor, before: int) -> None:
 
 
 def _look_at_scale(loss: Tensor) -> None:
-    """Warn if its last operation looks like a gradient scaler's."""
+    """Warn if its last operation looks like a gradient scaler's: a product with a large power of two in a tensor."""
     node: Any = loss.grad_fn
     if node is None or node.name() != "MulBackward0":
         return
     factors = [saved for saved in (node._saved_self, node._saved_other) if isinstance(saved, Tensor)]
     for factor in factors:
-        if factor.numel() == 1 and not factor.requires_grad and _is_loss_scale(float(factor)):
+        is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
+        if is_number and _is_loss_scale(float(factor)):
             _warn(
                 f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and so the "
                 "walk changes with it: return the loss as it is, and give "
@@ -150,18 +167,10 @@ def _variables(function: FunctionType) -> dict[str, Any]:
 
 
 def _overwritten(function: FunctionType) -> list[str]:
-    """Variables from outside that are read first and assigned later, such as a recurrent state; not counters."""
+    """Variables from outside that are read and then assigned, such as a recurrent state; not counters and caches."""
     values = _variables(function)
     both = [name for name, order in _uses(function).items() if order[0] == "LOAD" and "STORE" in order]
-    return [name for name in both if name in values and not isinstance(values[name], int)]
-
-
-def _number(node: Any) -> float:
-    """When the node was made; nodes that do not tell count as new."""
-    try:
-        return float(node._sequence_nr())
-    except AttributeError:
-        return float("inf")
+    return [name for name in both if name in values and not isinstance(values[name], int | None)]
 
 
 def _is_loss_scale(factor: float) -> bool:

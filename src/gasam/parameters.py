@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from gasam.perturbation import Perturbation
 from gasam.sharded import check_sharding, is_expanded, is_sharded
@@ -55,7 +57,9 @@ def read(parameters: Parameters) -> list[Entry]:
 
 def names_in(model: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter by its id, without what DistributedDataParallel and torch.compile put in front."""
-    return {id(p): name.replace("_orig_mod.", "").removeprefix("module.") for name, p in model.named_parameters()}
+    wrapped = isinstance(model, DistributedDataParallel | torch.nn.DataParallel)
+    front = "module." if wrapped else ""
+    return {id(p): name.removeprefix(front).replace("_orig_mod.", "") for name, p in model.named_parameters()}
 
 
 def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
@@ -63,6 +67,8 @@ def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
 
     Frozen ones stay in the list, because they may be unfrozen later; they do not move while they are frozen.
     """
+    if any(map(is_lazy, model.parameters())):
+        raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
     names = names_in(model)
     trainable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
     if not trainable:

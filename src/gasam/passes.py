@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from inspect import signature
 from typing import Any
 
@@ -42,16 +43,16 @@ def plain_pass(
     function: Callable[[], Any],
     backward: Backward,
     around: Around,
-    *,
+    gradient_scale: GradientScale = 1.0,
     strength: float = 1.0,
-    loss_scale: Tensor | float = 1.0,
+    *,
     waiting: bool = False,
 ) -> tuple[Any, Trace]:
     """One pass without a walk: what the caller gets, and the trace that says so."""
     with around(0, True):
         loss, returned = call(function)
         backward(loss)
-    return returned, plain_trace(loss, strength, loss_scale, waiting=waiting)
+    return returned, plain_trace(loss, strength, now(gradient_scale), waiting=waiting)
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
@@ -93,6 +94,7 @@ def _with_loss(result: Any, loss: Tensor) -> Any:
         make = getattr(result, "_make", tuple)  # a namedtuple stays one
         return make((loss, *result[1:]))
     if isinstance(result, MutableMapping):
+        result = copy(result)
         result["loss"] = loss
         return result
     return {**result, "loss": loss} if isinstance(result, Mapping) else loss

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, unchanged_state
 from gasam.passes import back, call, now
-from gasam.trace import Trace
+from gasam.trace import Detail, Trace
 from gasam.walk import traced_climb
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
@@ -32,11 +31,11 @@ class Row:
     largest_ratio: float
     largest: str  # its group
     capped: float  # share of the groups
-    cosines: tuple[float, ...]  # between the clean and the displaced gradient, for each group
+    cosines: dict[str, float]  # by group, between the clean and the displaced gradient; not where it is rounding noise
 
     @property
     def lowest_cosine(self) -> float:
-        return min(self.cosines, default=1.0)
+        return min(self.cosines.values(), default=1.0)
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,17 @@ class RangeTest:
     groups: tuple[str, ...]
     rows: tuple[Row, ...]
 
+    @property
+    def without_signal(self) -> list[str]:
+        """Groups whose gradient is only rounding noise: their cosines mean nothing."""
+        judged = {name for row in self.rows for name in row.cosines}
+        return [name for name in self.groups if name not in judged]
+
     def turning_point(self) -> tuple[float, str] | None:
         """The smallest size at which the gradient of some group turns (its cosine is below 0), and that group."""
         for row in self.rows:
             if row.lowest_cosine < 0:
-                return row.size, self.groups[row.cosines.index(row.lowest_cosine)]
+                return row.size, min(row.cosines, key=lambda name: row.cosines[name])
         return None
 
     @property
@@ -75,6 +80,9 @@ class RangeTest:
             f" {row.lowest_cosine:14.3f}  {row.largest}"
             for row in self.rows
         ]
+        if self.without_signal:
+            names = ", ".join(self.without_signal[:3]) + (", ..." if len(self.without_signal) > 3 else "")
+            lines.append(f"Left out, because their gradient is only rounding noise: {names}.")
         return "\n".join([head, *lines, self.summary()])
 
     def draw(self, file: str | Path) -> None:
@@ -94,7 +102,8 @@ class RangeTest:
         ratios.plot(sizes, [row.largest_ratio for row in self.rows], label="largest of a group")
         ratios.set(ylabel="|a| / |w|", yscale="log")
         ratios.legend()
-        cosines.plot(sizes, [row.cosines for row in self.rows], lw=0.8)
+        for name in self.groups:
+            cosines.plot(sizes, [row.cosines.get(name, math.nan) for row in self.rows], lw=0.8)
         cosines.axhline(0, color="black", lw=0.6)
         cosines.set(ylabel="cosine of each group's gradients")
         for axes in (rises, ratios, cosines):
@@ -129,15 +138,15 @@ def range_test(
     if not batches or not sizes or min(sizes) <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
     rows = list[Row]()
-    groups = tuple[str, ...]()
+    groups = dict[str, None]()
     with unchanged_state(sharp.model, sharp.parameters):
         for size in sorted(sizes):
             strength = size / sharp.perturbation.size
             traces = [_walk(sharp, strength, partial(loss_function, batch)) for batch in batches]
-            assert traces[0].detail is not None
-            groups = tuple(traces[0].detail.labels)
-            rows.append(_row(size, traces, groups))
-    return RangeTest(unit, groups, tuple(rows))
+            for trace in traces:
+                groups |= dict.fromkeys(_detail(trace).labels)
+            rows.append(_row(size, traces))
+    return RangeTest(unit, tuple(groups), tuple(rows))
 
 
 def _walk(sharp: SharpBackward, strength: float, function: Callable[[], Any]) -> Trace:
@@ -155,11 +164,21 @@ def _walk(sharp: SharpBackward, strength: float, function: Callable[[], Any]) ->
     return traced_climb(sharp.weights, evaluate, sharp.perturbation, strength=strength, detailed=True)
 
 
-def _row(size: float, traces: Sequence[Trace], groups: tuple[str, ...]) -> Row:
+def _detail(trace: Trace) -> Detail:
+    assert trace.detail is not None
+    return trace.detail
+
+
+def _row(size: float, traces: Sequence[Trace]) -> Row:
     metrics = [trace.metrics() for trace in traces]
     name, largest = max((trace.groups.largest_ratio() for trace in traces if trace.groups), key=lambda each: each[1])
-    cosines = [trace.detail.cosines for trace in traces if trace.detail is not None]
-    means = torch.stack([each for each in cosines if each is not None]).mean(0)
+    cosines = dict[str, list[float]]()
+    for detail in map(_detail, traces):
+        assert detail.cosines is not None
+        found = zip(detail.labels, detail.cosines.tolist(), detail.with_signal.tolist(), strict=True)
+        for label, cosine, has_signal in found:
+            if has_signal:
+                cosines.setdefault(label, []).append(cosine)
     return Row(
         size=size,
         predicted=_mean([each["predicted_rise"] for each in metrics]),
@@ -168,7 +187,7 @@ def _row(size: float, traces: Sequence[Trace], groups: tuple[str, ...]) -> Row:
         largest_ratio=largest,
         largest=name,
         capped=_mean([each["capped"] for each in metrics]),
-        cosines=tuple(means.tolist()),
+        cosines={label: _mean(values) for label, values in cosines.items()},
     )
 
 

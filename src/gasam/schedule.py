@@ -232,9 +232,9 @@ def _in_steps(name: str, value: float, total_steps: int | None) -> int:
 
 
 def _checked(strength: object, step: int) -> float:
-    if not _is_number(strength) or not 0 <= strength <= 1:  # type: ignore[operator]
+    if not isinstance(strength, float | int) or not 0 <= strength <= 1:
         raise ValueError(f"the schedule must give a strength in [0, 1], got {strength!r} for step {step}")
-    return float(strength)  # type: ignore[arg-type]
+    return float(strength)
 
 
 def _is_number(value: object) -> bool:

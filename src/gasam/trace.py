@@ -40,6 +40,18 @@ class GroupNorms:
         """|a_i|/|w_i|, where |w_i| counts as 0.01 sqrt(n_i) rms(w) at least, as in the cap."""
         return self.offsets / comparable(self.weights, self.sizes, self.rms_weight)
 
+    @property
+    def too_far(self) -> Tensor:
+        """Whether a group moved by more than its own norm, and by more than weights of the model's usual size have.
+
+        Without the second condition every bias that is still close to zero would count.
+        """
+        return self.offsets > torch.maximum(self.weights, self.sizes.sqrt() * self.rms_weight)
+
+    @property
+    def share_capped(self) -> Tensor:
+        return self.capped.double().mean() if len(self.capped) else torch.zeros(())
+
     def largest_ratio(self) -> tuple[str, float]:
         """The name of the group that moved most for its size, and its ratio."""
         ratios = self.ratios.nan_to_num(0.0, posinf=0.0)
@@ -57,7 +69,16 @@ class Detail:
     realised_norm: Tensor  # |fl(w + a) - w|
     realised_cosine: Tensor  # between a and what was realised of it
     cosines: Tensor | None = None  # between the clean and the last gradient of each group; None with per_worker
+    gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
+
+    @property
+    def with_signal(self) -> Tensor:
+        """Whether a group's clean gradient is more than rounding noise beside that of the whole model."""
+        assert self.gradient_norms is not None
+        sizes = self.groups.sizes
+        usual = (self.gradient_norms.square().sum() / sizes.sum().clamp(min=1)).sqrt()
+        return self.gradient_norms > 1e-5 * usual * sizes.sqrt()
 
     @property
     def labels(self) -> list[str]:
@@ -127,8 +148,8 @@ class Trace:
         code = int(self.active.item())
         if code != CLIMBED or self.groups is None:
             return MEANING[code]
-        name, ratio = self.groups.largest_ratio()
-        if ratio > 1:
+        if self.groups.too_far.any():
+            name, ratio = self.groups.largest_ratio()
             return f"too large: {name} moved by {ratio:.2g} times its own norm"
         if self.window is not None and self.rise is not None:
             problem = Totals(*self.window.tolist()).rise_problem()
@@ -154,7 +175,7 @@ class Trace:
             "perturbation_norm": float(self.norms[-1]),
             "perturbation_ratio": 0.0 if groups is None else _ratio(groups),
             "largest_ratio": 0.0 if groups is None else groups.largest_ratio()[1],
-            "capped": 0.0 if groups is None else float(groups.capped.double().mean()),
+            "capped": 0.0 if groups is None else float(groups.share_capped),
             "strength": self.strength,
         }
 
@@ -167,7 +188,7 @@ class Trace:
         if self.groups is not None:
             name, ratio = self.groups.largest_ratio()
             parts.append(f"|a|/|w| {_ratio(self.groups):.2g}, largest {ratio:.2g} in {name}")
-            parts.append(f"{float(self.groups.capped.double().mean()):.0%} of the groups capped")
+            parts.append(f"{float(self.groups.share_capped):.0%} of the groups capped")
         if self.strength != 1:
             parts.append(f"strength {self.strength:.2g}")
         line = "; ".join(parts)

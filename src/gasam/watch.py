@@ -23,7 +23,8 @@ class Totals(NamedTuple):
     """Sums over the walks of a window."""
 
     finite: float  # walks
-    predicted: float  # rises of the finite ones
+    judged: float  # finite walks that the cap did not limit in every group
+    predicted: float  # rises of these
     measured: float
     measured_squares: float
     not_finite: float
@@ -31,11 +32,15 @@ class Totals(NamedTuple):
     too_small: float
 
     def rise_problem(self) -> str | None:
-        """Whether the loss rises far more than predicted, beyond the noise of fresh dropout masks."""
-        if self.finite < WINDOW:
+        """Whether the loss rises far more than predicted, beyond the noise of fresh dropout masks.
+
+        Walks with all groups at the cap are not judged: their size is a share of the weights, and close to a minimum
+        the first-order prediction vanishes.
+        """
+        if self.judged < WINDOW:
             return None
-        mean, predicted = self.measured / self.finite, self.predicted / self.finite
-        error = math.sqrt(max(self.measured_squares / self.finite - mean**2, 0.0) / self.finite)
+        mean, predicted = self.measured / self.judged, self.predicted / self.judged
+        error = math.sqrt(max(self.measured_squares / self.judged - mean**2, 0.0) / self.judged)
         if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * error:
             return None
         return f"too large: the loss rises by {mean:.2g} on average, and {predicted:.2g} was predicted"
@@ -78,11 +83,11 @@ class Watch:
     def _warn(self, totals: Totals, trace: Trace) -> None:
         problem = totals.rise_problem()
         cure = "give the walk a cap and a gentle start, as recommended() does, or a smaller size"
-        if totals.too_far:
+        if totals.too_far >= WINDOW / 4:
             name, ratio = trace.groups.largest_ratio()  # type: ignore[union-attr]
-            times = f"{totals.too_far:.0f} of the last {WINDOW} walks"
             problem = (
-                f"too large: in {times} some group moved by more than its own norm (now {name}: {ratio:.2g} times)"
+                f"too large: in {totals.too_far:.0f} of the last {WINDOW} walks some group moved by more than its own "
+                f"norm; in the last one {name} moved by {ratio:.2g} times its norm"
             )
         elif totals.not_finite > totals.finite:
             problem = f"not finite: {totals.not_finite:.0f} of the last {WINDOW} walks met a NaN or an infinity"
@@ -99,17 +104,11 @@ def _numbers_of(trace: Trace) -> Tensor:
     """The numbers of one walk in the order of `Totals`."""
     assert trace.groups is not None
     assert trace.predicted_rise is not None
-    like, ratios = trace.predicted_rise, trace.groups.ratios
+    like, groups = trace.predicted_rise, trace.groups
     finite = trace.climbed.to(like)
-    rise = torch.zeros_like(like) if trace.rise is None else trace.rise.to(like).nan_to_num(0.0, 0.0, 0.0) * finite
-    largest = ratios.nan_to_num(0.0, posinf=0.0).amax() if len(ratios) else torch.zeros_like(like)
-    numbers = [
-        finite,
-        finite * like.nan_to_num(0.0, 0.0, 0.0),
-        rise,
-        rise * rise,
-        trace.not_finite.to(like),
-        (largest > 1).to(like) * finite,
-        trace.too_small.to(like),
-    ]
-    return torch.stack(numbers)
+    judged = finite * ~groups.capped.all() if len(groups.capped) else torch.zeros_like(finite)
+    predicted = judged * like.nan_to_num(0.0, 0.0, 0.0)
+    rise = judged * (like if trace.rise is None else trace.rise.to(like)).nan_to_num(0.0, 0.0, 0.0)
+    too_far = finite * groups.too_far.any()
+    not_finite, too_small = trace.not_finite.to(like), trace.too_small.to(like)
+    return torch.stack([finite, judged, predicted, rise, rise * rise, not_finite, too_far, too_small])

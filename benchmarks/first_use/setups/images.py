@@ -63,8 +63,21 @@ class DigitsCNN(Digits):
             *_convolution(second, third),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
+            *([nn.Dropout(self.dropout)] if self.dropout else []),
             nn.Linear(third, CLASSES),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsDropoutCNN(DigitsCNN):
+    """The same with dropout and a higher learning rate."""
+
+    name = "digits-cnn-dropout"
+    title = "CNN with BatchNorm and dropout, digits"
+
+    epochs: int = 20
+    learning_rate: float = 0.02
+    dropout: float = 0.2
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from gasam import SharpBackward
@@ -107,7 +108,8 @@ class Training:
         self.loss.fill_(self.progress.loss)
         self.carried = to_device(saved["carried"], self.accelerator.device)
         if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
-            self.sharp.load_state_dict(saved["schedule"])
+            states, own = saved["schedule"], self.accelerator.process_index
+            self.sharp.load_state_dict(states[own if own < len(states) else 0])
         if self.norms is not None:
             if saved.get("norms") is None:
                 raise without_norms(self.checkpoints.last)
@@ -117,7 +119,7 @@ class Training:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
         if isinstance(self.sharp, SharpBackward) and self.sharp.strength.schedule is not None:
-            state["schedule"] = self.sharp.state_dict()
+            state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
         norms = self.norms.state_dict() if self.norms is not None else None
         self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from gasam.backward import SharpBackward
@@ -79,12 +80,13 @@ class SharpnessAwareModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         if self.sharp.strength.schedule is not None:
-            checkpoint[_STATE] = self.sharp.state_dict()
+            checkpoint[_STATE] = _of_all(self.sharp.state_dict())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if _STATE in checkpoint:
-            self.sharp.load_state_dict(checkpoint[_STATE])
+            states, rank = checkpoint[_STATE], _rank()
+            self.sharp.load_state_dict(states[rank if rank < len(states) else 0])
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         first, self._first = self._first, None
@@ -140,6 +142,19 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
 
     training_step._kept = True  # type: ignore[attr-defined]
     return training_step
+
+
+def _of_all(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states of all processes, which have their own losses. Lightning asks all of them when it saves."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [state]
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    return states
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _total_steps(trainer: Any) -> int | None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
-_STATE = "walk_schedule.json"  # file of a checkpoint
 _REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
@@ -115,18 +114,23 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.should_save and self.sharp.strength.schedule is not None:
-            Path(output_dir, _STATE).write_text(json.dumps(self.sharp.state_dict()))
+        if self.sharp.strength.schedule is not None:
+            self._state_file(output_dir).write_text(json.dumps(self.sharp.state_dict()))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self.sharp.strength.schedule is None:
             return
-        file = Path(checkpoint, _STATE)
+        file = self._state_file(checkpoint)
         if file.exists():
             self.sharp.load_state_dict(json.loads(file.read_text()))
         else:
             warnings.warn(f"{file} is missing, so the schedule begins anew: the walk waits again", stacklevel=2)
+
+    def _state_file(self, folder: str) -> Path:
+        """Each process has its own, as for the Trainer's random numbers, because each has its own losses."""
+        several = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
+        return Path(folder, f"walk_schedule{several}.json")
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._seen.walks:
