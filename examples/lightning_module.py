@@ -14,7 +14,7 @@ class Classifier(SharpnessAwareModule, lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-        self.schedule = Schedule()  # walk from the first step; without it, from when the loss falls
+        self.walk_schedule = Schedule()  # walk from the first step; without it, from when the loss falls
 
     def training_step(self, batch, batch_idx):
         x, y = batch

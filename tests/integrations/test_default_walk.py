@@ -36,14 +36,14 @@ def test_lightning_uses_the_recommended_walk():
 
 def test_lightning_knows_the_number_of_steps():
     module = Sharp(perturbation=ga_sam(0.1))
-    module.schedule = HALVES
+    module.walk_schedule = HALVES
     fit(module, batches(8))
     assert strengths(module) == pytest.approx([0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1])
 
 
 def test_lightnings_micro_batches_share_a_strength():
     module = Sharp(perturbation=ga_sam(0.1))
-    module.schedule = lambda step: step / 10
+    module.walk_schedule = lambda step: step / 10
     fit(module, batches(8), accumulate_grad_batches=2)
     assert strengths(module) == [0, 0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
 
@@ -57,7 +57,7 @@ def test_lightning_keeps_running_statistics_from_displaced_passes():
 
 def resumable():
     module = Sharp(model=network(), perturbation=ga_sam(budget=0.1, cap=0.05))
-    module.schedule = Schedule(progress=0.01, warmup=5)
+    module.walk_schedule = Schedule(progress=0.01, warmup=5)
     return module
 
 

@@ -41,8 +41,8 @@ _REFUSED = {"FSDPStrategy", "DeepSpeedStrategy"}
 class SharpnessAwareModule(LightningModule):
     """Goes before LightningModule, or before a module of yours, in the list of bases.
 
-    Set `self.perturbation` and `self.schedule` to choose a walk; without them it is the recommended one. The schedule's
-    state is saved in Lightning's checkpoints.
+    Set `self.perturbation` and `self.walk_schedule` to choose a walk; without them it is the recommended one. The state
+    of the schedule is saved in Lightning's checkpoints.
 
     The optimizer stays what it is, and so do accumulation, clipping, precision, DDP and FSDP2. `training_step` runs K+1
     times; what it logs and counts in torchmetrics is the clean pass, and `self.clean_pass` says which one it is in.
@@ -51,7 +51,7 @@ class SharpnessAwareModule(LightningModule):
 
     # Without values here, which would hide those of a class further down.
     perturbation: Perturbation
-    schedule: Schedule | StrengthOfStep | None
+    walk_schedule: Schedule | StrengthOfStep | None
     clean_pass = True
     _sharp: SharpBackward | None = None
     _first: FirstPass | None = None
@@ -68,7 +68,7 @@ class SharpnessAwareModule(LightningModule):
 
     def configure_sharp_backward(self) -> SharpBackward:
         """Called once, when `self.sharp` is first asked for."""
-        return SharpBackward(self, getattr(self, "perturbation", None), schedule=getattr(self, "schedule", None))
+        return SharpBackward(self, getattr(self, "perturbation", None), schedule=getattr(self, "walk_schedule", None))
 
     @property
     def sharp(self) -> SharpBackward:
