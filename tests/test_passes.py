@@ -251,6 +251,19 @@ def test_other_running_statistics_count_the_clean_pass_only():
         torch.testing.assert_close(buffer, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_statistics_that_begin_to_count_later_count_the_clean_pass_only(noisy):
+    model, (x, y) = noisy
+    model[1].eval()
+    sharp = SharpBackward(model, ga_sam(0.1, steps=3))
+    sharp(lambda: cross_entropy(model(x), y))
+    model[1].train()
+    expected = 0.1 * model[0](x).detach().mean(0)
+    model[1].reset_running_stats()
+    sharp(lambda: cross_entropy(model(x), y))
+    torch.testing.assert_close(model[1].running_mean, expected, rtol=1e-12, atol=1e-12)
+    assert model[1].num_batches_tracked == 1
+
+
 def test_statistics_may_count_every_pass(noisy):
     model, (x, y) = noisy
     SharpBackward(model, ga_sam(0.1, steps=3), batchnorm="every pass")(lambda: cross_entropy(model(x), y))

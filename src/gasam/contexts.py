@@ -55,7 +55,8 @@ class frozen_batchnorm:  # noqa: N801
 
     These are the buffers that a clean pass changes: of BatchNorm, InstanceNorm, spectral norm, or a module of your own.
     After each displaced pass they get their values back. The first clean pass compares all values, because torch does
-    not notice every write; later ones look at torch's version counters.
+    not notice every write. Later ones look at torch's version counters, and always include buffers with a name like
+    "running_mean", in case a module leaves evaluation mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,18 +74,17 @@ class frozen_batchnorm:  # noqa: N801
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Around the clean pass: find out which buffers it changes."""
-        compares = self._known is None
-        before = {key: (_version(buffer), _copy(buffer) if compares else None) for key, buffer in _buffers(self.model)}
+        versions = {key: _version(buffer) for key, buffer in _buffers(self.model)}
+        values = {key: _copy(buffer) for key, buffer in _buffers(self.model)} if self._known is None else {}
         yield
-        self._changed, equal = set(), dict[tuple[nn.Module, str], bool]()
-        for key, buffer in _buffers(self.model):
-            version, value = before.get(key, (None, None))
-            equal[key] = not compares or _equal(buffer, value)
-            if version != _version(buffer) or not equal[key]:
-                self._changed.add(key)
+        after = dict(_buffers(self.model))
         if self._known is None:
-            self._known = {key for key, same in equal.items() if not same}
-        self._changed |= self._known
+            self._known = {key for key in after if not _equal(after[key], values.get(key))}
+        self._changed = self._known | {
+            (module, name)
+            for (module, name), buffer in after.items()
+            if name.startswith("running_") or versions.get((module, name)) != _version(buffer)
+        }
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
