@@ -219,7 +219,9 @@ def test_scale_of_the_gradient_is_read_after_the_function():
         seen["rows"] = len(y)
         return cross_entropy(model(x), y, reduction="sum")
 
-    SharpBackward(model, gradient_scale=lambda: seen["rows"])(loss)
+    sharp = SharpBackward(model, gradient_scale=lambda: seen["rows"])
+    returned = sharp(loss)
+    assert sharp.state_dict()["block_sum"][0] == pytest.approx(returned.item() / 12)
 
 
 def test_dictionaries_and_outputs_give_their_loss(parts):

@@ -74,9 +74,10 @@ class Ascent:
         self._moving = weights.taking_part(perturbation.granularity)
         self._one = self._moving.sizes.new_ones(())
         self._largest = self._one  # magnitude of h, for p other than 2 and inf
+        self._gradients = self._moving.gradients()  # of the last pass, until the weights move
         by_sign = perturbation.norm == math.inf and not self._by_element
         self.seen = Measurements(self._moving, detailed=detailed, by_sign=by_sign)
-        self.seen.clean_pass(clean)
+        self.seen.clean_pass(clean, self._gradients)
         self._choose_scale()
         self._direction = self._find_direction()
         slope = (self._direction.slopes * self._of_groups(self._direction.factor)).sum() / self.seen.gradient_scale
@@ -94,29 +95,30 @@ class Ascent:
     def read_gradient(self, seen: Pass) -> None:
         """Measure the gradient of another pass. The walk goes on only while everything is finite."""
         self.weights.check_in_place()
-        self.seen.later_pass(seen)
+        self._gradients = self._moving.gradients()
+        self.seen.later_pass(seen, self._gradients)
         self._direction = self._find_direction()
 
     @torch.no_grad()
     def step(self) -> None:
         """y_k = project(y_{k-1} + eta / epsilon d_k); the weights go to w + epsilon T y_k."""
-        gradients, factor, stride = self._moving.gradients(), self._direction.factor, self.perturbation.stride
+        factor, stride = self._direction.factor, self.perturbation.stride
         if not self.keeps_position:  # from the centre, the projection can only shorten a step of length `stride` to 1
             factor = self._epsilon * self._capped(factor * min(1.0, stride), self._direction.squares)
             self.seen.rise = (self._of_groups(factor) * self._direction.slopes).sum() / self.seen.gradient_scale
-            self._displace(lambda portion: self._unnormalised_direction(portion.read(gradients), portion), factor)
+            self._displace(lambda portion: self._unnormalised_direction(portion.read(self._gradients), portion), factor)
             return
         step_factor = self._moving.to_entries(torch.where(self.seen.finite, factor * stride, 0.0))
-        self._project(partial(self._stepped, gradients, step_factor), ball.shrinkage)
+        self._project(partial(self._stepped, step_factor), ball.shrinkage)
 
     @torch.no_grad()
     def move_to_start(self, start: ball.Start) -> None:
         """Move to the ball's surface in the direction that `start` draws; for p = inf to the drawn point itself."""
         self._project(partial(_drawn, start), ball.inverse)
 
-    def _stepped(self, gradients: list[Tensor], step_factor: Sequence[Tensor], portion: Portion) -> Tensor:
+    def _stepped(self, step_factor: Sequence[Tensor], portion: Portion) -> Tensor:
         """Add eta / epsilon d to the position, in place."""
-        gradient = portion.read(gradients)
+        gradient = portion.read(self._gradients)
         self.seen.add_rise(portion, -self._slope(gradient, portion))
         direction = ball.finite(self._unnormalised_direction(gradient, portion), out=portion.scratch)
         return portion.buffer("position").addcmul_(direction, portion.spread(step_factor))
@@ -138,23 +140,25 @@ class Ascent:
         return factor if self._by_element else factor * self._group_scale
 
     def _find_direction(self) -> Direction:
-        p, squares, gradients = self.perturbation.norm, self.seen.gradient_squares, self._moving.gradients()
+        p, squares = self.perturbation.norm, self.seen.gradient_squares
         if p == 2.0 and not self._by_element:  # d = T g / |T g|, and |T g| follows from |g_i|
             length = (self._group_scale.square() * squares).sum().sqrt()
             return Direction(self._group_scale * ball.inverse(length), squares, squares)
         if p == math.inf and not self._by_element:
             return Direction(self._one, self.seen.sign_squares, self.seen.gradient_sums)
         if p not in (2.0, math.inf):
-            self._largest = self._largest_magnitude(lambda portion: self._scaled(portion.read(gradients), portion))
-        return self._measured_direction(gradients)
+            self._largest = self._largest_magnitude(
+                lambda portion: self._scaled(portion.read(self._gradients), portion)
+            )
+        return self._measured_direction()
 
-    def _measured_direction(self, gradients: list[Tensor]) -> Direction:
+    def _measured_direction(self) -> Direction:
         """With h = T g, h . u = largest * sum |h / largest|^q: for p < inf that is largest * |u|_p^p."""
         p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
         for portion in self._moving.portions:
             if p == math.inf:
-                powers.append(portion.sums(self._scaled(portion.read(gradients), portion).abs_()))
-            values = self._unnormalised_direction(portion.read(gradients), portion)
+                powers.append(portion.sums(self._scaled(portion.read(self._gradients), portion).abs_()))
+            values = self._unnormalised_direction(portion.read(self._gradients), portion)
             if p != math.inf:
                 powers.append(_powers(portion, values, p))
             squares.append(portion.squares(self._times_element_scale(portion, values)))
@@ -220,12 +224,12 @@ class Ascent:
 
     def _displace(self, values_of: ValuesOf, factor: Tensor) -> None:
         """Move the weights to w + factor T values; to w itself where the walk must stop."""
-        moving, p, seen, gradients = self._moving, self.perturbation.norm, self.seen, self._moving.gradients()
+        moving, p, seen = self._moving, self.perturbation.norm, self.seen
         entries = moving.to_entries(torch.where(seen.finite, self._of_groups(factor), 0.0))
         for portion in moving.portions:
             values = values_of(portion)
             if self.keeps_position:
-                seen.add_rise(portion, self._slope(portion.read(gradients), portion))
+                seen.add_rise(portion, self._slope(portion.read(self._gradients), portion))
             values = self._times_element_scale(portion, values)
             if self._by_element or (p != math.inf and not self.keeps_position):  # otherwise they are finite already
                 values = ball.finite(values, out=portion.scratch)
@@ -234,6 +238,7 @@ class Ascent:
             portion.displace(values, own_factor)
             if offset is not None:
                 seen.realised(portion, offset)
+        self._gradients = []  # the next pass may free them
         self.weights.written()
 
     def _times_element_scale(self, portion: Portion, values: Tensor) -> Tensor:

@@ -49,9 +49,9 @@ class GradientSum:
         finite = all_finite(self.total)
         for i, (total, clean) in enumerate(zip(self.total, self._clean, strict=True)):
             if total is not None or clean is not None:
-                none: Any = clean if total is None else total
-                kept = torch.zeros_like(none) if total is None else total
-                other = torch.zeros_like(none) if clean is None else clean * factor
+                like: Any = clean if total is None else total
+                kept = torch.zeros_like(like) if total is None else total
+                other = torch.zeros_like(like) if clean is None else clean * factor
                 self.total[i] = _keep_if(finite, kept, other)
         self._clean = []
 

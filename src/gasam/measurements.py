@@ -35,9 +35,9 @@ class Measurements:
         self._realised: list[tuple[Tensor, Tensor]] = []
         self.detail: Detail | None = None
 
-    def clean_pass(self, seen: Pass) -> None:
+    def clean_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
         """Measure |g_i|^2, |w_i|^2 and, if the step is the sign, |sign(g_i)|^2 and |g_i|_1, by one collective."""
-        moving, gradients = self.moving, self.moving.gradients()
+        moving = self.moving
         of_gradient, of_sign, of_sizes = list[Tensor](), list[Tensor](), list[Tensor]()
         for portion in moving.portions:
             gradient = portion.read(gradients)
@@ -55,8 +55,9 @@ class Measurements:
         self._clean_scale, self.loss_scale = self.gradient_scale, seen.loss_scale
         self.finite = self.gradient_squares.sum().isfinite() & seen.loss.to(moving.sizes).isfinite()
 
-    def later_pass(self, seen: Pass) -> None:
-        moving, gradients = self.moving, self.moving.gradients()
+    def later_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
+        """Measure |g_i|^2 of another pass."""
+        moving = self.moving
         squares = [portion.squares(portion.read(gradients)) for portion in moving.portions]
         self.gradient_squares = moving.sum(squares, nan_flag=_nan_flag(seen.loss, moving.sizes))[0]
         self._use_scale(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,8 +125,9 @@ class CausalLanguage(Setup):
     def _rows(self, text: Tensor) -> Tensor:
         return text[: len(text) // self.length * self.length].view(-1, self.length)
 
+    @abstractmethod
     def text(self) -> dict[Split, Tensor]:
-        raise NotImplementedError
+        """The words of each split, one after the other."""
 
     def logits(self, model: nn.Module, words: Tensor) -> Tensor:
         scores: Tensor = model(words)

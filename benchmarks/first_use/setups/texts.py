@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,8 +35,9 @@ class TextClassification(Classification):
     vocabulary: int = 10_000
     length: int = 150
 
+    @abstractmethod
     def examples(self) -> Examples:
-        raise NotImplementedError
+        """The labelled texts of each split."""
 
     def read(self) -> dict[Split, Labelled]:
         examples = self.examples()
