@@ -1,4 +1,4 @@
-"""Lightning: a mixin, and the optimizer stays plain, with accumulation, clipping and mixed precision as ever."""
+"""Lightning: a mixin. The optimizer, accumulation, clipping and mixed precision stay as they are."""
 
 import lightning
 import torch

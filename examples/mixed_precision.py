@@ -1,4 +1,4 @@
-"""Autocast and a loss scaler: the scale is noticed and divided out; an overflow stays home and skips the step."""
+"""Autocast and a loss scaler: the walk does not depend on the scale, and a step that overflows is skipped."""
 
 import torch
 from torch import nn

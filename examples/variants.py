@@ -1,4 +1,4 @@
-"""Others of the family: presets, their parts put together anew, a scale of one's own, weights that stand still."""
+"""Other methods: presets, other combinations of their options, your own scale, weights that do not move."""
 
 import math
 from dataclasses import replace
@@ -40,7 +40,7 @@ for name, perturbation in variants.items():
     print(f"{name}: {sharp.last}")
     assert sharp.last.sharpness > 0
 
-# The first layer stands still; it is trained all the same.
+# The first layer does not move, but it is trained.
 groups = [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}]
 sharp = SharpBackward(groups, ga_sam(1e-4), detailed=True)
 sharp(lambda: cross_entropy(model(x), y))

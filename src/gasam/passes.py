@@ -101,7 +101,7 @@ def _with_loss(result: Any, loss: Tensor) -> Any:
 
 
 def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
-    """Back a part of the loss; return d(backed)/d(loss), which has every factor that `backward` put in."""
+    """Call backward on a part of the loss; return by what `backward` and the part multiplied its gradient."""
     factors: list[Tensor] = []
     hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
     try:

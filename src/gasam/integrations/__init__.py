@@ -1,4 +1,4 @@
-"""At home in other trainers: one file a framework, each with an extra of its own; importing gasam imports none."""
+"""Integrations: one file for each framework, each with its own extra. Importing gasam imports none of them."""
 
 from __future__ import annotations
 

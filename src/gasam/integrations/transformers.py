@@ -147,7 +147,7 @@ class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
 
 
 class _Losses:
-    """compute_loss that keeps what it was given, for it takes the labels out where it smooths them."""
+    """compute_loss that keeps its arguments, because label smoothing removes the labels from the inputs."""
 
     def __init__(self, compute_loss: Callable[..., Any], context: Callable[[], Any], first: FirstPass) -> None:
         self.compute_loss, self.context, self.first = compute_loss, context, first
@@ -204,7 +204,7 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
 
 
 def _is_blind(perturbation: Perturbation) -> bool:
-    """Whether T has degree 0 in the gradient and epsilon is fixed; for a function of the user's own it is unknown."""
+    """Whether neither T nor epsilon depends on the size of the gradient; False for the user's own scale functions."""
     if perturbation.budget is not None:
         return False
     scale = perturbation.scale_function
