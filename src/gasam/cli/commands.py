@@ -74,6 +74,7 @@ def train(
     """
     from gasam.cli.sessions import run_here
     from gasam.experiments.plan import make
+    from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 
     walk = {
@@ -93,7 +94,7 @@ def train(
     }
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     chosen = opt.settings(settings, epochs)
-    plan = make(task, method, size, seed, origin=origin, settings=chosen, walk=walk)
+    plan = make(task, method, in_records(task, size), seed, origin=origin, settings=chosen, walk=walk)
     run_here(plan, out, cpu, json, gradient_norms)
 
 
@@ -131,8 +132,10 @@ def compare(
     from gasam.experiments.plan import make
     from gasam.experiments.report.comparison import comparison
     from gasam.experiments.search.finding import with_tuned_radius
+    from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 
+    size = in_records(task, size)
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     names = opt.listed("--methods", methods) if methods is not None else list(TABLE1)
     chosen = opt.settings(settings, epochs)

@@ -14,7 +14,10 @@ from gasam.experiments.errors import InputError
 
 WALK, DATA, RUN = "The walk", "The data", "The run"
 
-Size = Annotated[str, typer.Option(help="paper (the appendix to the letter), small (minutes) or tiny (seconds).")]
+Size = Annotated[
+    str,
+    typer.Option(help="paper (as in the appendix), small (minutes), small@1 (its first version) or tiny (seconds)."),
+]
 Out = Annotated[Path, typer.Option(help="Folder of records, checkpoints and tables.", rich_help_panel=RUN)]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Leave an accelerator alone.", rich_help_panel=RUN)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.", rich_help_panel=RUN)]

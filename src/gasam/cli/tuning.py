@@ -49,12 +49,13 @@ def tune(
     """
     from gasam.cli.sessions import search
     from gasam.experiments.search.tuning import Question
+    from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 
     question = Question(
         task,
         method,
-        size,
+        in_records(task, size),
         seed,
         Origin(data_dir, train, valid, test, text_column, label_column),
         opt.settings(settings, epochs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gasam.experiments import tasks
@@ -47,8 +47,8 @@ class Plan:
 
     def config(self) -> dict[str, Any]:
         """What decides the outcome, with the data and the seed; as JSON holds it."""
-        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.settings).items()}
-        return {"task": self.task, "size": self.size, "settings": settings, "method": self.choice.identity()}
+        settings, method = self.settings.recorded(), self.choice.identity()
+        return {"task": self.task, "size": self.size, "settings": settings, "method": method}
 
     def identity(self, data: Encoded) -> str:
         text = json.dumps([self.config(), data["hash"], self.seed], sort_keys=True)

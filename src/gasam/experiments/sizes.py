@@ -93,23 +93,52 @@ TINY_MLP = replace(MNIST, rows=200, epochs=2)
 
 
 SIZE_NAMES = ("paper", "small", "tiny")
+RECORDED_SIZES = ("paper", "small@2", "small", "tiny")
+"""As records have them: `small` is the first version of that size."""
 
 
-def sizes(paper: Recipe, small: Recipe, tiny: Recipe) -> dict[str, Recipe]:
-    return dict(zip(SIZE_NAMES, (paper, small, tiny), strict=True))
+def sizes(paper: Recipe, small: Recipe, tiny: Recipe, second: Recipe | None = None) -> dict[str, Recipe]:
+    """`second` is the second version of size small: better initial weights."""
+    found = {"paper": paper, "small": small, "tiny": tiny}
+    return found if second is None else found | {"small@2": second}
+
+
+def well_initialised(recipe: TextCNNSettings) -> TextCNNSettings:
+    """With a standard deviation of 0.1 instead of 1: worth 11 points on docstrings and 1.6 on IMDB in an audit."""
+    return replace(recipe, embedding_scale=0.1)
+
+
+def versions(task: str, name: str) -> dict[int, str]:
+    """The versions of a size that a task has, with their names in records."""
+    names = [each for each in SIZES.get(task, ()) if each.partition("@")[0] == name]
+    return {int(each.partition("@")[2] or 1): each for each in names}
+
+
+def in_records(task: str, wanted: str) -> str:
+    """The name in records of a size that a user asks for: `small` is the newest version, `small@1` the first."""
+    name, _, version = wanted.partition("@")
+    found = versions(task, name)
+    if version:
+        return found.get(int(version), wanted) if version.isdigit() else wanted
+    return found[max(found)] if found else wanted
+
+
+def for_users(task: str, recorded: str) -> str:
+    """What a user must ask for to get the size of a record again."""
+    return recorded if in_records(task, recorded) == recorded else f"{recorded}@1"
 
 
 SIZES: dict[str, dict[str, Recipe]] = {
-    "imdb": sizes(IMDB, SMALL_CNN, TINY_CNN),
+    "imdb": sizes(IMDB, SMALL_CNN, TINY_CNN, well_initialised(SMALL_CNN)),
     "ptb": sizes(PTB, SMALL_LSTM, TINY_LSTM),
     "en-vi": sizes(EN_VI, SMALL_EN_VI, TINY_TRANSFORMER),
     "de-en": sizes(DE_EN, SMALL_DE_EN, replace(TINY_TRANSFORMER, units="bpe")),
     "mnist": sizes(MNIST, replace(MNIST, rows=10_000), TINY_MLP),
-    "docstrings": sizes(IMDB, TWIN_CNN, TINY_CNN),
+    "docstrings": sizes(IMDB, TWIN_CNN, TINY_CNN, well_initialised(TWIN_CNN)),
     "pydoc": sizes(PTB, TWIN_LSTM, TINY_LSTM),
     "numerals": sizes(EN_VI, TWIN_TRANSFORMER, TINY_TRANSFORMER),
     "digits": sizes(MNIST, replace(MNIST, epochs=60), TINY_MLP),
-    "classify": sizes(IMDB, SMALL_CNN, TINY_CNN),
+    "classify": sizes(IMDB, SMALL_CNN, TINY_CNN, well_initialised(SMALL_CNN)),
     "lm": sizes(PTB, replace(SMALL_LSTM, rows=None), TINY_LSTM),
     "translate": sizes(DE_EN, replace(SMALL_DE_EN, rows=None, judged=None), replace(TINY_TRANSFORMER, units="bpe")),
 }

@@ -55,6 +55,8 @@ class Recipe:
 
     encoding: ClassVar[tuple[str, ...]] = ("rows",)
     """The settings that encoded data depends on."""
+    later: ClassVar[dict[str, Any]] = {}
+    """Settings that came after the first records, with the values that these were made with."""
 
     def __post_init__(self) -> None:
         check(
@@ -66,6 +68,12 @@ class Recipe:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(field.name for field in fields(cls))
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings as JSON holds them, without later ones at their old values: old records keep their identity."""
+        values = {name: getattr(self, name) for name in self.names()}
+        kept = {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
 
 
 def drawn(count: int, of: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,17 @@ WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 @dataclass(frozen=True, kw_only=True)
 class TextCNNSettings(Recipe):
+    """`embedding_scale` is the standard deviation of the initial embeddings."""
+
     vocabulary: int
     length: int
     embedding: int
     maps: int
     windows: tuple[int, ...] = (3, 4, 5)
+    embedding_scale: float = 1.0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
+    later: ClassVar[dict[str, Any]] = {"embedding_scale": 1.0}
 
 
 class TextClassification(Labelled[TextCNNSettings]):
@@ -61,6 +65,8 @@ class TextCNN(nn.Module):
     def __init__(self, words: int, classes: int, settings: TextCNNSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, settings.embedding, padding_idx=0)
+        with torch.no_grad():
+            self.embedding.weight.mul_(settings.embedding_scale)  # torch draws them with a standard deviation of 1
         self.convolutions = nn.ModuleList(
             nn.Conv2d(settings.embedding, settings.maps, (1, window), padding=(0, window - 1))
             for window in settings.windows

@@ -161,7 +161,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 def as_recorded(settings: Recipe) -> dict[str, Any]:
     """Settings as a record holds them."""
-    return {name: _plain(getattr(settings, name)) for name in settings.names()}
+    return settings.recorded()
 
 
 def data_hash(record: Record) -> str:

@@ -9,6 +9,7 @@ from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.groups import RADIUS, Group
 from gasam.experiments.report.matching import lines
+from gasam.experiments.sizes import for_users
 from gasam.experiments.studies import Study
 
 
@@ -23,7 +24,7 @@ def commands(groups: Sequence[Group]) -> str:
     for group in groups:
         alike.setdefault((_seeds(group), _options(group)), []).append(group)
     return _quoted(
-        f"gasam compare {some[0].task} --size {some[0].size} "
+        f"gasam compare {some[0].task} --size {for_users(some[0].task, some[0].size)} "
         f"--methods {','.join(dict.fromkeys(group.method for group in some))} --seeds {seeds}{options}"
         for (seeds, options), some in alike.items()
     )

@@ -28,7 +28,7 @@ from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.verdicts import DEFINITION
 from gasam.experiments.search import finding
 from gasam.experiments.search.finding import Finding
-from gasam.experiments.sizes import SIZE_NAMES
+from gasam.experiments.sizes import RECORDED_SIZES
 from gasam.experiments.storage import replaced
 from gasam.experiments.studies import Study
 from gasam.experiments.tasks import TASKS
@@ -133,7 +133,7 @@ def _every_study() -> list[Study]:
 def _verdicts(found: Sequence[Record]) -> Iterator[str]:
     yield "## Verdicts"
     yield DEFINITION
-    for size in SIZE_NAMES:
+    for size in RECORDED_SIZES:
         if any(record["size"] == size for record in found):
             yield (
                 f"Cells of the paper's tables at size {size}, the baseline's left out; one seed or a baseline that "
@@ -158,7 +158,7 @@ def _costs(found: Sequence[Record]) -> Iterator[str]:
 
 def _tasks(found: Sequence[Record]) -> Iterator[str]:
     for task, definition in TASKS.items():
-        for size in SIZE_NAMES:
+        for size in RECORDED_SIZES:
             if some := of_kind(found, task, size):
                 yield f"## {task}, size {size}"
                 yield f"{definition.about[0].upper()}{definition.about[1:]}."
@@ -167,7 +167,7 @@ def _tasks(found: Sequence[Record]) -> Iterator[str]:
 
 
 def _budgets(found: Sequence[Record]) -> Iterator[str]:
-    kinds = [(task, size) for task in TASKS for size in SIZE_NAMES if of_kind(found, task, size)]
+    kinds = [(task, size) for task in TASKS for size in RECORDED_SIZES if of_kind(found, task, size)]
     made = {kind: budget_table(found, *kind) for kind in kinds}
     shown = [table for table in made.values() if table is not None]
     if shown:
@@ -186,7 +186,7 @@ def _budgets(found: Sequence[Record]) -> Iterator[str]:
 
 
 def _masks(found: Sequence[Record]) -> Iterator[str]:
-    kinds = [of_kind(found, task, size) for task in TASKS for size in SIZE_NAMES]
+    kinds = [of_kind(found, task, size) for task in TASKS for size in RECORDED_SIZES]
     sentences = [sentence for some in kinds for sentence in shared_masks(grouped(some))]
     if sentences:
         yield "## Shared dropout masks"
@@ -198,7 +198,7 @@ def _studies(found: Sequence[Record], remarked: Remarks) -> Iterator[str]:
     seen: list[Record] = []
     told: set[tuple[str, str]] = set()
     for study in _every_study():
-        for size in SIZE_NAMES:
+        for size in RECORDED_SIZES:
             by_task = {task: study_groups(study, found, task, size) for task in study.tasks}
             groups = [group for some in by_task.values() for group in some]
             runs = [run for group in groups for run in group.runs]

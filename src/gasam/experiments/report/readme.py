@@ -12,7 +12,7 @@ from gasam.experiments.report.comparison import data_notes, described
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
 from gasam.experiments.report.matching import paper_of, usual_settings
 from gasam.experiments.report.tables import Table, markdown
-from gasam.experiments.sizes import SIZE_NAMES
+from gasam.experiments.sizes import RECORDED_SIZES
 from gasam.experiments.tasks import TASKS
 
 SHOWN = (*TABLE1, "freelb")
@@ -24,7 +24,7 @@ def block(found: Sequence[Record]) -> str:
     ablations are left to the page."""
     if not (shown := evidence(found)):
         return f"{NOTHING}\n"
-    kinds = {task: size for size in reversed(SIZE_NAMES) for task in TASKS if of_kind(shown, task, size)}
+    kinds = {task: size for size in reversed(RECORDED_SIZES) for task in TASKS if of_kind(shown, task, size)}
     columns = {(task, kinds[task]): grouped(of_kind(shown, task, kinds[task])) for task in TASKS if task in kinds}
     differing = {task: "; ".join(data_notes(groups)) for (task, _), groups in columns.items()}
     notes = [

@@ -16,6 +16,7 @@ from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.tuning import tuning_figure, tuning_table
 from gasam.experiments.search.finding import Finding
 from gasam.experiments.search.tuning import EXPONENTS, SEED, TOLERANCE
+from gasam.experiments.sizes import for_users
 from gasam.experiments.tasks import find
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def sections(
 def again(found: Finding) -> str:
     """The command that searches as this search did."""
     norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
-    words = [f"gasam tune {found.task} --method {found.method} --size {found.size} --norms {','.join(norms)}"]
+    size = for_users(found.task, found.size)
+    words = [f"gasam tune {found.task} --method {found.method} --size {size} --norms {','.join(norms)}"]
     words += ["--full-grid" if found.full_grid else f"--budget {len(found.tries)}"]
     words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != EXPONENTS else []
     words += [f"--tolerance {found.tolerance:g}"] if found.tolerance != TOLERANCE else []

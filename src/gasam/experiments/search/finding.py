@@ -19,6 +19,7 @@ from gasam.experiments.plan import Plan
 from gasam.experiments.search.journal import Journal
 from gasam.experiments.search.strategy import NORMS, Candidate, TwoStages, best_of
 from gasam.experiments.search.trial import Worth
+from gasam.experiments.sizes import for_users
 
 if TYPE_CHECKING:
     from gasam.experiments.search.tuning import Question
@@ -166,10 +167,10 @@ def with_tuned_radius(plan: Plan, folder: Path, times: float | None = None) -> P
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:
         wanted = "" if times is None else f" --norms {_norm(plan.choice.norm)}"
-        method = plan.choice.method
+        method, size = plan.choice.method, for_users(plan.task, plan.size)
         raise InputError(
             f"nothing in {folder / 'tuning'} says which epsilon {method} needs on {plan.task} in size {plan.size} with "
-            f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {plan.size}{wanted} "
+            f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
             f"--out {folder}` first, with the same --epochs, --set and files and another --seed"
         )
     tried = next(part.tried for part in found.by_norm() if part.chosen() == best)
