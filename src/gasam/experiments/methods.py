@@ -12,7 +12,8 @@ from torch import nn
 from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended, same_noise
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Family
-from gasam.experiments.radii import CHOSEN, KIN, OWN_DATA, PAPER, START_EPOCH, Radius
+from gasam.experiments.radii import CHOSEN, KIN, PAPER, START_EPOCH, Radius
+from gasam.experiments.sizes import uses_recommended_walk
 from gasam.passes import plainly
 
 Moved = Literal["nothing", "weights", "embeddings"]
@@ -99,10 +100,12 @@ WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon
 """What may be overridden."""
 
 
-def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None) -> Choice:
+def choose(
+    method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None, size: str = "paper"
+) -> Choice:
     """The paper's settings of a method for a task, or the nearest there are, with what the user overrides.
 
-    For the user's own data it is the recommended setting, unless an epsilon is given.
+    On the user's own data and in the newer sizes it is the recommended walk, unless an epsilon is given.
     """
     found = _find(method)
     given = _given(found, overrides or {})
@@ -122,7 +125,7 @@ def choose(method: str, task: str, epochs: int, overrides: Mapping[str, Any] | N
     )
     if found.moved == "nothing":
         return choice
-    if task in OWN_DATA and found.moved == "weights" and "epsilon" not in given:
+    if uses_recommended_walk(task, size) and found.moved == "weights" and "epsilon" not in given:
         choice = _recommended(choice)
     if given.keys() & {"epsilon", "norm", "budget"}:
         given["epsilon_source"] = "command line"

@@ -77,4 +77,4 @@ def make(
     resolved = definition.settings(size, **(settings or {}))
     if method in METHODS and METHODS[method].moved == "embeddings" and not definition.family.has_embeddings:
         raise InputError(f"{method} moves word embeddings, and the model of {task} has none: name another method")
-    return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk), origin)
+    return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk, size), origin)

@@ -57,9 +57,6 @@ CHOSEN: dict[str, dict[str, Radius]] = {
 """On validation, with other seeds than the first: three tries for each method, for numerals two, of which en-vi's own
 radii were the first and far too large."""
 
-OWN_DATA = ("classify", "lm", "translate")
-"""Tasks on files of the user's own."""
-
 START_EPOCH = {"en-vi": (30, 52), "de-en": (30, 70), "numerals": (30, 52), "translate": (30, 52)}
 """The epoch, counted from 1, with which the walk begins, and of how many."""
 

@@ -100,7 +100,7 @@ class Group:
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a study overrides in it."""
         try:
-            usual = choose(self.method, self.task, self.settings["epochs"], overrides).identity()
+            usual = choose(self.method, self.task, self.settings["epochs"], overrides, self.size).identity()
         except InputError:  # a method that has no radius of its own on this task
             usual = self.walk | {"epsilon": None, "norm": None}
         return _changed(self.walk, usual)

@@ -192,7 +192,7 @@ def _found_for(plan: Plan, folder: Path, norms: Sequence[float]) -> Finding | No
 def _for_whom(plan: Plan) -> str:
     """A search is for the method's usual walk, with fresh noise: another one may borrow its radius, and says so."""
     radius = {"norm": plan.choice.norm, "epsilon": plan.choice.epsilon}
-    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, radius)
+    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, radius, plan.size)
     return "" if plan.choice.identity() == usual.identity() else " for the usual walk"
 
 
