@@ -123,7 +123,7 @@ def test_page_says_beside_each_table_where_it_comes_from():
     assert "Data: two classes instead of three." in imdb
     assert "These runs: " in imdb
     assert f"From 8 runs of commit {COMMIT[:7]}. " in imdb
-    assert "`gasam compare imdb --size small --methods baseline,ga-sam --seeds 4`" in imdb
+    assert "`gasam compare imdb --size small@1 --methods baseline,ga-sam --seeds 4`" in imdb
     assert "From 1 run of commit fffffff with changes. " in found["ptb, size small"]
     table = next(text for title, text in found.items() if title.startswith("Table 1"))
     assert "Again: as told with [imdb](#imdb-size-small), [ptb](#ptb-size-small)." in table
@@ -152,7 +152,7 @@ def test_commands_carry_every_option_that_the_runs_need():
         record("imdb", "sam", settings={"epochs": 40, "windows": (3, 4)}),
     ]
     page = results.page(runs)
-    start = "`gasam compare imdb --size small --methods"
+    start = "`gasam compare imdb --size small@1 --methods"
     assert f"{start} baseline --seeds 1`" in page
     assert f"{start} ga-sam --seeds 2 --same-noise --walk ga-sam.steps=3`" in page
     assert f"{start} sam --seeds 1 --epochs 40 --set windows=[3,4]`" in page
@@ -266,7 +266,7 @@ def test_readme_takes_the_tuned_radius_and_commands_say_so():
     ]
     assert "| GA-SAM | 87.00 (+2.60, paper +1.69) (tuned: L-inf 0.0005) |" in results.block(runs)
     found = sections(results.page(runs))
-    start = "`gasam compare imdb --size small --methods ga-sam --seeds 1"
+    start = "`gasam compare imdb --size small@1 --methods ga-sam --seeds 1"
     assert f"{start} --tuned --out results`" in found["imdb, size small"]
     assert f"{start} --walk ga-sam.epsilon=0.00025`" in found["imdb, size small"]
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from gasam import recommended
 from gasam.experiments.plan import make
 from gasam.experiments.sizes import SIZES, for_users, in_records
 from gasam.experiments.tasks import TASKS
@@ -11,7 +12,7 @@ def test_users_get_the_newest_version():
     assert in_records("imdb", "small") == "small@2"
     assert in_records("imdb", "small@2") == "small@2"
     assert in_records("imdb", "small@1") == "small"
-    assert in_records("ptb", "small") == "small"
+    assert in_records("classify", "small") == "small"  # your own data: one version
     assert in_records("imdb", "paper") == "paper"
 
 
@@ -48,5 +49,17 @@ def test_initial_embeddings_have_the_scale_of_the_size():
 
 
 def test_paper_and_tiny_sizes_keep_torchs_scale():
-    for task in ("imdb", "docstrings", "classify"):
+    for task in ("imdb", "docstrings"):
         assert {SIZES[task][size].embedding_scale for size in ("paper", "small", "tiny")} == {1.0}
+    assert {recipe.embedding_scale for recipe in SIZES["classify"].values()} == {0.1}
+
+
+def test_newer_sizes_and_own_data_use_the_recommended_walk():
+    perturbation, schedule = recommended()
+    for task, size in (("imdb", "small@2"), ("numerals", "small@2"), ("classify", "small"), ("lm", "paper")):
+        choice = make(task, "ga-sam", size).choice
+        assert choice.perturbation() == perturbation
+        assert choice.schedule() == schedule
+        assert choice.start_epoch == 1
+    assert make("imdb", "ga-sam", "small").choice.epsilon == 1e-4
+    assert make("imdb", "ga-sam", "small@2", walk={"epsilon": 1e-3}).choice.budget is None

@@ -14,6 +14,7 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
 from gasam.experiments.plan import make
 from gasam.experiments.report.comparison import Table
+from gasam.experiments.sizes import for_users
 from gasam.experiments.tasks import TASKS, find
 
 
@@ -22,13 +23,13 @@ def list_tasks(json: bool) -> None:
         print_json({name: _task(name) for name in TASKS})
         return
     rows = [(name, task.kind, task.about, task.family.metric.name) for name, task in TASKS.items()]
-    notes = ("Sizes: paper, small (default), tiny. A twin needs no download; `gasam data` shows what the others need.",)
+    notes = ("Sizes: paper, small (default), small@1 (its first version), tiny. A twin needs no download; `gasam data` shows what the others need.",)
     print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
 
 
 def _task(name: str) -> dict[str, Any]:
     task = TASKS[name]
-    sizes = {size: asdict(settings) for size, settings in task.sizes.items()}
+    sizes = {for_users(name, size): asdict(settings) for size, settings in task.sizes.items()}
     return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
 
 
