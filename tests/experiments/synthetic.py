@@ -85,8 +85,11 @@ def response(valid, epochs=6, *, norm="inf", exponent=0, mantissa=1, end=None, *
     } | changes
 
 
-def finding_of(task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6):
+def finding_of(
+    task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6, error=None, repeats=()
+):
     settings = plan.make(task, "baseline", size).config()["settings"]
-    first = response(baseline, epochs, baseline=True)
+    first = response(baseline, epochs, baseline=True, error=error)
     data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
-    return Finding(SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02, first, tuple(tries))
+    names = SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02
+    return Finding(*names, first, tuple(tries), repeats=repeats)

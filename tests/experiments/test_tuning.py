@@ -21,7 +21,7 @@ from gasam.experiments import studies
 from gasam.experiments.families import Metric
 from gasam.experiments.families.images import ImageClassification
 from gasam.experiments.plan import make
-from gasam.experiments.search import finding
+from gasam.experiments.search import finding, tuned
 from gasam.experiments.search.journal import Journal
 from gasam.experiments.search.strategy import Candidate
 from gasam.experiments.search.trial import BehindBaseline, Withheld, WithheldError, Worth, try_out
@@ -30,26 +30,27 @@ from gasam.experiments.tasks import Origin
 from gasam.experiments.train import run
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
-ARGUMENTS = ("tune", "digits", "--size", "tiny", "--norms", "inf", "--exponents", "-4,0", "--jobs", "1", "--cpu")
+EPSILON = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon")
+ARGUMENTS = (*EPSILON, "--norms", "inf", "--exponents", "-4,0", "--jobs", "1", "--cpu")
 
 
 def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
-    ended = command(*ARGUMENTS, "--budget", "2", "--out", tmp_path)
+    ended = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path)
     assert ended.code == 0, ended.err
     [file] = (tmp_path / "tuning").glob("*.json")
     found = finding.read(file)
     best = found.chosen()
     assert len(found.tries) == 2
-    assert f"use --norm inf --epsilon {best.epsilon:g}: accuracy" in ended.out
+    assert f"--norm inf --epsilon {best.value:g}: accuracy" in ended.out
     assert found.one(best)["valid"] == max(one["valid"] for one in found.tries if one["valid"] is not None)
     assert file.with_suffix(".png").stat().st_size > 5000
-    assert "; more --budget would try more)" in ended.out
+    assert "; more --trials would try more)" in ended.out
     assert not list((tmp_path / "tuning" / "tries").glob("*/*.pt"))
-    again = command(*ARGUMENTS, "--budget", "2", "--out", tmp_path, "--json")
+    again = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path, "--json")
     assert json.loads(again.out)["tries"] == list(found.tries)  # nothing was run a second time
     assert "gradient evaluations" not in again.err
 
-    other = command(*ARGUMENTS, "--method", "sam", "--budget", "1", "--out", tmp_path)
+    other = command(*ARGUMENTS, "--method", "sam", "--trials", "1", "--out", tmp_path)
     assert "baseline seed" not in other.err  # whose run serves every method
     assert "1 try with" in other.out
 
@@ -57,15 +58,15 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
                        "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip
     assert compared.code == 0, compared.err
     [record] = [json.loads(each.read_text()) for each in tmp_path.glob("digits-tiny-ga-sam-1-*.json")]
-    assert record["config"]["method"]["epsilon"] == best.epsilon
+    assert record["config"]["method"]["epsilon"] == best.value
     assert record["epsilon_source"] == "tuned on validation, 2 tries"
 
 
 def test_two_hopeless_tries_at_once_are_given_up_and_pruned_in_one_journal(command, tmp_path):
-    asked = ("tune", "digits", "--size", "tiny", "--epochs", "6", "--exponents=-4,4", "--norms", "inf,2")
-    ended = command(*asked, "--budget", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
+    asked = (*EPSILON, "--epochs", "6", "--exponents=-4,4", "--norms", "inf,2")
+    ended = command(*asked, "--trials", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
     assert ended.code == 0, ended.err
-    assert "every radius that was tried collapsed (2 tries with" in ended.out
+    assert "every epsilon that was tried collapsed (2 tries with" in ended.out
     [file] = (tmp_path / "tuning").glob("*.json")
     found = finding.read(file)
     assert [(one["norm"], one["exponent"], one["valid"]) for one in found.tries] == [("inf", 0, None), ("2", 0, None)]
@@ -79,7 +80,7 @@ def test_two_hopeless_tries_at_once_are_given_up_and_pruned_in_one_journal(comma
 
 
 def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
-    longer = (*ARGUMENTS, "--budget", "2", "--epochs", "6", "--out", str(tmp_path))
+    longer = (*ARGUMENTS, "--trials", "2", "--epochs", "6", "--out", str(tmp_path))
     started = [sys.executable, "-m", "gasam", *longer]
     process = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_checkpoint_of_a_try(tmp_path, process)
@@ -94,7 +95,7 @@ def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
     assert len(found.tries) == 2
     for one in found.tries:
         chosen = finding.candidate_of(one)
-        walk = {"norm": chosen.norm, "epsilon": chosen.epsilon}
+        walk = {"norm": chosen.norm, "epsilon": chosen.value}
         plan = make("digits", "ga-sam", "tiny", found.seed, settings={"epochs": 6}, walk=walk)
         record = run(plan, tmp_path / "whole", cpu=True)  # never stopped
         assert one["curve"] == [row["valid"] for row in record["curve"]][: len(one["curve"])]
@@ -180,14 +181,16 @@ def test_pruner_follows_what_falls():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "baseline"), "the baseline does not walk and has no epsilon: name a method to tune"),
+        (("--method", "baseline"), "the baseline does not walk: name a method to tune"),
         (("--norms", "two"), "--norms must be 2, inf or both, got 'two'"),
         (("--norms", "3"), "norms must be 2, inf or both, got 3"),
         (("--norms", "inf,inf"), "norms must be 2, inf or both, got inf, inf"),
         (("--exponents", "2"), "--exponents must be two whole numbers with a comma, as -6,0, got '2'"),
         (("--exponents", "0,-3"), "exponents must be two whole numbers, the smaller first, from -30 to 30, got 0,-3"),
         (("--tolerance", "1.5"), "tolerance must be a number between 0 and 1, got 1.5"),
-        (("--budget", "0"), "--budget must be a whole number >= 1, got 0"),
+        (("--quantity", "radius"), "quantity must be budget or epsilon, got 'radius'"),
+        (("--seeds", "0"), "--seeds must be a whole number >= 1, got 0"),
+        (("--trials", "0"), "--trials must be a whole number >= 1, got 0"),
     ],
 )
 def test_bad_input_is_one_sentence(command, tmp_path, arguments, message):
@@ -258,19 +261,19 @@ def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
         FileLock(tmp_path / "tuning" / "ga-sam-inf.lock"),
         pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: wait for it, or use its"),
     ):
-        finding.with_tuned_radius(plan, tmp_path)
-    assert finding.with_tuned_radius(plan, tmp_path).choice.epsilon == 5e-3
+        tuned.with_tuned_walk(plan, tmp_path)
+    assert tuned.with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
 
 
 def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     plan = make("imdb", "ga-sam", "small")
-    assert finding.with_tuned_radius(plan, tmp_path).choice.epsilon == 5e-3
-    borrowed = finding.with_tuned_radius(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
+    assert tuned.with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
+    borrowed = tuned.with_tuned_walk(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
     assert (borrowed.epsilon, borrowed.epsilon_source) == (5e-3, "tuned on validation for the usual walk, 1 try")
     given = make("imdb", "ga-sam", "small", walk={"epsilon": 0.1})
     with pytest.raises(ValueError, match="is given a radius and is to use the tuned one"):
-        finding.with_tuned_radius(given, tmp_path)
+        tuned.with_tuned_walk(given, tmp_path)
     [file] = (tmp_path / "tuning").glob("*.json")
     raw = json.loads(file.read_text())
     for changed in (
@@ -280,8 +283,8 @@ def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
         {"name": "ga-sam-grid"},
     ):
         write_json(file, raw | changed)
-        with pytest.raises(ValueError, match=r"nothing in .* says which epsilon ga-sam needs on imdb"):
-            finding.with_tuned_radius(plan, tmp_path)
+        with pytest.raises(ValueError, match=r"nothing in .* says which budget or epsilon ga-sam needs on imdb"):
+            tuned.with_tuned_walk(plan, tmp_path)
 
 
 def searched(folder, method, norm, exponent, mantissa):
@@ -335,7 +338,6 @@ def test_a_search_is_finished_when_nothing_more_would_be_tried():
 
 def test_ladder_without_a_search_in_its_norm_names_the_cure(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
-    with pytest.raises(
-        ValueError, match=r"run `gasam tune imdb --method ga-sam --size small@1 --norms 2 --out .*` first"
-    ):
+    command = "gasam tune imdb --method ga-sam --size small@1 --quantity epsilon --norms 2 --out"
+    with pytest.raises(ValueError, match=f"run `{command} .*` first"):
         studies.load("table3").plans("small", ["imdb"], [1], tuned=tmp_path)

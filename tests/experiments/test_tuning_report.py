@@ -120,12 +120,13 @@ def test_page_has_a_table_a_picture_and_a_command_for_each_task():
     findings = [finding_of("docstrings", "sam", tried), finding_of("imdb", "sam", tried)]
     findings.append(finding_of("imdb", "asam", tried))
     page = pages.page([record("imdb")], findings=findings)
-    assert "### Epsilon on docstrings, size small\n\ndocstrings is here to measure the search" in page
+    assert "### Size of the walk on docstrings, size small\n\ndocstrings is here to measure the search" in page
     assert "| SAM | L-inf | 0.001 | 81.00 | +1.00 | 2 | 1 |" in page
     assert page.count("](figures/tuning-imdb-small.svg)") == 1
-    assert f"From commit {COMMIT[:7]}. Again: `gasam tune imdb --method sam --size small --norms inf --budget 2" in page
+    command = "gasam tune imdb --method sam --size small@1 --norms inf --quantity epsilon --trials 2"
+    assert f"From commit {COMMIT[:7]}. Again: `{command}" in page
     assert "regret 0" not in page
-    assert "Epsilon, chosen" not in pages.page([record("imdb")])
+    assert "The size of the walk, chosen" not in pages.page([record("imdb")])
 
 
 def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
@@ -137,7 +138,7 @@ def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
         ["L-inf", "0.001", "81.00", "+1.00", "2", "1"],
     ]
     assert "the first one is used" in page
-    assert "--norms inf,2 --budget 3 " in page
+    assert "--norms inf,2 --quantity epsilon --trials 3 " in page
 
 
 def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
@@ -149,7 +150,7 @@ def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
         ["| GA-SAM", "L-inf", "0.001"],
         ["| GA-SAM, full grid", "L-inf", "0.005"],
     ]
-    assert "--norms inf --full-grid --exponents=-4,-1`" in page
+    assert "--norms inf --quantity epsilon --full-grid --exponents=-4,-1`" in page
     [(_, picture)] = searches.pictures([whole, search])
     assert [axes.get_title() for axes in picture.axes] == [
         "GA-SAM on imdb, size small",

@@ -131,7 +131,7 @@ def compare(
     from gasam.experiments.methods import TABLE1
     from gasam.experiments.plan import make
     from gasam.experiments.report.comparison import comparison
-    from gasam.experiments.search.finding import with_tuned_radius
+    from gasam.experiments.search.tuned import with_tuned_walk
     from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 
@@ -146,10 +146,11 @@ def compare(
         for method in names
     ]
     if tuned:
-        plans = [with_tuned_radius(plan, out) for plan in plans]
+        plans = [with_tuned_walk(plan, out) for plan in plans]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
-    show(comparison(found, task, size), found, done, out / "tables" / f"{task}-{size}", json)
+    flags = opt.flags(origin, chosen, out)
+    show(comparison(found, task, size, flags), found, done, out / "tables" / f"{task}-{size}", json)
 
 
 @app.command()

@@ -23,7 +23,10 @@ def list_tasks(json: bool) -> None:
         print_json({name: _task(name) for name in TASKS})
         return
     rows = [(name, task.kind, task.about, task.family.metric.name) for name, task in TASKS.items()]
-    notes = ("Sizes: paper, small (default), small@1 (its first version), tiny. A twin needs no download; `gasam data` shows what the others need.",)
+    notes = (
+        "Sizes: paper, small (default), small@1 (its first version), tiny.",
+        "A twin needs no download; `gasam data` shows what the others need.",
+    )
     print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import typer
 
 from gasam.experiments.errors import InputError
+
+if TYPE_CHECKING:
+    from gasam.experiments.tasks import Origin
 
 WALK, DATA, RUN = "The walk", "The data", "The run"
 
@@ -34,7 +39,7 @@ Set = Annotated[
 SameNoise = Annotated[
     bool, typer.Option("--same-noise", help="The same dropout masks in every pass of a step.", rich_help_panel=WALK)
 ]
-Tuned = Annotated[bool, typer.Option("--tuned", help="With the epsilon that `gasam tune` found.", rich_help_panel=WALK)]
+Tuned = Annotated[bool, typer.Option("--tuned", help="With the walk that `gasam tune` chose.", rich_help_panel=WALK)]
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data sets; or set GASAM_DATA.", rich_help_panel=DATA)
@@ -114,6 +119,15 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
 
 def settings(texts: Iterable[str], epochs: int | None) -> dict[str, Any]:
     return assignments("--set", texts) | ({} if epochs is None else {"epochs": epochs})
+
+
+def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:
+    """What another command needs in order to use the same data and settings."""
+    given = {f"--{field.name.replace('_', '-')}": getattr(origin, field.name) for field in fields(origin)}
+    usual = {f"--{field.name.replace('_', '-')}": field.default for field in fields(origin)}
+    words = [f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value != usual[name]]
+    words += [f" --set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in settings.items()]
+    return "".join([*words, f" --out {shlex.quote(str(out))}"])
 
 
 def listed(option: str, text: str) -> list[str]:

@@ -17,7 +17,7 @@ from gasam.experiments.plan import Plan
 from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import Table, as_json, markdown
 from gasam.experiments.report.figure import comparison_figure
-from gasam.experiments.report.tuning import tuning_figure, tuning_table
+from gasam.experiments.report.tuning import conclusion, tuning_figure, tuning_table
 from gasam.experiments.search.tuning import Question, TryFailedError, tune
 from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
@@ -58,15 +58,22 @@ def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, grad
 
 
 def search(
-    question: Question, out: Path, budget: int | None, full_grid: bool, jobs: int | None, cpu: bool, json: bool
+    question: Question,
+    out: Path,
+    trials: int | None,
+    seeds: int,
+    full_grid: bool,
+    jobs: int | None,
+    cpu: bool,
+    json: bool,
 ) -> None:
-    """Tune, with a line for every try, and at the end the picture and the one line that matters."""
+    """Tune, with a line for every trial, and at the end the picture and the one line that matters."""
     prepared([question.plan(None)], out)
     parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
     try:
         with Live(None, describe_try) as live:
-            options: dict[str, Any] = {"budget": budget, "full_grid": full_grid, "parallel": parallel, "cpu": cpu}
-            finding = tune(question, out, watch=live.watch, **options)
+            options: dict[str, Any] = {"full_grid": full_grid, "parallel": parallel, "cpu": cpu}
+            finding = tune(question, out, trials=trials, seeds=seeds, watch=live.watch, **options)
     except TryFailedError as error:
         errors.print(f"failed: {error}; the same command goes on", soft_wrap=True)
         raise typer.Exit(1) from None
@@ -76,7 +83,7 @@ def search(
         print_json(finding.as_json())
         return
     print_table(tuning_table([finding]))
-    console.print(finding.sentence(), soft_wrap=True)
+    console.print(conclusion(finding), soft_wrap=True)
     console.print(f"saved: {place}.json, .png and .svg", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`gasam tune`: the search for epsilon in front of the user."""
+"""`gasam tune`: the search for the size of the walk, shown to the user."""
 
 from __future__ import annotations
 
@@ -16,20 +16,50 @@ def tune(
     task: Annotated[str, typer.Argument(metavar="TASK", help="See `gasam tasks`.")],
     method: Annotated[str, typer.Option(help="See `gasam methods`.")] = "ga-sam",
     size: opt.Size = "small",
-    norms: Annotated[str, typer.Option(help="inf, 2 or both, with a comma.", rich_help_panel=SEARCH)] = "inf,2",
+    quantity: Annotated[
+        str | None,
+        typer.Option(
+            help="budget (default, with the recommended cap and schedule) or epsilon (the paper's form).",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    norms: Annotated[
+        str | None,
+        typer.Option(
+            help="inf, 2 or both; by default the method's own for a budget, both for epsilon.", rich_help_panel=SEARCH
+        ),
+    ] = None,
     exponents: Annotated[
-        str, typer.Option(help="The smallest and the largest power of ten.", rich_help_panel=SEARCH)
-    ] = "-6,0",
-    budget: Annotated[int | None, typer.Option(help="At most that many tries.", rich_help_panel=SEARCH)] = None,
+        str | None,
+        typer.Option(
+            help="The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="At most that many trials.", rich_help_panel=SEARCH)] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Repeat the finalists and the baseline until they have that many seeds.", rich_help_panel=SEARCH
+        ),
+    ] = 1,
     tolerance: Annotated[
         float,
-        typer.Option(help="A try that loses more of the baseline's worth has collapsed.", rich_help_panel=SEARCH),
+        typer.Option(
+            help="A trial that loses a larger share of what the baseline has learned has collapsed; at least the noise "
+            "of the validation split.",
+            rich_help_panel=SEARCH,
+        ),
     ] = 0.02,
     full_grid: Annotated[
         bool,
-        typer.Option("--full-grid", help="Try all of {1, 2, 5, 8} x 10^k to the end: dear.", rich_help_panel=SEARCH),
+        typer.Option(
+            "--full-grid",
+            help="Run every grid point {1, 2, 5, 8} x 10^k to completion (expensive).",
+            rich_help_panel=SEARCH,
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of every try; results are taken with others.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the trials; take results with other seeds.")] = 0,
     train: opt.Train = None,
     valid: opt.Valid = None,
     test: opt.Test = None,
@@ -43,15 +73,17 @@ def tune(
     cpu: opt.Cpu = False,
     json: opt.Json = False,
 ) -> None:
-    """Find a method's epsilon on validation: its order of magnitude by bisection, then the grid within it.
+    """Choose the size of a method's walk on validation: its order of magnitude by bisection, then a grid within it.
 
-    `gasam tune imdb --method ga-sam --norms inf`, then `gasam compare imdb --tuned`
+    `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
     """
     from gasam.cli.sessions import search
-    from gasam.experiments.search.tuning import Question
+    from gasam.experiments.search.tuning import EXPONENTS, Question, usual_norms, usual_quantity
     from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 
+    quantity = quantity or usual_quantity(method)
+    texts = None if norms is None else opt.listed("--norms", norms)
     question = Question(
         task,
         method,
@@ -59,8 +91,12 @@ def tune(
         seed,
         Origin(data_dir, train, valid, test, text_column, label_column),
         opt.settings(settings, epochs),
-        tuple(opt.norm(text, "--norms", "2, inf or both") for text in opt.listed("--norms", norms)),
-        opt.exponents(exponents),
+        quantity,
+        usual_norms(method, quantity)
+        if texts is None
+        else tuple(opt.norm(text, "--norms", "2, inf or both") for text in texts),
+        EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
         tolerance,
     )
-    search(question, out, None if budget is None else opt.positive("--budget", budget), full_grid, jobs, cpu, json)
+    trials = None if trials is None else opt.positive("--trials", trials)
+    search(question, out, trials, opt.positive("--seeds", seeds), full_grid, jobs, cpu, json)

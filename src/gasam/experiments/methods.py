@@ -147,18 +147,22 @@ def choose(
 def _recommended(choice: Choice) -> Choice:
     """The setting for everybody, for data of which nothing is known; the norm is that of the method's preset."""
     perturbation, schedule = recommended()
-    of_mean = choice.risk == "mean" or choice.scale == "gradient_strength"
     return replace(
         choice,
         epsilon=0.0,
         budget=perturbation.budget,
         cap=perturbation.cap,
-        norm=math.inf if of_mean else 2.0,
+        norm=recommended_norm(METHODS[choice.method]),
         steps=perturbation.steps,
         walk_progress=schedule.progress,
         start_epoch=1,
         epsilon_source="recommended",
     )
+
+
+def recommended_norm(method: Method) -> float:
+    """That of the method's preset."""
+    return math.inf if method.risk == "mean" or method.scale == "gradient_strength" else 2.0
 
 
 def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:

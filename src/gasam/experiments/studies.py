@@ -18,7 +18,7 @@ from gasam.experiments import figures, plan
 from gasam.experiments.errors import InputError
 from gasam.experiments.methods import WALK
 from gasam.experiments.plan import Plan
-from gasam.experiments.search.finding import with_tuned_radius
+from gasam.experiments.search.tuned import with_tuned_walk
 from gasam.experiments.tasks import Origin, find
 
 Walk = Mapping[str, Any]
@@ -67,7 +67,7 @@ class Row:
         made = plan.make(task, self.method, size, seed, origin=origin, walk=self.walk[task])
         rung = "epsilon" in self.walk[task]
         if tuned is not None:
-            return with_tuned_radius(made, tuned, self.times(task) if rung else None)
+            return with_tuned_walk(made, tuned, self.times(task) if rung else None)
         return replace(made, choice=replace(made.choice, epsilon_source=f"paper, {study}")) if rung else made
 
     def times(self, task: str) -> float:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -30,6 +30,8 @@ from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Progress, Update, Watch
 from gasam.experiments.records import Record
 from gasam.experiments.storage import write_json
+
+Judged = TypeVar("Judged")
 
 
 def run(
@@ -224,7 +226,7 @@ class Training:
         progress.curve.append(row)
         self.show(steps)
 
-    def judge(self, score: Callable[[], float]) -> float:
+    def judge(self, score: Callable[[], Judged]) -> Judged:
         self.model.eval()
         try:
             return score()
@@ -238,17 +240,20 @@ class Training:
         return self.checkpoints.load(self.checkpoints.best)
 
     def scores(self, *splits: Split) -> dict[str, float]:
-        """The metric of the chosen weights, if there are any, which are kept as the run's model."""
+        """The metric of the chosen weights with its standard error, if there are any; they are kept as the model."""
         weights, begun = self.chosen(), time.perf_counter()
         found: dict[str, float] = {}
         if weights is not None:
             self.plain_model.load_state_dict(weights)
-            found = {split: self.judge(partial(self.family.score, self.plain_model, split)) for split in splits}
+            for split in splits:
+                found[split], found[f"{split}_error"] = self.judge(
+                    partial(self.family.measure, self.plain_model, split)
+                )
         self.checkpoints.save(self.checkpoints.model, weights or {})
         return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
 
     def finish(self) -> Record:
-        scores = self.scores("valid", "test")
+        scores = self.scores("valid", "test") | {"worthless": self.family.worthless("test")}
         return records.make(self.plan, self.family, self.plain_model, self.progress, self.code) | scores
 
 

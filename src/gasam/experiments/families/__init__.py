@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,6 +29,13 @@ class Metric:
 
     def better(self, new: float, old: float | None) -> bool:
         return old is None or (new > old if self.higher_is_better else new < old)
+
+
+class Score(NamedTuple):
+    """A metric on a split, and its standard error from the choice of the split's examples."""
+
+    value: float
+    error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +127,14 @@ class Family(ABC, Generic[Settings]):
         """The mean loss, and what is carried to the next batch: every pass of a step starts from the same."""
 
     @abstractmethod
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         """The metric that is reported; of the first `rows` examples only, where that is enough."""
 
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        return self.measure(model, split, rows).value
+
     def worthless(self, split: Split, rows: int | None = None) -> float:
-        """The metric of a model that knows nothing, where higher is better."""
+        """The metric at guessing level: without reading the input."""
         return 0.0
 
     def validate(self, model: nn.Module) -> float:

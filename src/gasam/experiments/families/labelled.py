@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import Split
-from gasam.experiments.families import Family, Metric, Settings, drawn
+from gasam.experiments.families import Family, Metric, Score, Settings, drawn
 
 
 class Labelled(Family[Settings]):
@@ -40,9 +41,10 @@ class Labelled(Family[Settings]):
         chosen = drawn(rows, len(self.data[split][1]))
         return [self._rows(split, some) for some in torch.split(chosen, self.settings.batch)]
 
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         inputs, labels = self.data[split]
-        return accuracy(model, inputs[:rows], labels[:rows])
+        value = accuracy(model, inputs[:rows], labels[:rows])
+        return Score(value, math.sqrt(value * (100 - value) / len(labels[:rows])))
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The accuracy of always naming the commonest class."""

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
-from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
+from gasam.experiments.families import Encoded, Family, Metric, Recipe, Score, drawn
 from gasam.experiments.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
@@ -75,22 +75,33 @@ class LanguageModel(Family[LSTMSettings]):
         return [self.batch(whole[number]) for number in chosen]
 
     def validate(self, model: nn.Module) -> float:
-        return self._perplexity(model, "valid", columns=10)
+        return _perplexity(*self._losses(model, "valid", columns=10))
 
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
-        return self._perplexity(model, split, columns=1, windows_read=rows)
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        losses, counts = self._losses(model, split, columns=1, windows_read=rows)
+        return Score(_perplexity(losses, counts), _bootstrap_error(losses, counts))
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The perplexity of the words' frequencies in the training text, each counted once more than seen."""
+        seen = self.data["train"].long().bincount(minlength=len(self.data["words"])) + 1
+        read = None if rows is None else rows * self.settings.length + 1
+        return math.exp(-float((seen / seen.sum()).log()[self.data[split][1:read].long()].mean()))
 
     @torch.no_grad()
-    def _perplexity(self, model: nn.Module, split: Split, columns: int, windows_read: int | None = None) -> float:
-        """Over every word but the first of each column, so one column is exact and many are fast."""
+    def _losses(
+        self, model: nn.Module, split: Split, columns: int, windows_read: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the number of words of every window, without the first word of each column: one column is
+        exact, and many are fast."""
         device = next(model.parameters()).device
-        total, count, carried = 0.0, 0, None
+        found, carried = [], None
         for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
             words, following = (part.to(device) for part in self.batch(chosen))
             scores, carried = model(words, carried)
-            total += float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
-            count += following.numel()
-        return math.exp(min(total / count, 100.0))
+            loss = float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
+            found.append((loss, following.numel()))
+        losses, counts = torch.tensor(found, dtype=torch.float64).unbind(1)
+        return losses, counts
 
 
 class LSTM(nn.Module):
@@ -110,6 +121,17 @@ class LSTM(nn.Module):
     def forward(self, words: Tensor, carried: State | None) -> tuple[Tensor, State]:
         outputs, state = self.lstm(self.dropout(self.embedding(words)), carried)
         return self.output(self.dropout(outputs)), state
+
+
+def _perplexity(losses: Tensor, counts: Tensor) -> float:
+    return math.exp(min(float(losses.sum() / counts.sum()), 100.0))
+
+
+def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float:
+    """The standard deviation of the perplexity when windows are drawn with replacement; 0 for a single window."""
+    drawn_windows = torch.randint(len(losses), (draws, len(losses)), generator=Generator().manual_seed(0))
+    means = losses[drawn_windows].sum(1) / counts[drawn_windows].sum(1)
+    return float(means.clamp(max=100.0).exp().std())
 
 
 def _following(batch: tuple[Tensor, ...]) -> Tensor:

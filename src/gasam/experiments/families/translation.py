@@ -17,7 +17,7 @@ from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.experiments.data.corpus import SPLITS, Corpus, Split
 from gasam.experiments.errors import InputError
-from gasam.experiments.families import Encoded, Family, Metric, Recipe, drawn
+from gasam.experiments.families import Encoded, Family, Metric, Recipe, Score, drawn
 from gasam.experiments.families.labelled import some
 from gasam.experiments.families.subwords import END, PADDING, SPECIALS, START, Subwords
 
@@ -175,8 +175,9 @@ class Translation(Family[TransformerSettings]):
             count += len(right)
         return math.exp(min(total / count, 100.0))
 
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
-        return bleu(self.translate(model, split, rows), self.data["references"][split][:rows])[0]
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        lines, references = self.translate(model, split, rows), self.data["references"][split][:rows]
+        return Score(bleu(lines, references)[0], bleu_error(lines, references))
 
     def remarks(self) -> dict[str, Any]:
         """What BLEU is, and what it would be for the source itself, untranslated."""
@@ -250,3 +251,11 @@ def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
     metric = BLEU(tokenize="none", force=True)
     score = float(metric.corpus_score(lines, [references]).score)
     return score, str(metric.get_signature())
+
+
+def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float:
+    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; 0 for a single sentence."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)
+    return float(score._ci) / 1.96  # half of the 95% interval

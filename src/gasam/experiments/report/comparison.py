@@ -11,6 +11,7 @@ from gasam.experiments.methods import METHODS
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.cells import COLUMNS, Cell, Cells
+from gasam.experiments.report.collapse import collapsed, warnings
 from gasam.experiments.report.contrast import contrast
 from gasam.experiments.report.groups import (
     Group,
@@ -23,7 +24,9 @@ from gasam.experiments.report.groups import (
     shared_settings,
 )
 from gasam.experiments.report.matching import Line, lines, paper_of, study_groups, usual_settings
+from gasam.experiments.report.statistics import paired_difference
 from gasam.experiments.report.tables import Table, as_json, markdown
+from gasam.experiments.report.verdicts import standing
 from gasam.experiments.studies import Study
 
 __all__ = [
@@ -38,16 +41,46 @@ __all__ = [
 ]
 
 
-def comparison(records: Iterable[Record], task: str, size: str) -> Table:
-    """Every configuration that was run on a task in a size, a row each, in the order of the methods."""
+def comparison(records: Iterable[Record], task: str, size: str, flags: str = "") -> Table:
+    """Every configuration that was run on a task in a size, a row each, in the order of the methods.
+
+    `flags` are those that `gasam tune` needs to use the same data and settings.
+    """
     groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
+    names = labels(groups)
     rows: list[Cells] = []
-    for group, name in zip(groups, labels(groups), strict=True):
-        paper = paper_of(group) if usual_settings(group, groups) else None
-        rows.append({"method": Cell(name, group.method)} | cells.row(group, baseline_of(group, groups), paper))
+    for group, name in zip(groups, names, strict=True):
+        paper, baseline = paper_of(group) if usual_settings(group, groups) else None, baseline_of(group, groups)
+        row = cells.row(group, baseline, paper)
+        if collapsed(group, baseline):
+            row["test"] = row["test"]._replace(text=f"{row['test'].text}, collapsed")
+        rows.append({"method": Cell(name, group.method)} | row)
     columns = ("method", described(tasks.find(task).family.metric), *COLUMNS)
-    notes = [*_radii(groups), *_champion(groups), *remarks(task, size, groups)]
-    return _table(f"{task}, size {size}", columns, rows, notes)
+    notes = [*conclusion(groups), *warnings(groups, names, flags), *_radii(groups), *_champion(groups)]
+    return _table(f"{task}, size {size}", columns, rows, [*notes, *remarks(task, size, groups)])
+
+
+def conclusion(groups: Sequence[Group]) -> Iterator[str]:
+    """One sentence: what the table shows of GA-SAM, or else of its first method."""
+    walking = [group for group in groups if group.scores and group.method != "baseline"]
+    group = next((each for each in walking if each.method == "ga-sam"), None) or next(iter(walking), None)
+    baseline = baseline_of(group, groups) if group else None
+    found = paired_difference(group.scores, baseline.scores) if group and baseline else None
+    if group is None or baseline is None or found is None:
+        return
+    if found.pairs == 1:
+        yield "Conclusion: one seed shows that everything works and nothing else. Use --seeds 4 to compare methods."
+        return
+    name, better = METHODS[group.method].title, standing(found, _higher_is_better(group))
+    measured = f"{cells.difference(group, baseline).text} over {found.pairs} seeds"
+    if better in ("better", "worse"):
+        yield f"Conclusion: {name} is {better} than the baseline: {measured}."
+    else:
+        yield f"Conclusion: no clear difference between {name} and the baseline: {measured}."
+
+
+def _higher_is_better(group: Group) -> bool:
+    return tasks.find(group.task).family.metric.higher_is_better
 
 
 def study_table(study: Study, records: Sequence[Record], size: str) -> Table:

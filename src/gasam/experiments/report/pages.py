@@ -17,6 +17,7 @@ from gasam.experiments.report.budgets import budget_table
 from gasam.experiments.report.comparison import comparison, study_table
 from gasam.experiments.report.costs import hours_table, pilot_table
 from gasam.experiments.report.groups import grouped
+from gasam.experiments.report.headline import headline
 from gasam.experiments.report.matching import study_groups
 from gasam.experiments.report.noise import shared_masks
 from gasam.experiments.report.origins import commands, origin, study_commands
@@ -87,6 +88,7 @@ def page(
         "pass, unless a row says `same noise`: then a step's passes share them. Commands after `Again` leave out what "
         "has a record in their "
         "`--out`.",
+        *headline(shown),
         "## What the paper says",
         "Mean ± standard deviation over four runs, as printed; differences are computed from the printed means. "
         f"{metrics()}.",

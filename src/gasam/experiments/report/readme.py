@@ -10,6 +10,7 @@ from gasam.experiments.records import Record
 from gasam.experiments.report import cells
 from gasam.experiments.report.comparison import data_notes, described
 from gasam.experiments.report.groups import Group, baseline_of, grouped, labels
+from gasam.experiments.report.headline import headline
 from gasam.experiments.report.matching import paper_of, usual_settings
 from gasam.experiments.report.tables import Table, markdown
 from gasam.experiments.sizes import RECORDED_SIZES
@@ -32,7 +33,7 @@ def block(found: Sequence[Record]) -> str:
         "`small` models are a fraction of the paper's: all numbers that differ, intervals, cost and every run are on "
         "the [results page](docs/results.md).",
     ]
-    return markdown(_overview(columns, notes))
+    return "\n\n".join([*headline(found), markdown(_overview(columns, notes))])
 
 
 def evidence(found: Sequence[Record]) -> list[Record]:

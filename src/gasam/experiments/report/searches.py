@@ -40,15 +40,15 @@ def sections(
     """By task and size: a table, a picture, the regret of the search where a full grid was measured, a remark."""
     if not findings:
         return
-    yield "## Epsilon, chosen on validation"
+    yield "## The size of the walk, chosen on validation"
     yield MANNER
     for name, some in _sheets(findings).items():
         first = some[0]
-        yield f"### Epsilon on {first.task}, size {first.size}"
+        yield f"### Size of the walk on {first.task}, size {first.size}"
         if find(first.task).kind != "paper":
             yield f"{first.task} is here to measure the search: it is no evidence for the paper's claims."
         yield markdown(tuning_table(some))
-        yield f"![validation against epsilon on {first.task}](figures/{name}.svg)"
+        yield f"![validation against the size of the walk on {first.task}](figures/{name}.svg)"
         if judged := [sentence for found in some if (sentence := regret_sentence(found, records))]:
             yield "\n".join(f"- {sentence}" for sentence in judged)
         if remark := (remarked or {}).get(first.task):
@@ -62,8 +62,10 @@ def again(found: Finding) -> str:
     norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
     size = for_users(found.task, found.size)
     words = [f"gasam tune {found.task} --method {found.method} --size {size} --norms {','.join(norms)}"]
-    words += ["--full-grid" if found.full_grid else f"--budget {len(found.tries)}"]
-    words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != EXPONENTS else []
+    words += [f"--quantity {found.quantity}", "--full-grid" if found.full_grid else f"--trials {len(found.tries)}"]
+    usual_exponents = EXPONENTS[found.quantity]
+    words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != usual_exponents else []
+    words += [f"--seeds {len(found.seeds)}"] if found.repeats else []
     words += [f"--tolerance {found.tolerance:g}"] if found.tolerance != TOLERANCE else []
     words += [f"--seed {found.seed}"] if found.seed != SEED else []
     usual = as_recorded(find(found.task).settings(found.size))

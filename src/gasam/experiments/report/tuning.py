@@ -1,8 +1,8 @@
-"""Searches for epsilon: a table of what was found, and the picture of metric against radius."""
+"""Searches for a budget or an epsilon: a table, one sentence, and a picture of the metric against what was searched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.experiments.methods import METHODS
 from gasam.experiments.report.tables import Table
-from gasam.experiments.search.finding import Finding, candidate_of
+from gasam.experiments.search.finding import Finding, candidate_of, in_words
 from gasam.experiments.search.strategy import Candidate
 from gasam.experiments.tasks import find
 
-COLUMNS = ("method", "norm", "epsilon", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
+COLUMNS = ("method", "norm", "{quantity}", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
 
 
 def title(found: Finding) -> str:
@@ -25,24 +25,62 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     """Rows for each method of one task and size: what to use and what it took to find it."""
     parts = [part for found in findings for part in found.by_norm()]
     first = findings[0]
-    notes = [
-        f"The baseline has {first.metric.name} {first.baseline['valid']:.2f} on validation with seed {first.seed}."
-    ]
+    seeds = f"seed {first.seed}" if len(first.seeds) == 1 else f"the mean of {len(first.seeds)} seeds"
+    error = f"; the standard error of a difference on this split is {first.error:.2f}" if first.error else ""
+    notes = [f"The baseline has {first.metric.name} {first.mean(None):.2f} on validation ({seeds}){error}."]
+    notes += [sentence for found in findings for sentence in guessing(found)]
     if len(parts) > len(findings):
         notes.append("Where both norms were searched the first one is used: the other is no better on validation.")
-    about = f"{first.task}, size {first.size}: epsilon, chosen on validation"
-    return Table(about, COLUMNS, tuple(_row(part) for part in parts), tuple(notes))
+    quantity = first.quantity
+    about = f"{first.task}, size {first.size}: {quantity}, chosen on validation"
+    columns = tuple(column.format(quantity=quantity) for column in COLUMNS)
+    return Table(about, columns, tuple(_row(part) for part in parts), tuple(notes))
 
 
 def _row(found: Finding) -> tuple[str, ...]:
     best = found.chosen()
     shown = ("", "none", "", "")
     if best is not None:
-        valid = found.one(best)["valid"]
-        norm, epsilon = str(best).split()
-        shown = (norm, epsilon, f"{valid:.2f}", f"{valid - found.baseline['valid']:+.2f}")
+        valid = found.mean(best)
+        norm, value = str(best).split()
+        shown = (norm, value, f"{valid:.2f}", f"{valid - found.mean(None):+.2f}")
     given_up = sum(one["valid"] is None for one in found.tries)
     return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
+
+
+def guessing(found: Finding) -> Iterator[str]:
+    """Says which runs learned nothing."""
+    level = f"guessing level ({found.metric.name} {found.baseline['worthless']:.2f})"
+    if found.at_guessing_level(found.baseline):
+        yield f"The baseline stays at {level}: no walk can be judged by it. Train longer or change its settings."
+    stuck = [str(candidate_of(one)) for one in found.tries if found.at_guessing_level(one)]
+    if stuck:
+        yield f"At {level} stay: {', '.join(stuck)}."
+
+
+def conclusion(found: Finding) -> str:
+    """What to do, in one sentence, and how far to trust it."""
+    best = found.chosen()
+    spent = f"{found.tried} with {found.gradient_evaluations:,} gradient evaluations"
+    if best is None:
+        return f"every {found.quantity} that was tried collapsed ({spent}): raise --trials, or give smaller --exponents"
+    spent += "" if found.finished or found.full_grid else "; more --trials would try more"
+    name = f"{found.method} on {found.task}"
+    gain, plain = found.mean(best) - found.mean(None), found.mean(None)
+    measured = f"{found.metric.name} {found.mean(best):.2f} on validation, {gain:+.2f} to the baseline's {plain:.2f}"
+    cost = found.one(best)["gradient_evaluations"] / found.baseline["gradient_evaluations"]
+    options = f"--norm {in_words(best.norm)} --{found.quantity} {best.value:g}"
+    options += "".join(f" --{option.replace('_', '-')} {value:g}" for option, value in (found.walk or {}).items())
+    if found.gains()[best] <= 0:
+        best_is = f"plain training is cheaper; the best is {options}: {measured}"
+        return f"{name}: no {found.quantity} is better than none, {best_is} ({spent})"
+    if abs(gain) <= found.error:
+        doubt = (
+            f"within the noise of the split ({found.error:.2f}), so it may not help; --seeds 3 repeats the finalists"
+        )
+    else:
+        doubt = "the best of several on the split that chose it, so expect less on test"
+    return f"{name}: use {options}: {measured}, for {cost:.1f} times its gradient evaluations; {doubt} ({spent})"
 
 
 def tuning_figure(findings: Sequence[Finding]) -> Figure:
@@ -63,18 +101,18 @@ def _panel(axes: Axes, found: Finding) -> None:
     axes.axhline(base, color=BASELINE, lw=1.2, ls="--", label="baseline")
     norms = sorted({candidate_of(one).norm for one in found.tries}, reverse=True)
     for norm, colour in zip(norms, (GA_SAM, OKABE_ITO[0]), strict=False):
-        some = sorted((each.epsilon, valid) for each, valid in ended if each.norm == norm)
+        some = sorted((each.value, valid) for each, valid in ended if each.norm == norm)
         label = str(Candidate(norm, 0)).split()[0]
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
-        lost = [candidate_of(one).epsilon for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
+        lost = [candidate_of(one).value for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
         if lost:
             text = f"{label}, given up (not to scale)"
             axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=text)
     best = found.chosen()
     if best is not None:
-        axes.axvline(best.epsilon, color="black", lw=0.9, ls=":", label=f"chosen: {best}")
+        axes.axvline(best.value, color="black", lw=0.9, ls=":", label=f"chosen: {best}")
     axes.set_xscale("log")
     axes.set_title(f"{title(found)} on {found.task}, size {found.size}", fontsize=10)
-    axes.set_xlabel("epsilon")
+    axes.set_xlabel(found.quantity)
     axes.set_ylabel(f"{metric.name} on validation")
     axes.legend(fontsize=8)

@@ -1,8 +1,8 @@
-"""Which radius to try next: the paper's two stages, as a function of what was tried before and of nothing else.
+"""Which size of the walk to try next: the paper's two stages, as a function of what was tried before.
 
-First the order of magnitude, by bisection on the exponent between a radius that does nothing and one at which training
-collapses; then the grid {1, 2, 5, 8} within it. Being a function of outcomes, a search that was killed goes on where it
-was, and one can be replayed on a full grid that was measured before.
+First the order of magnitude, by bisection on the exponent between a walk that does nothing and one at which training
+collapses; then the grid {1, 2, 5, 8} within it. Because it only depends on outcomes, a search that was killed continues
+where it was, and a search can be replayed on a full grid that was measured before.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import NamedTuple
 NORMS = (math.inf, 2.0)
 MANTISSAS = (1, 2, 5, 8)
 GRID_ORDER = (5, 2, 8, 1)
-"""Should the budget end here, the middle is known; 1 was mostly tried by the bisection."""
+"""The middle first, should the trials end here; 1 was mostly tried by the bisection."""
 
 CLEAR = 0.25
 """Up to this share of the tolerance a loss may be chance."""
 
 
 class Candidate(NamedTuple):
-    """A ball: its norm, and its radius as mantissa times ten to the exponent."""
+    """A norm, and a budget or an epsilon as mantissa times ten to the exponent."""
 
     norm: float
     exponent: int
     mantissa: int = 1
 
     @property
-    def epsilon(self) -> float:
+    def value(self) -> float:
         return float(f"{self.mantissa}e{self.exponent}")
 
     def __str__(self) -> str:
-        return f"{'L-inf' if math.isinf(self.norm) else f'L{self.norm:g}'} {self.epsilon:g}"
+        return f"{'L-inf' if math.isinf(self.norm) else f'L{self.norm:g}'} {self.value:g}"
 
     def below(self) -> Candidate:
-        """The next smaller radius of the grid."""
+        """The next smaller one of the grid."""
         place = MANTISSAS.index(self.mantissa)
         if place:
             return self._replace(mantissa=MANTISSAS[place - 1])
@@ -57,12 +57,16 @@ number, because it diverged or was given up."""
 
 @dataclass(frozen=True)
 class TwoStages:
-    """A radius that loses more than `tolerance` of the baseline's worth has collapsed."""
+    """A walk that loses more than `tolerance` and `noise` of the baseline's worth has collapsed.
+
+    `noise` is the standard error of a difference on the validation split: a smaller loss is no reason to go elsewhere.
+    """
 
     norms: tuple[float, ...]
     low: int
     high: int
     tolerance: float
+    noise: float = 0.0
 
     def propose(self, known: Gains) -> list[Candidate]:
         """All that may be tried now, the norms in turn; nothing when the search is done."""
@@ -83,13 +87,14 @@ class TwoStages:
         return fine
 
     def collapsed(self, gain: float) -> bool:
-        return gain < -self.tolerance
+        return gain < -max(self.tolerance, self.noise)
 
     def _barren(self, grid: Sequence[Candidate], known: Gains) -> bool:
         """Whether what is better lies beneath: the power of ten loses more than noise, or all of its grid loses."""
         gains = {each: known[each] for each in grid if each in known}
-        clear_loss = any(gain < -CLEAR * self.tolerance for each, gain in gains.items() if each.mantissa == 1)
-        return clear_loss or (len(gains) == len(grid) and max(gains.values()) < 0)
+        clear = max(CLEAR * self.tolerance, self.noise)
+        clear_loss = any(gain < -clear for each, gain in gains.items() if each.mantissa == 1)
+        return clear_loss or (len(gains) == len(grid) and max(gains.values()) < -self.noise)
 
     def _of_norm(self, norm: float, known: Gains) -> Iterator[Candidate]:
         decade = self.decade(norm, known)
@@ -120,7 +125,7 @@ def _grid(norm: float, exponent: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class FullGrid:
-    """Every radius of the grid: dear, and what a search is to be judged by."""
+    """Every size of the grid: expensive, and what a search is judged by."""
 
     norms: tuple[float, ...]
     low: int
@@ -137,9 +142,19 @@ class FullGrid:
 
 
 def best_of(known: Gains) -> Candidate | None:
-    """The one with the largest gain, of equal ones the smallest radius; None where nothing gave a number."""
+    """The one with the largest gain, of equal ones the smallest; None where nothing gave a number."""
+    return next(iter(ranked(known)), None)
+
+
+def ranked(known: Gains) -> list[Candidate]:
     numbers = [each for each, gain in known.items() if gain > -math.inf]
-    return min(numbers, key=lambda each: (-known[each], each.epsilon), default=None)
+    return sorted(numbers, key=lambda each: (-known[each], each.value))
+
+
+def finalists(known: Gains, noise: float, most: int = 3) -> list[Candidate]:
+    """The best, and those that are within the noise of it."""
+    best = ranked(known)[:most]
+    return [each for each in best if known[each] >= known[best[0]] - noise]
 
 
 def replayed(strategy: TwoStages, measured: Gains, budget: int | None = None) -> Sequence[Candidate]:

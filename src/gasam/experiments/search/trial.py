@@ -15,6 +15,7 @@ from gasam.experiments.families import Encoded, Metric
 from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Watch
 from gasam.experiments.search.journal import Journal
+from gasam.experiments.storage import write_json
 from gasam.experiments.train import Training, finite
 
 HOPELESS = 3
@@ -50,9 +51,12 @@ class Worth(NamedTuple):
     worthless: float
 
     def gain(self, value: float, baseline: float) -> float:
-        if self.metric.higher_is_better:
-            return (value - baseline) / max(abs(baseline - self.worthless), 1e-12)
-        return (baseline - value) / abs(baseline)
+        difference = value - baseline if self.metric.higher_is_better else baseline - value
+        return difference / self.of(baseline)
+
+    def of(self, baseline: float) -> float:
+        """What the baseline has learned: accuracy or BLEU above guessing, or its perplexity."""
+        return max(abs(baseline - self.worthless), 1e-12) if self.metric.higher_is_better else abs(baseline)
 
 
 class BehindBaseline(optuna.pruners.BasePruner):
@@ -83,33 +87,41 @@ class BehindBaseline(optuna.pruners.BasePruner):
 
 
 def try_out(
-    plan: Plan, folder: Path, watch: Watch, journal: Journal, number: int | None, cpu: bool = False
+    plan: Plan, folder: Path, watch: Watch, journal: Journal | None, number: int | None, cpu: bool = False
 ) -> dict[str, Any]:
-    """Train and judge on validation. The outcome is in the journal before anything is deleted; `number` None is the
-    baseline's run."""
+    """Train and judge on validation. The outcome is stored before anything is deleted.
+
+    Args:
+        journal: Where the outcome goes; without one it goes into `folder/NAME.json`.
+        number: The trial's number in the journal; None is the baseline's run.
+    """
     data: Encoded = Withheld(plan.data())
     checkpoints = Checkpoints(folder / plan.name(data))
     with checkpoints.alone():
         family = plan.family(data)
         training = Training(plan, family, checkpoints, watch, Accelerator(cpu=cpu))
         worth = Worth(family.followed, family.worthless("valid") if family.followed.higher_is_better else 0.0)
-        trial = None if number is None else journal.trial(number, worth)
+        trial = None if number is None or journal is None else journal.trial(number, worth)
         if trial is not None:
             training.give_up = Reporter(trial)
         training.resume()
         training.train()
         given_up = training.progress.diverged or training.progress.epoch < plan.settings.epochs
-        valid = math.nan if given_up else training.scores("valid").get("valid", math.nan)
+        scores = {} if given_up else training.scores("valid")
         outcome = {
-            "valid": finite(valid),
-            "worthless": family.worthless("valid") if family.metric.higher_is_better else 0.0,
+            "valid": finite(scores.get("valid", math.nan)),
+            "error": scores.get("valid_error"),
+            "worthless": family.worthless("valid"),
             "diverged": training.progress.diverged,
             "curve": [row["valid"] for row in training.progress.curve],
             "gradient_evaluations": training.progress.passes,
             "seconds": round(training.progress.seconds, 2),
             **training.code,
         }
-        journal.tell(trial, outcome)
+        if journal is None:
+            write_json(folder / f"{plan.name(data)}.json", outcome)
+        else:
+            journal.tell(trial, outcome)
         checkpoints.forget()
     return outcome
 

@@ -1,0 +1,61 @@
+"""Methods that end clearly below the baseline, and models that stay at guessing level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from gasam.experiments import tasks
+from gasam.experiments.report.groups import Group, baseline_of
+from gasam.experiments.report.statistics import summary
+from gasam.experiments.search.trial import Worth
+from gasam.experiments.sizes import for_users
+
+SHARE = 0.1
+"""A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
+split, has collapsed."""
+
+
+def collapsed(group: Group, baseline: Group | None) -> bool:
+    """Whether a method ends clearly below its baseline. Older records do not say how noisy their test split is."""
+    ours, plain = summary(group.scores.values()), summary(baseline.scores.values()) if baseline else None
+    if baseline is None or group.method == "baseline" or plain is None or _error(baseline) is None:
+        return False
+    if ours is None:
+        return True
+    worth = _worth(baseline)
+    noise = 2 * math.sqrt(2) * (_error(baseline) or 0.0) / worth.of(plain.mean)
+    return worth.gain(ours.mean, plain.mean) < -max(SHARE, noise)
+
+
+def at_guessing_level(group: Group) -> bool:
+    """Whether the mean is no better than guessing by two standard errors."""
+    found, error = summary(group.scores.values()), _error(group)
+    level = group.runs[0].get("worthless")
+    if found is None or error is None or not level:
+        return False
+    better = found.mean - level
+    return bool((better if _worth(group).metric.higher_is_better else -better) <= 2 * error)
+
+
+def warnings(groups: Sequence[Group], names: Sequence[str], flags: str) -> Iterator[str]:
+    """A sentence for each method that collapsed, with the command that looks for a better walk."""
+    for group, name in zip(groups, names, strict=True):
+        if at_guessing_level(group):
+            yield f"{name} stays at guessing level ({group.runs[0]['worthless']:.2f})."
+        if collapsed(group, baseline_of(group, groups)):
+            yield f"{name} collapsed: run `{_tune(group)}{flags}`, then compare again with --tuned."
+
+
+def _tune(group: Group) -> str:
+    return f"gasam tune {group.task} --method {group.method} --size {for_users(group.task, group.size)}"
+
+
+def _error(group: Group) -> float | None:
+    """The standard error of the test score, from the choice of the split's examples."""
+    errors = [run["test_error"] for run in group.runs if run.get("test_error") is not None]
+    return max(errors, default=None)
+
+
+def _worth(group: Group) -> Worth:
+    return Worth(tasks.find(group.task).family.metric, group.runs[0].get("worthless") or 0.0)

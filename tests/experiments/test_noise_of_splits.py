@@ -1,0 +1,144 @@
+"""How noisy a validation split is, and a search that takes it into account."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from synthetic import finding_of, response
+
+from gasam import recommended
+from gasam.experiments.families.language import _bootstrap_error
+from gasam.experiments.families.translation import bleu, bleu_error
+from gasam.experiments.plan import make
+from gasam.experiments.report.tuning import conclusion, tuning_table
+from gasam.experiments.search import finding, tuned
+from gasam.experiments.search.strategy import Candidate
+from gasam.experiments.search.tuning import SEED_STEP, usual_norms, usual_quantity
+
+TUNE = ("tune", "digits", "--size", "tiny", "--epochs", "4", "--trials", "2", "--jobs", "1", "--cpu")
+
+
+def test_error_of_accuracy_is_that_of_a_share():
+    plan = make("digits", "baseline", "tiny")
+    family = plan.family(plan.data())
+    torch.manual_seed(0)
+    model = family.model().eval()
+    value, error = family.measure(model, "valid")
+    inputs, labels = family.data["valid"]
+    right = (model(inputs).argmax(1) == labels).double()
+    assert value == pytest.approx(100 * right.mean().item())
+    assert error == pytest.approx(100 * right.std(correction=0).item() / math.sqrt(len(labels)))
+    assert family.score(model, "valid") == value
+
+
+def test_error_of_perplexity_is_a_bootstrap_over_windows():
+    """Against the delta method: the error of a mean of 400 windows of like length, times the perplexity."""
+    generator = torch.Generator().manual_seed(3)
+    losses = 35 * (5 + torch.randn(400, generator=generator, dtype=torch.float64))
+    counts = torch.full((400,), 35.0, dtype=torch.float64)
+    expected = math.exp(float(losses.sum() / counts.sum())) * float((losses / 35).std()) / math.sqrt(400)
+    assert _bootstrap_error(losses, counts) == pytest.approx(expected, rel=0.1)
+    assert _bootstrap_error(losses[:1], counts[:1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_error_of_bleu_is_a_bootstrap_over_sentences():
+    draw = np.random.default_rng(0)
+    references = [" ".join(draw.choice(list("abcdefgh"), 12)) for _ in range(60)]
+    lines = [" ".join(c if draw.random() < 0.8 else "x" for c in line.split()) for line in references]
+    drawn = [draw.integers(0, 60, 60) for _ in range(200)]
+    expected = np.std([bleu([lines[i] for i in some], [references[i] for i in some])[0] for some in drawn])
+    assert bleu_error(lines, references) == pytest.approx(expected, rel=0.25)
+
+
+def test_guessing_level_of_a_language_model_is_that_of_frequencies():
+    plan = make("pydoc", "baseline", "tiny")
+    family = plan.family(plan.data())
+    train, valid = (family.data[split].tolist() for split in ("train", "valid"))
+    words = len(family.data["words"])
+    surprise = [-math.log((train.count(word) + 1) / (len(train) + words)) for word in valid[1:]]
+    assert family.worthless("valid") == pytest.approx(math.exp(np.mean(surprise)), rel=1e-5)
+
+
+def test_the_budget_is_searched_by_default_and_used_with_its_cap_and_schedule(command, tmp_path):
+    ended = command(*TUNE, "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    [file] = (tmp_path / "tuning").glob("*.json")
+    found = finding.read(file)
+    perturbation, schedule = recommended()
+    assert found.quantity == "budget"
+    assert found.walk == {"cap": perturbation.cap, "walk_progress": schedule.progress}
+    assert [finding.candidate_of(one).value for one in found.tries] == [0.01, 0.1]
+    assert found.error > 0
+    choice = tuned.with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).choice
+    assert (choice.budget, choice.cap, choice.epsilon) == (found.chosen().value, perturbation.cap, 0.0)
+    assert choice.schedule() == schedule
+    assert choice.epsilon_source == "tuned on validation, 2 tries"
+
+
+def test_finalists_are_repeated_with_other_seeds_and_chosen_by_their_means(command, tmp_path):
+    ended = command(*TUNE, "--seeds", "2", "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    [file] = (tmp_path / "tuning").glob("*.json")
+    found = finding.read(file)
+    assert found.seeds == [0, SEED_STEP]
+    assert sum("norm" not in one for one in found.repeats) == 1
+    best = found.chosen()
+    assert best in found.repeated()
+    [again] = [one for one in found.repeats if "norm" in one and finding.candidate_of(one) == best]
+    assert found.mean(best) == pytest.approx((found.one(best)["valid"] + again["valid"]) / 2)
+    assert "the mean of 2 seeds" in ended.out
+    second = command(*TUNE, "--seeds", "2", "--out", tmp_path, "--json")
+    assert "gradient evaluations" not in second.err, "what was repeated is not repeated again"
+    assert json.loads(second.out)["repeats"] == list(found.repeats)
+    same_seed = make("digits", "ga-sam", "tiny", SEED_STEP, settings={"epochs": 4})
+    with pytest.raises(ValueError, match="another --seed"):
+        tuned.with_tuned_walk(same_seed, tmp_path)
+
+
+def test_means_over_seeds_overrule_the_first_seed():
+    lucky, steady = response(85.0, exponent=-2), response(83.0, exponent=-1)
+    repeats = (
+        {"seed": 7} | response(80.0),
+        finding.described(Candidate(math.inf, -2), 7, {"valid": 78.0, "gradient_evaluations": 1}),
+        finding.described(Candidate(math.inf, -1), 7, {"valid": 83.0, "gradient_evaluations": 1}),
+    )
+    for one in repeats[:1]:
+        for name in ("norm", "exponent", "mantissa"):
+            del one[name]
+    first = finding_of("imdb", "ga-sam", [lucky, steady])
+    again = finding_of("imdb", "ga-sam", [lucky, steady], repeats=repeats)
+    assert first.chosen() == Candidate(math.inf, -2)
+    assert again.chosen() == Candidate(math.inf, -1)
+    assert again.gains()[Candidate(math.inf, -2)] == pytest.approx((5 / 30 - 2 / 30) / 2)
+    assert (again.mean(None), again.mean(again.chosen())) == (80.0, 83.0)
+
+
+@pytest.mark.parametrize(
+    ("valid", "said"),
+    [
+        (84.0, "use --norm inf --epsilon 0.01: accuracy 84.00 on validation, +4.00 to the baseline's 80.00"),
+        (81.0, "within the noise of the split (1.41), so it may not help"),
+        (79.0, "no epsilon is better than none, plain training is cheaper"),
+    ],
+)
+def test_the_conclusion_says_how_far_it_can_be_trusted(valid, said):
+    tried = [response(valid, exponent=-2)]
+    assert said in conclusion(finding_of("imdb", "ga-sam", tried, error=1.0))
+
+
+def test_models_at_guessing_level_are_reported():
+    tried = [response(50.5, exponent=-1, error=1.0), response(84.0, exponent=-2, error=1.0)]
+    notes = " ".join(tuning_table([finding_of("imdb", "ga-sam", tried)]).notes)
+    assert "At guessing level (accuracy 50.00) stay: L-inf 0.1." in notes
+    stuck = finding_of("imdb", "ga-sam", tried, baseline=51.0, error=1.0)
+    assert "The baseline stays at guessing level" in " ".join(tuning_table([stuck]).notes)
+
+
+def test_methods_that_move_embeddings_are_tuned_by_epsilon():
+    assert usual_quantity("freelb") == "epsilon"
+    assert usual_quantity("sam") == "budget"
+    assert usual_norms("sam", "budget") == (2.0,)
+    assert usual_norms("ga-sam", "budget") == (math.inf,)
+    assert usual_norms("ga-sam", "epsilon") == (math.inf, 2.0)
