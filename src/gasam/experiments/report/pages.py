@@ -29,7 +29,7 @@ from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.verdicts import DEFINITION
 from gasam.experiments.search import finding
 from gasam.experiments.search.finding import Finding
-from gasam.experiments.sizes import RECORDED_SIZES
+from gasam.experiments.sizes import RECORDED_SIZES, SIZE_NAMES
 from gasam.experiments.storage import replaced
 from gasam.experiments.studies import Study
 from gasam.experiments.tasks import TASKS
@@ -135,7 +135,7 @@ def _every_study() -> list[Study]:
 def _verdicts(found: Sequence[Record]) -> Iterator[str]:
     yield "## Verdicts"
     yield DEFINITION
-    for size in RECORDED_SIZES:
+    for size in SIZE_NAMES:
         if any(record["size"] == size for record in found):
             yield (
                 f"Cells of the paper's tables at size {size}, the baseline's left out; one seed or a baseline that "
@@ -200,7 +200,7 @@ def _studies(found: Sequence[Record], remarked: Remarks) -> Iterator[str]:
     seen: list[Record] = []
     told: set[tuple[str, str]] = set()
     for study in _every_study():
-        for size in RECORDED_SIZES:
+        for size in SIZE_NAMES:
             by_task = {task: study_groups(study, found, task, size) for task in study.tasks}
             groups = [group for some in by_task.values() for group in some]
             runs = [run for group in groups for run in group.runs]
