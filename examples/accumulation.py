@@ -13,7 +13,10 @@ base = torch.optim.SGD(model.parameters(), lr=0.1)
 
 # A walk for each micro-batch. Divide the loss in `backward`, not in the function: then the walk is not changed.
 sharp = SharpBackward(
-    model, ga_sam(1e-3), backward=lambda loss: (loss / len(micro_batches)).backward(), accumulation=len(micro_batches)
+    model,
+    ga_sam(budget=0.1, cap=0.01),
+    backward=lambda loss: (loss / len(micro_batches)).backward(),
+    accumulation=len(micro_batches),
 )
 for x, y in micro_batches:
     sharp(lambda: cross_entropy(model(x), y))
@@ -21,7 +24,7 @@ base.step()
 base.zero_grad()
 
 # One walk for all: the closure goes over all of them.
-optimizer = SharpnessAware(base, ga_sam(1e-3), model=model)
+optimizer = SharpnessAware(base, ga_sam(budget=0.1, cap=0.01), model=model)
 
 
 def closure():

@@ -1,7 +1,7 @@
 """Trains a small network on scikit-learn's digits with and without GA-SAM; prints accuracy and sharpness of both.
 
-Each row is the mean of four seeds, each with splits of its own. The radii were chosen on the validation images of
-four other seeds.
+Each row is the mean of four seeds, each with its own splits. GA-SAM has the recommended setting, and SAM's radius was
+chosen on the validation images of four other seeds.
 """
 
 import statistics
@@ -12,14 +12,14 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Pass, Perturbation, SharpBackward, climb, ga_sam, sam
+from gasam import Pass, Perturbation, SharpBackward, climb, sam
 
 TRAIN, VALID, TEST = slice(0, 400), slice(400, 700), slice(700, None)
 METHODS = {
-    "baseline": (ga_sam(0.0), 60),
-    "baseline, as many gradients": (ga_sam(0.0), 120),
+    "baseline": (sam(0.0), 60),
+    "baseline, as many gradients": (sam(0.0), 120),
     "SAM": (sam(0.2), 60),
-    "GA-SAM": (ga_sam(0.001), 60),
+    "GA-SAM": (None, 60),  # as recommended
 }
 
 
@@ -30,20 +30,23 @@ def digits(part: slice, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
 
 
-def train(perturbation: Perturbation, epochs: int, seed: int) -> nn.Module:
+def train(perturbation: Perturbation | None, epochs: int, seed: int) -> tuple[nn.Module, int]:
+    """A model, and how many gradients it took."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     sharp = SharpBackward(model, perturbation)
     images, labels = digits(TRAIN, seed)
+    gradients = 0
     for _ in range(epochs):
         for batch in torch.randperm(len(images)).split(50):
             optimizer.zero_grad()
             sharp(lambda batch=batch: cross_entropy(model(images[batch]), labels[batch]))
             optimizer.step()
+            gradients += len(sharp.last.losses)
         scheduler.step()
-    return model
+    return model, gradients
 
 
 def accuracy(model: nn.Module, part: slice, seed: int) -> float:
@@ -71,13 +74,13 @@ def main(seeds: int = 4) -> None:
     print(f"{'method':30}{'test accuracy':>15}{'sharpness':>12}{'gradients':>11}{'seconds':>9}")
     for name, (perturbation, epochs) in METHODS.items():
         start = time.perf_counter()
-        models = [train(perturbation, epochs, seed) for seed in range(seeds)]
+        trained = [train(perturbation, epochs, seed) for seed in range(seeds)]
+        models, gradients = [model for model, _ in trained], statistics.mean(count for _, count in trained)
         seconds = time.perf_counter() - start
         accuracies = [accuracy(model, TEST, seed) for seed, model in enumerate(models)]
         rises = [sharpness(model, seed) for seed, model in enumerate(models)]
-        passes = epochs * 8 * (1 if perturbation.epsilon == 0 else perturbation.steps + 1)
         spread = f"{statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}"
-        print(f"{name:30}{spread:>15}{statistics.mean(rises):>12.3f}{passes:>11}{seconds / seeds:>9.1f}")
+        print(f"{name:30}{spread:>15}{statistics.mean(rises):>12.3f}{gradients:>11.0f}{seconds / seeds:>9.1f}")
 
 
 if __name__ == "__main__":

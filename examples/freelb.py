@@ -8,6 +8,7 @@ from gasam import FreeLB
 
 torch.manual_seed(0)
 words = nn.Embedding(100, 16, padding_idx=0)
+nn.init.normal_(words.weight[1:], std=0.1)  # torch's standard deviation of 1 is large for embeddings
 out = nn.Linear(16, 2)
 tokens, labels = torch.randint(1, 100, (8, 12)), torch.randint(2, (8,))
 tokens[:, 9:] = 0  # padding gets no noise

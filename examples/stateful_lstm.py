@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, ga_sam
+from gasam import SharpBackward
 
 torch.manual_seed(0)
 VOCABULARY, WIDTH, LENGTH, TEXTS = 20, 32, 10, 4
@@ -16,6 +16,7 @@ class LanguageModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, WIDTH)
+        nn.init.normal_(self.words.weight, std=0.1)  # torch's standard deviation of 1 is large for embeddings
         self.layers = nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1)
         self.out = nn.Linear(WIDTH, VOCABULARY)
 
@@ -26,7 +27,7 @@ class LanguageModel(nn.Module):
 
 model = LanguageModel()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-sharp = SharpBackward(model.parameters(), ga_sam(1e-4, steps=2))
+sharp = SharpBackward(model)
 zeros = torch.zeros(2, TEXTS, WIDTH)
 
 
