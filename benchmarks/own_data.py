@@ -1,12 +1,12 @@
 """A user's own texts: do the defaults harm, and does `gasam tune` recommend something that harms?
 
-The texts are the first 40 words of IMDB reviews: 6,000 to train, 800 to validate, 3,000 to test. Decided before anything
-was run:
+The texts are the first 40 words of IMDB reviews: 6,000 to train, 800 to validate, 3,000 to test. Decided before any
+run:
 
 - Defaults: GA-SAM as recommended and plain training, seeds 1 and 2.
 - Tuning: five searches with the seeds 101 to 105 and these 800 validation rows. The walk that each search recommends is
-  trained with seeds 1 and 2 and compared with plain training on test. It must not be worse by more than the noise of the
-  validation split, the standard error of a difference of two scores on 800 rows.
+  trained with seeds 1 and 2 and compared with plain training on test. It must not be worse by more than the noise of
+  the validation split, the standard error of a difference of two scores on 800 rows.
 
     python -m benchmarks.own_data run --data DIR --out DIR
     python -m benchmarks.own_data table            # from benchmarks/own_data.json
