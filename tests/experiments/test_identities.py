@@ -24,6 +24,8 @@ def rebuilt(record):
         walk = {name: walk[name] for name in ("same_noise",)}
     elif config["method"]["moved"] == "embeddings":
         walk = {name: walk[name] for name in walk.keys() - {"scale", "granularity", "risk"}}
+    if "budget" in walk:
+        del walk["epsilon"]
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in config["settings"].items()}
     origin = None
     return make(

@@ -12,12 +12,14 @@ from typing import Any
 from gasam.experiments import tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Recipe
-from gasam.experiments.methods import METHODS, choose
+from gasam.experiments.methods import LATER, METHODS, choose
 from gasam.experiments.records import Record
 
 CIRCUMSTANCES = ("start_epoch", "same_noise")
 """What a walk is the same without: the first follows the number of epochs, the second is the user's wish for all."""
 RADIUS = ("epsilon", "norm")
+TUNED = (*RADIUS, "budget", "cap", "walk_progress")
+"""What a search may set."""
 
 
 TRIES = re.compile(r"^tuned\b.*?, (\d+) (?:try|tries)$")
@@ -103,7 +105,7 @@ class Group:
             usual = choose(self.method, self.task, self.settings["epochs"], overrides, self.size).identity()
         except InputError:  # a method that has no radius of its own on this task
             usual = self.walk | {"epsilon": None, "norm": None}
-        return _changed(self.walk, usual)
+        return _changed(LATER | self.walk, LATER | usual)
 
 
 def grouped(records: Iterable[Record]) -> list[Group]:
@@ -150,7 +152,7 @@ def label(group: Group, name: str, walk: Mapping[str, Any], groups: Sequence[Gro
     shared = shared_settings(groups)
     settings = {key: value for key, value in group.other_settings.items() if key not in shared}
     data = {"data": group.data[:8]} if len({other.data for other in groups}) > 1 else {}
-    other = {key: value for key, value in walk.items() if key not in RADIUS} if _radius(group) else walk
+    other = {key: value for key, value in walk.items() if key not in TUNED} if _radius(group) else walk
     differing = ", ".join(filter(None, (_radius(group), in_words({**other, **settings, **data}))))
     return f"{name} ({differing})" if differing else name
 
@@ -183,7 +185,7 @@ def _radius(group: Group) -> str:
 
 def _oddity(group: Group) -> tuple[float, ...]:
     """How far a group is from its method's usual configuration; a radius found on validation is the usual one."""
-    walk = group.other_walk().keys() - (RADIUS if _radius(group) else ())
+    walk = group.other_walk().keys() - (TUNED if _radius(group) else ())
     rung = group.multiple
     odd = len(group.other_settings) + len(walk) + (rung is not None)
     return odd, not group.tuned, -group.tries, rung or 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
-from gasam.experiments.report.groups import RADIUS, Group
+from gasam.experiments.report.groups import TUNED, Group
 from gasam.experiments.report.matching import lines
 from gasam.experiments.sizes import for_users
 from gasam.experiments.studies import Study
@@ -64,10 +64,11 @@ def _seeds(group: Group) -> int:
 
 
 def _options(group: Group) -> str:
-    settings, walk = dict(group.other_settings), group.other_walk()
+    settings = dict(group.other_settings)
+    walk = {name: value for name, value in group.other_walk().items() if value is not None}
     tuned = " --tuned --out results" if group.tuned else ""
     if tuned:
-        walk = {name: value for name, value in walk.items() if name not in RADIUS}
+        walk = {name: value for name, value in walk.items() if name not in TUNED}
     words = [f" --epochs {settings.pop('epochs')}"] if "epochs" in settings else []
     words += [" --same-noise"] if walk.pop("same_noise", False) else []
     words += [f" --set {name}={json.dumps(value, separators=(',', ':'))}" for name, value in settings.items()]
