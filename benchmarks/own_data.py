@@ -70,11 +70,11 @@ def searched(origin: Origin, seed: int, out: Path, jobs: int) -> dict[str, Any]:
     plans = [with_tuned_walk(make("classify", "ga-sam", seed=each, origin=origin), out) for each in SEEDS]
     return {
         "seed": seed,
-        "budget": best.value,
+        "walk": str(best),
         "baseline_valid": found.baseline["valid"],
         "valid": found.one(best)["valid"],
         "noise": found.error,
-        "tries": [{"budget": each.value, "gain": gain} for each, gain in found.gains().items()],
+        "tries": {str(each): gain for each, gain in found.gains().items()},
         "test": scores(plans, out, jobs),
     }
 
@@ -100,7 +100,7 @@ def table(results: Mapping[str, Any]) -> str:
     lines.append(f"| GA-SAM as recommended | | | {ours:.2f} | {ours - plain:+.2f} |")
     for found in results["searches"]:
         test, gain = fmean(found["test"]), found["valid"] - found["baseline_valid"]
-        name = f"search with seed {found['seed']}: budget {found['budget']:g}"
+        name = f"search with seed {found['seed']}: {found['walk']}"
         lines.append(f"| {name} | {gain:+.2f} | {found['noise']:.2f} | {test:.2f} | {test - plain:+.2f} |")
     return "\n".join(lines) + "\n"
 

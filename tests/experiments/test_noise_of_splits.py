@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from gasam.experiments.families.translation import bleu, bleu_error
 from gasam.experiments.plan import make
 from gasam.experiments.report.tuning import conclusion, tuning_table
 from gasam.experiments.search import finding, tuned
-from gasam.experiments.search.strategy import Candidate
-from gasam.experiments.search.tuning import SEED_STEP, usual_norms, usual_quantity
+from gasam.experiments.search.strategy import Candidate, FullGrid, TwoStages, best_of, replayed
+from gasam.experiments.search.tuning import SEED_STEP, Question, usual_norms, usual_quantity
 
 TUNE = ("tune", "digits", "--size", "tiny", "--epochs", "4", "--trials", "2", "--jobs", "1", "--cpu")
 
@@ -68,11 +69,13 @@ def test_the_budget_is_searched_by_default_and_used_with_its_cap_and_schedule(co
     found = finding.read(file)
     perturbation, schedule = recommended()
     assert found.quantity == "budget"
-    assert found.walk == {"cap": perturbation.cap, "walk_progress": schedule.progress}
-    assert [finding.candidate_of(one).value for one in found.tries] == [0.01, 0.1]
+    assert found.walk == {"cap": 0.1, "walk_progress": schedule.progress}
+    tried = [finding.candidate_of(one) for one in found.tries]
+    assert tried == [Candidate(math.inf, -1, cap=perturbation.cap), Candidate(math.inf, -2)]
     assert found.error > 0
+    best = found.chosen()
     choice = tuned.with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).choice
-    assert (choice.budget, choice.cap, choice.epsilon) == (found.chosen().value, perturbation.cap, 0.0)
+    assert (choice.budget, choice.cap, choice.epsilon) == (best.value, best.cap or 0.1, 0.0)
     assert choice.schedule() == schedule
     assert choice.epsilon_source == "tuned on validation, 2 tries"
 
@@ -142,3 +145,19 @@ def test_methods_that_move_embeddings_are_tuned_by_epsilon():
     assert usual_norms("sam", "budget") == (2.0,)
     assert usual_norms("ga-sam", "budget") == (math.inf,)
     assert usual_norms("ga-sam", "epsilon") == (math.inf, 2.0)
+
+
+def test_the_recommended_walk_is_tried_first_and_can_be_chosen():
+    question = Question("imdb", "ga-sam", "small@2")
+    [walk] = question.always()
+    assert question.plan(walk).choice == replace(
+        make("imdb", "ga-sam", "small@2", 0).choice, epsilon_source="command line"
+    )
+    outcomes = dict.fromkeys(FullGrid((math.inf,), -2, -1).propose({}), 0.0) | {walk: 0.05}
+    strategy = TwoStages((math.inf,), -2, -1, 0.02, 0.0, question.always())
+    tried = replayed(strategy, outcomes)
+    assert tried[0] == walk
+    assert best_of({each: outcomes[each] for each in tried}) == walk
+    assert all(each.cap is None for each in tried[1:])
+    assert Question("imdb", "sam", "small@2", norms=(2.0,)).always()[0].norm == 2.0
+    assert Question("imdb", "ga-sam", "small@2", norms=(2.0,)).always() == ()

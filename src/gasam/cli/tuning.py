@@ -19,7 +19,7 @@ def tune(
     quantity: Annotated[
         str | None,
         typer.Option(
-            help="budget (default, with the recommended cap and schedule) or epsilon (the paper's form).",
+            help="budget (default, with a cap and the recommended schedule) or epsilon (the paper's form).",
             rich_help_panel=SEARCH,
         ),
     ] = None,
@@ -43,6 +43,13 @@ def tune(
             help="Repeat the finalists and the baseline until they have that many seeds.", rich_help_panel=SEARCH
         ),
     ] = 1,
+    cap: Annotated[
+        float,
+        typer.Option(
+            help="Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = 0.1,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -97,6 +104,7 @@ def tune(
         else tuple(opt.norm(text, "--norms", "2, inf or both") for text in texts),
         EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
         tolerance,
+        cap,
     )
     trials = None if trials is None else opt.positive("--trials", trials)
     search(question, out, trials, opt.positive("--seeds", seeds), full_grid, jobs, cpu, json)

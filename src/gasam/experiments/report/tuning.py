@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.experiments.methods import METHODS
 from gasam.experiments.report.tables import Table
-from gasam.experiments.search.finding import Finding, candidate_of, in_words
-from gasam.experiments.search.strategy import Candidate
+from gasam.experiments.search.finding import Finding, candidate_of
+from gasam.experiments.search.strategy import in_words
 from gasam.experiments.tasks import find
 
 COLUMNS = ("method", "norm", "{quantity}", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
@@ -42,7 +42,7 @@ def _row(found: Finding) -> tuple[str, ...]:
     shown = ("", "none", "", "")
     if best is not None:
         valid = found.mean(best)
-        norm, value = str(best).split()
+        norm, value = str(best).split(maxsplit=1)
         shown = (norm, value, f"{valid:.2f}", f"{valid - found.mean(None):+.2f}")
     given_up = sum(one["valid"] is None for one in found.tries)
     return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
@@ -69,8 +69,7 @@ def conclusion(found: Finding) -> str:
     gain, plain = found.mean(best) - found.mean(None), found.mean(None)
     measured = f"{found.metric.name} {found.mean(best):.2f} on validation, {gain:+.2f} to the baseline's {plain:.2f}"
     cost = found.one(best)["gradient_evaluations"] / found.baseline["gradient_evaluations"]
-    options = f"--norm {in_words(best.norm)} --{found.quantity} {best.value:g}"
-    options += "".join(f" --{option.replace('_', '-')} {value:g}" for option, value in (found.walk or {}).items())
+    options = " ".join(f"--{option.replace('_', '-')} {value:g}" for option, value in found.options(best).items())
     if found.gains()[best] <= 0:
         best_is = f"plain training is cheaper; the best is {options}: {measured}"
         return f"{name}: no {found.quantity} is better than none, {best_is} ({spent})"
@@ -101,13 +100,16 @@ def _panel(axes: Axes, found: Finding) -> None:
     axes.axhline(base, color=BASELINE, lw=1.2, ls="--", label="baseline")
     norms = sorted({candidate_of(one).norm for one in found.tries}, reverse=True)
     for norm, colour in zip(norms, (GA_SAM, OKABE_ITO[0]), strict=False):
-        some = sorted((each.value, valid) for each, valid in ended if each.norm == norm)
-        label = str(Candidate(norm, 0)).split()[0]
+        some = sorted((each.value, valid) for each, valid in ended if each.norm == norm and each.cap is None)
+        label = in_words(norm)
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
         lost = [candidate_of(one).value for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
         if lost:
             text = f"{label}, given up (not to scale)"
             axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=text)
+    for each, valid in ended:
+        if each.cap is not None:
+            axes.plot(each.value, valid, color="black", marker="D", ms=5, ls="none", label=f"recommended: {each}")
     best = found.chosen()
     if best is not None:
         axes.axvline(best.value, color="black", lw=0.9, ls=":", label=f"chosen: {best}")

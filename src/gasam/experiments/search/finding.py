@@ -147,7 +147,7 @@ class Finding:
     @property
     def finished(self) -> bool:
         """Whether the search would try nothing more, in the norms that it began with."""
-        norms = tuple(dict.fromkeys(candidate_of(one).norm for one in self.tries))
+        norms = tuple(dict.fromkeys(candidate_of(one).norm for one in self.tries if "cap" not in one))
         first = replace(self, repeats=())
         return not TwoStages(norms, *self.exponents, self.tolerance, self.noise).propose(first.gains(norms))
 
@@ -159,6 +159,11 @@ class Finding:
     def gradient_evaluations(self) -> int:
         return sum(one["gradient_evaluations"] for one in (self.baseline, *self.tries, *self.repeats))
 
+    def options(self, candidate: Candidate) -> dict[str, Any]:
+        """The size of a walk, with the options that all of them have."""
+        own = {} if candidate.cap is None else {"cap": candidate.cap}
+        return {"norm": candidate.norm, self.quantity: candidate.value} | (self.walk or {}) | own
+
     def at_guessing_level(self, one: dict[str, Any]) -> bool:
         """Whether a trial, or the baseline, is no better than guessing by two standard errors."""
         if one["valid"] is None or not one["worthless"] or one.get("error") is None:
@@ -168,7 +173,7 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         best = self.chosen()
-        found = None if best is None else {"norm": in_words(best.norm), self.quantity: best.value}
+        found = None if best is None else self.options(best) | {"norm": in_words(best.norm)}
         return asdict(self) | {"chosen": found, "gradient_evaluations": self.gradient_evaluations}
 
 
@@ -198,7 +203,7 @@ def in_words(norm: float) -> str:
 
 
 def candidate_of(one: dict[str, Any]) -> Candidate:
-    return Candidate(float(one["norm"]), one["exponent"], one["mantissa"])
+    return Candidate(float(one["norm"]), one["exponent"], one["mantissa"], one.get("cap"))
 
 
 def described(candidate: Candidate | None, seed: int, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +212,8 @@ def described(candidate: Candidate | None, seed: int, outcome: dict[str, Any]) -
 
 
 def _described(candidate: Candidate) -> dict[str, Any]:
-    return {"norm": in_words(candidate.norm), "exponent": candidate.exponent, "mantissa": candidate.mantissa}
+    cap = {} if candidate.cap is None else {"cap": candidate.cap}
+    return {"norm": in_words(candidate.norm), "exponent": candidate.exponent, "mantissa": candidate.mantissa} | cap
 
 
 def _is(one: dict[str, Any], candidate: Candidate | None) -> bool:

@@ -25,6 +25,7 @@ SPACE = {
     "norm": CategoricalDistribution(["2", "inf"]),
     "exponent": FloatDistribution(-30, 30, step=1),
     "mantissa": CategoricalDistribution(MANTISSAS),
+    "cap": FloatDistribution(0, 1e9),
 }
 BASELINE = "baseline"
 TOLERANCE = "tolerance"
@@ -82,10 +83,11 @@ class Journal:
         """A new try; its number."""
         norm = "inf" if math.isinf(chosen.norm) else f"{chosen.norm:g}"
         params = {"norm": norm, "exponent": float(chosen.exponent), "mantissa": chosen.mantissa}
+        params |= {} if chosen.cap is None else {"cap": chosen.cap}
         study = self.study()
-        under = {TOLERANCE: self.prune}
+        under, space = {TOLERANCE: self.prune}, {name: SPACE[name] for name in params}
         study.add_trial(
-            optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=SPACE, user_attrs=under)
+            optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=space, user_attrs=under)
         )
         return study.get_trials(deepcopy=False)[-1].number
 
@@ -113,4 +115,4 @@ class Journal:
 
 def candidate(trial: FrozenTrial) -> Candidate:
     given = trial.params
-    return Candidate(float(given["norm"]), int(given["exponent"]), int(given["mantissa"]))
+    return Candidate(float(given["norm"]), int(given["exponent"]), int(given["mantissa"]), given.get("cap"))

@@ -23,18 +23,23 @@ CLEAR = 0.25
 
 
 class Candidate(NamedTuple):
-    """A norm, and a budget or an epsilon as mantissa times ten to the exponent."""
+    """A norm, and a budget or an epsilon as mantissa times ten to the exponent.
+
+    `cap` is another cap than that of the search, as the recommended walk has it.
+    """
 
     norm: float
     exponent: int
     mantissa: int = 1
+    cap: float | None = None
 
     @property
     def value(self) -> float:
         return float(f"{self.mantissa}e{self.exponent}")
 
     def __str__(self) -> str:
-        return f"{'L-inf' if math.isinf(self.norm) else f'L{self.norm:g}'} {self.value:g}"
+        cap = "" if self.cap is None else f", cap {self.cap:g}"
+        return f"{in_words(self.norm)} {self.value:g}{cap}"
 
     def below(self) -> Candidate:
         """The next smaller one of the grid."""
@@ -50,6 +55,10 @@ class Candidate(NamedTuple):
         return self._replace(exponent=self.exponent + 1, mantissa=MANTISSAS[0])
 
 
+def in_words(norm: float) -> str:
+    return "L-inf" if math.isinf(norm) else f"L{norm:g}"
+
+
 Gains = Mapping[Candidate, float]
 """Over the baseline in units of the baseline's worth, so that more is better for every metric; -inf where there is no
 number, because it diverged or was given up."""
@@ -60,6 +69,7 @@ class TwoStages:
     """A walk that loses more than `tolerance` and `noise` of the baseline's worth has collapsed.
 
     `noise` is the standard error of a difference on the validation split: a smaller loss is no reason to go elsewhere.
+    `always` are tried first.
     """
 
     norms: tuple[float, ...]
@@ -67,11 +77,14 @@ class TwoStages:
     high: int
     tolerance: float
     noise: float = 0.0
+    always: tuple[Candidate, ...] = ()
 
     def propose(self, known: Gains) -> list[Candidate]:
         """All that may be tried now, the norms in turn; nothing when the search is done."""
-        wanted = [list(self._of_norm(norm, known)) for norm in self.norms]
-        return [each for turn in zip_longest(*wanted) for each in turn if each is not None]
+        searched = {each: gain for each, gain in known.items() if each.cap is None}
+        wanted = [list(self._of_norm(norm, searched)) for norm in self.norms]
+        in_turn = [each for turn in zip_longest(*wanted) for each in turn if each is not None]
+        return [each for each in self.always if each not in known] + in_turn
 
     def decade(self, norm: float, known: Gains) -> int | Candidate:
         """The largest order of magnitude that has not collapsed, or what must be tried to know it."""

@@ -39,8 +39,9 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
     if found is None or best is None:
         raise _nothing_found(plan, folder, times)
     tried = next(part.tried for part in found.by_norm() if part.chosen() == best)
-    value = float(f"{best.value * (times or 1):.6g}")
-    walk: dict[str, Any] = NO_BUDGET | {"epsilon": 0.0, "norm": best.norm, found.quantity: value} | (found.walk or {})
+    walk: dict[str, Any] = NO_BUDGET | {"epsilon": 0.0} | found.options(best)
+    if times is not None:
+        walk["epsilon"] = float(f"{best.value * times:.6g}")
     source = f"tuned on validation{_for_whom(plan, walk)}, {tried if times is None else f'{times:g} x'}"
     return replace(plan, choice=replace(plan.choice, **walk, epsilon_source=source))
 
