@@ -25,8 +25,9 @@ from typing import Any
 from gasam.experiments.compare import prepare, run_all
 from gasam.experiments.plan import Plan, make
 from gasam.experiments.search.finding import Finding
+from gasam.experiments.search.question import Question
 from gasam.experiments.search.tuned import with_tuned_walk
-from gasam.experiments.search.tuning import Question, tune
+from gasam.experiments.search.tuning import tune
 from gasam.experiments.sources import imdb
 from gasam.experiments.storage import write_json
 from gasam.experiments.tasks import Origin

@@ -22,7 +22,7 @@ def test_a_method_clearly_below_the_baseline_is_marked_with_the_command_that_hel
     assert "collapsed" in cells["GA-SAM"]
     assert "collapsed" not in cells["SAM"] + cells["Baseline"]
     command = "gasam tune imdb --method ga-sam --size small@1 --train 'my texts.csv' --out runs"
-    assert f"GA-SAM collapsed: run `{command}`, then compare again with --tuned." in found.notes
+    assert f"GA-SAM collapsed: run `{command}`, then compare with --tuned." in found.notes
 
 
 @pytest.mark.parametrize(("score", "error", "marked"), [(76.5, 0.1, True), (77.5, 0.1, False), (76.5, 2.0, False)])
@@ -43,7 +43,7 @@ def test_a_method_that_diverged_has_collapsed():
 
 
 def test_guessing_level_is_reported():
-    assert any("Baseline stays at guessing level (50.00)" in note for note in table({"baseline": [50.4]}).notes)
+    assert any("Baseline is no better than guessing (50.00)" in note for note in table({"baseline": [50.4]}).notes)
     assert not any("guessing" in note for note in table({"baseline": [54.0]}).notes)
 
 
@@ -61,9 +61,7 @@ def test_one_sentence_says_what_to_conclude():
             {"baseline": [80.0, 81.0, 82.0], "ga-sam": [82.0, 80.0, 82.5]},
         )
     )
-    assert one == (
-        "Conclusion: one seed shows that everything works and nothing else. Use --seeds 4 to compare methods."
-    )
+    assert one == "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
     assert better.startswith("Conclusion: GA-SAM is better than the baseline: +2.00 [")
     assert unclear.startswith("Conclusion: no clear difference between GA-SAM and the baseline: +0.50 [")
 
@@ -85,8 +83,24 @@ def test_the_headline_compares_both_baselines():
     old = records_of("imdb", {"baseline": [84.0, 84.1], "ga-sam": [85.0, 85.3]})
     new = records_of("imdb", {"baseline": [86.0, 86.1], "ga-sam": [86.5, 86.4]}, size="small@2")
     [sentence] = headline([*old, *new])
-    assert "86.45, plain training 86.05: +0.40" in sentence
+    assert "reaches 86.45, plain training 86.05, a difference of +0.40" in sentence
     assert "+1.10" in sentence
-    assert "reaches 84.05" in sentence
+    assert "baseline of 84.05" in sentence
     assert list(headline(old)) == []
     assert list(headline([record("docstrings")])) == []
+    tuned = [run | {"epsilon_source": "tuned on validation, 6 tries"} for run in new]
+    assert list(headline([*old, *tuned])) == [], "only the default is called so"
+    losses = [record("ptb", method, size=size) for method in ("baseline", "ga-sam") for size in ("small", "small@2")]
+    assert list(headline(losses)) == [], "the LSTM has the same initial weights in both versions"
+
+
+def test_a_method_that_never_walked_is_named():
+    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small@2")
+    runs[1]["gradient_evaluations"] = runs[1]["updates"]
+    notes = report.comparison(runs, "imdb", "small@2").notes
+    assert any(note.startswith("GA-SAM never walked") for note in notes)
+
+
+def test_without_the_flags_of_a_command_none_is_suggested():
+    notes = table({"baseline": [80.0], "ga-sam": [55.0]}, flags=None).notes
+    assert "GA-SAM collapsed." in notes

@@ -39,7 +39,7 @@ def test_tasks_are_listed(command):
 
 
 def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
-    found = json.loads(command("methods", "--task", "ptb", "--json").out)
+    found = json.loads(command("methods", "--task", "ptb", "--size", "paper", "--json").out)
     assert found.keys() == METHODS.keys()
     assert found["sam"]["epsilon"] == 5e-3
     assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "epsilon_source": "paper"} == found["ga-sam"]

@@ -182,7 +182,7 @@ def test_tuned_radii_come_first_and_are_named_so():
     assert values(table)["GA-SAM (tuned: L-inf 0.0005)"]["paper"]["mean"] == 86.11
     assert values(table)["GA-SAM (tuned: L-inf 0.0005, K = 2)"]["paper"]["mean"] == 85.83
     assert (
-        "Epsilon: SAM L2 0.02, GA-SAM L-inf 0.0005 (tuned on validation, 6 tries); SAM L-inf 2e-05, "
+        "Size of the walks: SAM L2 0.02, GA-SAM L-inf 0.0005 (tuned on validation, 6 tries); SAM L-inf 2e-05, "
         "GA-SAM L-inf 0.0001 (paper); GA-SAM L2 0.001 (tuned on validation, 0.5 x)." in table.notes
     )
 

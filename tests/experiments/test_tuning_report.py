@@ -137,7 +137,7 @@ def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
         ["L2", "0.1", "82.00", "+2.00", "1", "0"],
         ["L-inf", "0.001", "81.00", "+1.00", "2", "1"],
     ]
-    assert "the first one is used" in page
+    assert "The norm in the first row of a method is used" in page
     assert "--norms inf,2 --quantity epsilon --trials 3 " in page
 
 

@@ -178,6 +178,9 @@ def reproduce(
     from gasam.experiments.report.comparison import study_table
     from gasam.experiments.tasks import Origin
 
+    size = "small" if size == "small@1" else size
+    if "@" in size:
+        raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
     if study in figures.NAMES:
@@ -235,12 +238,14 @@ def tasks(json: opt.Json = False) -> None:
 
 @app.command()
 def methods(
-    task: Annotated[str, typer.Option(help="The task whose radii are shown.")] = "imdb", json: opt.Json = False
+    task: Annotated[str, typer.Option(help="The task whose walks are shown.")] = "imdb",
+    size: opt.Size = "small",
+    json: opt.Json = False,
 ) -> None:
     """The methods, with what they use for a task and where that comes from."""
     from gasam.cli.listings import list_methods
 
-    list_methods(task, json)
+    list_methods(task, size, json)
 
 
 @data_app.callback()

@@ -59,9 +59,7 @@ def describe_try(outcome: Record) -> str:
     spent = f"{outcome['gradient_evaluations']} gradient evaluations, {outcome['seconds']:.0f} s"
     if outcome["valid"] is not None:
         return f"valid {outcome['valid']:.2f}; {spent}"
-    return (
-        f"{'diverged' if outcome['diverged'] else 'hopeless, given up'} after {len(outcome['curve'])} epochs; {spent}"
-    )
+    return f"{'diverged' if outcome['diverged'] else 'stopped early'} after {len(outcome['curve'])} epochs; {spent}"
 
 
 class Live:

@@ -14,7 +14,7 @@ from gasam.experiments.errors import InputError
 from gasam.experiments.methods import METHODS
 from gasam.experiments.plan import make
 from gasam.experiments.report.comparison import Table
-from gasam.experiments.sizes import for_users
+from gasam.experiments.sizes import for_users, in_records
 from gasam.experiments.tasks import TASKS, find
 
 
@@ -36,12 +36,12 @@ def _task(name: str) -> dict[str, Any]:
     return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
 
 
-def list_methods(task: str, json: bool) -> None:
-    find(task)
+def list_methods(task: str, size: str, json: bool) -> None:
+    find(task).settings(in_records(task, size))
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
         try:
-            choice = make(task, name, "paper").choice
+            choice = make(task, name, in_records(task, size)).choice
             found[name] = {"about": method.about, "epsilon_source": choice.epsilon_source} | choice.identity()
         except InputError as error:
             found[name] = {"about": method.about, "epsilon_source": str(error)}
@@ -49,7 +49,9 @@ def list_methods(task: str, json: bool) -> None:
         print_json(found)
         return
     rows = tuple((name, entry["about"], _walk(entry), entry["epsilon_source"]) for name, entry in found.items())
-    print_table(Table(f"Methods, as used for {task}", ("method", "minimises", "walk", "where from"), rows, ()))
+    print_table(
+        Table(f"Methods, as used for {task} in size {size}", ("method", "minimises", "walk", "where from"), rows, ())
+    )
 
 
 def _walk(entry: dict[str, Any]) -> str:

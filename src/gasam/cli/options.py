@@ -21,14 +21,17 @@ WALK, DATA, RUN = "The walk", "The data", "The run"
 
 Size = Annotated[
     str,
-    typer.Option(help="paper (as in the appendix), small (minutes), small@1 (its first version) or tiny (seconds)."),
+    typer.Option(help="paper (its appendix), small (newest version, minutes), small@1 (the first) or tiny (seconds)."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of records, checkpoints and tables.", rich_help_panel=RUN)]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Leave an accelerator alone.", rich_help_panel=RUN)]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.", rich_help_panel=RUN)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.", rich_help_panel=RUN)]
 Epochs = Annotated[int | None, typer.Option(help="How many times through the training data.", rich_help_panel=RUN)]
 Jobs = Annotated[
-    int | None, typer.Option(help="Runs at a time, a process each; as many as cores by default.", rich_help_panel=RUN)
+    int | None,
+    typer.Option(
+        help="Parallel runs, one process each; by default the number of cores, 1 with a GPU.", rich_help_panel=RUN
+    ),
 ]
 Set = Annotated[
     list[str],
@@ -37,9 +40,12 @@ Set = Annotated[
     ),
 ]
 SameNoise = Annotated[
-    bool, typer.Option("--same-noise", help="The same dropout masks in every pass of a step.", rich_help_panel=WALK)
+    bool, typer.Option("--same-noise", help="Use the same dropout masks in every pass of a step.", rich_help_panel=WALK)
 ]
-Tuned = Annotated[bool, typer.Option("--tuned", help="With the walk that `gasam tune` chose.", rich_help_panel=WALK)]
+Tuned = Annotated[
+    bool,
+    typer.Option("--tuned", help="Use the walk that `gasam tune` chose, from the same --out.", rich_help_panel=WALK),
+]
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data sets; or set GASAM_DATA.", rich_help_panel=DATA)

@@ -18,7 +18,8 @@ from gasam.experiments.records import Record
 from gasam.experiments.report.comparison import Table, as_json, markdown
 from gasam.experiments.report.figure import comparison_figure
 from gasam.experiments.report.tuning import conclusion, tuning_figure, tuning_table
-from gasam.experiments.search.tuning import Question, TryFailedError, tune
+from gasam.experiments.search.question import Question
+from gasam.experiments.search.tuning import TryFailedError, tune
 from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
 

@@ -26,7 +26,7 @@ def tune(
     norms: Annotated[
         str | None,
         typer.Option(
-            help="inf, 2 or both; by default the method's own for a budget, both for epsilon.", rich_help_panel=SEARCH
+            help="inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.", rich_help_panel=SEARCH
         ),
     ] = None,
     exponents: Annotated[
@@ -36,11 +36,12 @@ def tune(
             rich_help_panel=SEARCH,
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="At most that many trials.", rich_help_panel=SEARCH)] = None,
+    trials: Annotated[int | None, typer.Option(help="Maximum number of trials.", rich_help_panel=SEARCH)] = None,
     seeds: Annotated[
         int,
         typer.Option(
-            help="Repeat the finalists and the baseline until they have that many seeds.", rich_help_panel=SEARCH
+            help="Run the baseline and up to three finalists with this many seeds, and choose by the mean.",
+            rich_help_panel=SEARCH,
         ),
     ] = 1,
     cap: Annotated[
@@ -53,8 +54,8 @@ def tune(
     tolerance: Annotated[
         float,
         typer.Option(
-            help="A trial that loses a larger share of what the baseline has learned has collapsed; at least the noise "
-            "of the validation split.",
+            help="A trial that loses more than this share of what the baseline has learned has collapsed. Losses "
+            "within the noise of the validation split never count.",
             rich_help_panel=SEARCH,
         ),
     ] = 0.02,
@@ -80,12 +81,12 @@ def tune(
     cpu: opt.Cpu = False,
     json: opt.Json = False,
 ) -> None:
-    """Choose the size of a method's walk on validation: its order of magnitude by bisection, then a grid within it.
+    """Choose a method's budget (or epsilon) on the validation split: bisect for the power of ten, then try a grid.
 
     `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
     """
     from gasam.cli.sessions import search
-    from gasam.experiments.search.tuning import EXPONENTS, Question, usual_norms, usual_quantity
+    from gasam.experiments.search.question import EXPONENTS, Question, usual_norms, usual_quantity
     from gasam.experiments.sizes import in_records
     from gasam.experiments.tasks import Origin
 

@@ -101,7 +101,7 @@ OWN_DATA = ("classify", "lm", "translate")
 
 def sizes(paper: Recipe, small: Recipe, tiny: Recipe) -> dict[str, Recipe]:
     """The second version of size small has better initial weights, and methods use the recommended walk."""
-    return {"paper": paper, "small": small, "tiny": tiny, "small@2": well_initialised(small)}
+    return {"paper": paper, "small@2": well_initialised(small), "small": small, "tiny": tiny}
 
 
 def own_data(paper: Recipe, small: Recipe, tiny: Recipe) -> dict[str, Recipe]:

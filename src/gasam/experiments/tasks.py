@@ -14,7 +14,7 @@ from gasam.experiments.families.classification import TextClassification
 from gasam.experiments.families.images import ImageClassification
 from gasam.experiments.families.language import LanguageModel
 from gasam.experiments.families.translation import Translation
-from gasam.experiments.sizes import SIZES
+from gasam.experiments.sizes import SIZES, for_users
 from gasam.experiments.sources import Source, digits, docstrings, files, imdb, iwslt, mnist, numerals, ptb, pydoc
 
 
@@ -51,7 +51,8 @@ class Task:
     def settings(self, size: str, **overrides: Any) -> Recipe:
         """The numbers of a size, some of them replaced."""
         if size not in self.sizes:
-            raise InputError(f"size must be one of {', '.join(self.sizes)}, got {size!r}")
+            known = (for_users(self.name, each) for each in self.sizes)
+            raise InputError(f"size must be one of {', '.join(known)}, got {size!r}")
         names = self.family.settings_type.names()
         for name in overrides:
             if name not in names:

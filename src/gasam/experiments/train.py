@@ -239,16 +239,15 @@ class Training:
             return self.checkpoints.average(self.progress.epoch, min(self.settings.average, self.progress.epoch))
         return self.checkpoints.load(self.checkpoints.best)
 
-    def scores(self, *splits: Split) -> dict[str, float]:
+    def scores(self, *splits: Split) -> dict[str, Any]:
         """The metric of the chosen weights with its standard error, if there are any; they are kept as the model."""
         weights, begun = self.chosen(), time.perf_counter()
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         if weights is not None:
             self.plain_model.load_state_dict(weights)
             for split in splits:
-                found[split], found[f"{split}_error"] = self.judge(
-                    partial(self.family.measure, self.plain_model, split)
-                )
+                value, error = self.judge(partial(self.family.measure, self.plain_model, split))
+                found |= {split: value, f"{split}_error": None if error is None else finite(error)}
         self.checkpoints.save(self.checkpoints.model, weights or {})
         return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
 

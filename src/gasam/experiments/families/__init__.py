@@ -32,10 +32,10 @@ class Metric:
 
 
 class Score(NamedTuple):
-    """A metric on a split, and its standard error from the choice of the split's examples."""
+    """A metric on a split, and its standard error from the choice of the split's examples; None if that is unknown."""
 
     value: float
-    error: float
+    error: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,9 @@ class Labelled(Family[Settings]):
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         inputs, labels = self.data[split]
-        value = accuracy(model, inputs[:rows], labels[:rows])
-        return Score(value, math.sqrt(value * (100 - value) / len(labels[:rows])))
+        value, count = accuracy(model, inputs[:rows], labels[:rows]), len(labels[:rows])
+        share = (value / 100 * count + 1) / (count + 2)  # one more of each kind: no error of 0 at 0 or 100 percent
+        return Score(value, 100 * math.sqrt(share * (1 - share) / count))
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The accuracy of always naming the commonest class."""

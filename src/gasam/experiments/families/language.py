@@ -127,11 +127,13 @@ def _perplexity(losses: Tensor, counts: Tensor) -> float:
     return math.exp(min(float(losses.sum() / counts.sum()), 100.0))
 
 
-def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float:
-    """The standard deviation of the perplexity when windows are drawn with replacement; 0 for a single window."""
-    drawn_windows = torch.randint(len(losses), (draws, len(losses)), generator=Generator().manual_seed(0))
-    means = losses[drawn_windows].sum(1) / counts[drawn_windows].sum(1)
-    return float(means.clamp(max=100.0).exp().std())
+def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float | None:
+    """The standard deviation of the perplexity when windows are drawn with replacement; None for a single window."""
+    if len(losses) < 2:
+        return None
+    generator = Generator().manual_seed(0)
+    samples = (torch.randint(len(losses), (len(losses),), generator=generator) for _ in range(draws))
+    return float(torch.tensor([_perplexity(losses[some], counts[some]) for some in samples]).std())
 
 
 def _following(batch: tuple[Tensor, ...]) -> Tensor:

@@ -253,8 +253,10 @@ def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
     return score, str(metric.get_signature())
 
 
-def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float:
-    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; 0 for a single sentence."""
+def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float | None:
+    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
+    if len(lines) < 2:
+        return None
     from sacrebleu.metrics.bleu import BLEU
 
     score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)

@@ -32,19 +32,28 @@ def at_guessing_level(group: Group) -> bool:
     """Whether the mean is no better than guessing by two standard errors."""
     found, error = summary(group.scores.values()), _error(group)
     level = group.runs[0].get("worthless")
-    if found is None or error is None or not level:
+    if found is None or error is None or level is None:
         return False
     better = found.mean - level
     return bool((better if _worth(group).metric.higher_is_better else -better) <= 2 * error)
 
 
-def warnings(groups: Sequence[Group], names: Sequence[str], flags: str) -> Iterator[str]:
+def warnings(groups: Sequence[Group], names: Sequence[str], flags: str | None) -> Iterator[str]:
     """A sentence for each method that collapsed, with the command that looks for a better walk."""
     for group, name in zip(groups, names, strict=True):
         if at_guessing_level(group):
-            yield f"{name} stays at guessing level ({group.runs[0]['worthless']:.2f})."
+            yield f"{name} is no better than guessing ({group.runs[0]['worthless']:.2f})."
+        if never_walked(group):
+            yield f"{name} never walked: its loss did not fall enough for the schedule. Train longer."
         if collapsed(group, baseline_of(group, groups)):
-            yield f"{name} collapsed: run `{_tune(group)}{flags}`, then compare again with --tuned."
+            cure = "" if flags is None or group.tuned else f": run `{_tune(group)}{flags}`, then compare with --tuned"
+            yield f"{name} collapsed{cure}."
+
+
+def never_walked(group: Group) -> bool:
+    """Whether a method that waits for progress took as many gradients as updates."""
+    waits = group.walk.get("walk_progress") is not None
+    return waits and all(run["gradient_evaluations"] == run.get("updates") for run in group.runs)
 
 
 def _tune(group: Group) -> str:

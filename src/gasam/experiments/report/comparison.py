@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 
-def comparison(records: Iterable[Record], task: str, size: str, flags: str = "") -> Table:
+def comparison(records: Iterable[Record], task: str, size: str, flags: str | None = None) -> Table:
     """Every configuration that was run on a task in a size, a row each, in the order of the methods.
 
-    `flags` are those that `gasam tune` needs to use the same data and settings.
+    `flags` are those that `gasam tune` needs to use the same data and settings; None if they are not known.
     """
     groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
     names = labels(groups)
@@ -69,7 +69,7 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
     if group is None or baseline is None or found is None:
         return
     if found.pairs == 1:
-        yield "Conclusion: one seed shows that everything works and nothing else. Use --seeds 4 to compare methods."
+        yield "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
         return
     name, better = METHODS[group.method].title, standing(found, _higher_is_better(group))
     measured = f"{cells.difference(group, baseline).text} over {found.pairs} seeds"
@@ -159,7 +159,7 @@ def _radii(groups: Sequence[Group]) -> Iterator[str]:
             told.setdefault("; ".join(group.sources), {})[walk] = None
     listed = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
     if listed:
-        yield f"Epsilon: {'; '.join(listed)}."
+        yield f"Size of the walks: {'; '.join(listed)}."
 
 
 def _champion(groups: Sequence[Group]) -> Iterator[str]:

@@ -97,7 +97,9 @@ class Group:
 
     @cached_property
     def other_settings(self) -> dict[str, Any]:
-        return _changed(self.settings, as_recorded(tasks.find(self.task).settings(self.size)))
+        task = tasks.find(self.task)
+        later = task.family.settings_type.later
+        return _changed(later | self.settings, later | as_recorded(task.settings(self.size)))
 
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a study overrides in it."""

@@ -15,7 +15,7 @@ from gasam.experiments.report.statistics import Summary, summary
 from gasam.experiments.report.tables import markdown
 from gasam.experiments.report.tuning import tuning_figure, tuning_table
 from gasam.experiments.search.finding import Finding
-from gasam.experiments.search.tuning import EXPONENTS, SEED, TOLERANCE
+from gasam.experiments.search.question import CAP, EXPONENTS, SEED, TOLERANCE
 from gasam.experiments.sizes import for_users
 from gasam.experiments.tasks import find
 
@@ -66,6 +66,8 @@ def again(found: Finding) -> str:
     usual_exponents = EXPONENTS[found.quantity]
     words += [f"--exponents={found.exponents[0]},{found.exponents[1]}"] if found.exponents != usual_exponents else []
     words += [f"--seeds {len(found.seeds)}"] if found.repeats else []
+    cap = (found.walk or {}).get("cap", CAP)
+    words += [f"--cap {cap:g}"] if cap != CAP else []
     words += [f"--tolerance {found.tolerance:g}"] if found.tolerance != TOLERANCE else []
     words += [f"--seed {found.seed}"] if found.seed != SEED else []
     usual = as_recorded(find(found.task).settings(found.size))
@@ -127,7 +129,9 @@ def _sheets(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     for found in sorted(
         findings, key=lambda found: (found.task, found.size, order.index(found.method), found.full_grid)
     ):
-        key = json.dumps([found.task, found.size, found.seed, found.data, found.settings], sort_keys=True)
+        key = json.dumps(
+            [found.task, found.size, found.seed, found.quantity, found.data, found.settings], sort_keys=True
+        )
         alike.setdefault(key, []).append(found)
     sheets: dict[str, list[Finding]] = {}
     for some in alike.values():

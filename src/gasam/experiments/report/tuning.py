@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from statistics import stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,7 +13,7 @@ from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.experiments.methods import METHODS
 from gasam.experiments.report.tables import Table
 from gasam.experiments.search.finding import Finding, candidate_of
-from gasam.experiments.search.strategy import in_words
+from gasam.experiments.search.strategy import Candidate, in_words
 from gasam.experiments.tasks import find
 
 COLUMNS = ("method", "norm", "{quantity}", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
@@ -25,12 +27,14 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     """Rows for each method of one task and size: what to use and what it took to find it."""
     parts = [part for found in findings for part in found.by_norm()]
     first = findings[0]
-    seeds = f"seed {first.seed}" if len(first.seeds) == 1 else f"the mean of {len(first.seeds)} seeds"
-    error = f"; the standard error of a difference on this split is {first.error:.2f}" if first.error else ""
-    notes = [f"The baseline has {first.metric.name} {first.mean(None):.2f} on validation ({seeds}){error}."]
+    error = f"; two scores on this split differ by chance by about {first.error:.2f} or less" if first.error else ""
+    baseline = f"{first.metric.name} {first.baseline['valid']:.2f}"
+    notes = [f"The baseline has {baseline} on validation with seed {first.seed}{error}."]
+    if len(first.seeds) > 1:
+        notes.append(f"Finalists and baseline have {len(first.seeds)} seeds: their means are shown.")
     notes += [sentence for found in findings for sentence in guessing(found)]
     if len(parts) > len(findings):
-        notes.append("Where both norms were searched the first one is used: the other is no better on validation.")
+        notes.append("The norm in the first row of a method is used, because it scored best on validation.")
     quantity = first.quantity
     about = f"{first.task}, size {first.size}: {quantity}, chosen on validation"
     columns = tuple(column.format(quantity=quantity) for column in COLUMNS)
@@ -41,45 +45,55 @@ def _row(found: Finding) -> tuple[str, ...]:
     best = found.chosen()
     shown = ("", "none", "", "")
     if best is not None:
-        valid = found.mean(best)
+        valid, plain = found.means(best)
         norm, value = str(best).split(maxsplit=1)
-        shown = (norm, value, f"{valid:.2f}", f"{valid - found.mean(None):+.2f}")
+        shown = (norm, value, f"{valid:.2f}", f"{valid - plain:+.2f}")
     given_up = sum(one["valid"] is None for one in found.tries)
     return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
 
 
 def guessing(found: Finding) -> Iterator[str]:
     """Says which runs learned nothing."""
-    level = f"guessing level ({found.metric.name} {found.baseline['worthless']:.2f})"
+    level = f"{found.metric.name} {found.baseline['worthless']:.2f}"
     if found.at_guessing_level(found.baseline):
-        yield f"The baseline stays at {level}: no walk can be judged by it. Train longer or change its settings."
+        yield f"The baseline is no better than guessing ({level})."
     stuck = [str(candidate_of(one)) for one in found.tries if found.at_guessing_level(one)]
     if stuck:
-        yield f"At {level} stay: {', '.join(stuck)}."
+        yield f"No better than guessing ({level}): {', '.join(stuck)}."
 
 
 def conclusion(found: Finding) -> str:
     """What to do, in one sentence, and how far to trust it."""
-    best = found.chosen()
-    spent = f"{found.tried} with {found.gradient_evaluations:,} gradient evaluations"
+    best, name = found.chosen(), f"{found.method} on {found.task}"
+    spent = f"({found.tried} with {found.gradient_evaluations:,} gradient evaluations)"
+    if not found.finished and not found.full_grid:
+        spent = f"{spent[:-1]}; more --trials would try more)"
+    if found.at_guessing_level(found.baseline):
+        return f"{name}: the baseline is no better than guessing, so no walk can be judged: train longer {spent}"
     if best is None:
-        return f"every {found.quantity} that was tried collapsed ({spent}): raise --trials, or give smaller --exponents"
-    spent += "" if found.finished or found.full_grid else "; more --trials would try more"
-    name = f"{found.method} on {found.task}"
-    gain, plain = found.mean(best) - found.mean(None), found.mean(None)
-    measured = f"{found.metric.name} {found.mean(best):.2f} on validation, {gain:+.2f} to the baseline's {plain:.2f}"
-    cost = found.one(best)["gradient_evaluations"] / found.baseline["gradient_evaluations"]
+        return f"{name}: every {found.quantity} that was tried collapsed: give smaller --exponents {spent}"
+    if found.never_walked:
+        return f"{name}: the walk never began, because the loss did not fall enough: train longer {spent}"
+    ours, plain = found.means(best)
     options = " ".join(f"--{option.replace('_', '-')} {value:g}" for option, value in found.options(best).items())
+    measured = f"{found.metric.name} {ours:.2f} on validation, {ours - plain:+.2f} compared with the baseline"
     if found.gains()[best] <= 0:
-        best_is = f"plain training is cheaper; the best is {options}: {measured}"
-        return f"{name}: no {found.quantity} is better than none, {best_is} ({spent})"
-    if abs(gain) <= found.error:
-        doubt = (
-            f"within the noise of the split ({found.error:.2f}), so it may not help; --seeds 3 repeats the finalists"
-        )
-    else:
-        doubt = "the best of several on the split that chose it, so expect less on test"
-    return f"{name}: use {options}: {measured}, for {cost:.1f} times its gradient evaluations; {doubt} ({spent})"
+        return f"{name}: no {found.quantity} improved on plain training; the best was {options}: {measured} {spent}"
+    cost = found.one(best)["gradient_evaluations"] / found.baseline["gradient_evaluations"]
+    return f"{name}: use {options}: {measured}, for {cost:.1f} times its gradients; {_trust(found, best)} {spent}"
+
+
+def _trust(found: Finding, best: Candidate) -> str:
+    """Whether the gain is larger than the noise: that of the seeds if there are several, else that of the split."""
+    differences = [ours - plain for ours, plain in found.pairs(best) if ours is not None]
+    gain = abs(sum(differences) / len(differences))
+    if len(differences) > 1:
+        error = stdev(differences) / math.sqrt(len(differences))
+        word = "more than" if gain > 2 * error else "less than"
+        return f"that is {word} twice the standard error over {len(differences)} seeds ({error:.2f})"
+    if gain <= found.error:
+        return f"that is within the noise of the split ({found.error:.2f} or less): --seeds 3 repeats the finalists"
+    return "it was chosen on this split, so expect less on test"
 
 
 def tuning_figure(findings: Sequence[Finding]) -> Figure:

@@ -18,7 +18,7 @@ from gasam.experiments.search.strategy import NORMS, Candidate, TwoStages, best_
 from gasam.experiments.search.trial import Worth
 
 if TYPE_CHECKING:
-    from gasam.experiments.search.tuning import Question
+    from gasam.experiments.search.question import Question
 
 SCHEMA = 1
 GRID = "-grid"
@@ -51,7 +51,7 @@ class Finding:
     repeats: tuple[dict[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, question: Question, journal: Journal, data: str) -> Finding:
+    def of(cls, question: Question, journal: Journal, data: str, repeats: tuple[dict[str, Any], ...] = ()) -> Finding:
         baseline = journal.baseline
         if baseline is None or baseline["valid"] is None:
             raise InputError(f"the baseline of {question.task} diverges: change its settings before you tune a walk")
@@ -61,7 +61,7 @@ class Finding:
         found = cls(
             SCHEMA, journal.name, *names, settings, data, question.exponents, question.tolerance, baseline, tries
         )
-        return replace(found, quantity=question.quantity, walk=question.fixed())
+        return replace(found, quantity=question.quantity, walk=question.fixed(), repeats=repeats)
 
     @property
     def metric(self) -> Metric:
@@ -73,7 +73,10 @@ class Finding:
 
     @property
     def error(self) -> float:
-        """The standard error of a difference between two scores on the validation split, in units of the metric."""
+        """The standard error of a difference between two scores on the validation split, in units of the metric.
+
+        It is that of independent splits, an upper bound: here both scores are of the same examples.
+        """
         return math.sqrt(2) * (self.baseline.get("error") or 0.0)
 
     @property
@@ -83,36 +86,40 @@ class Finding:
 
     def gains(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
         """Over the baseline; of a finalist the mean over its seeds."""
-        found = {candidate_of(one): self._gain(one, self.baseline) for one in self.tries}
+        found = self.gains_of_first_seed(norms)
         for candidate in self.repeated():
-            pairs = [(one, self._repeat(None, one["seed"])) for one in self.repeats if _is(one, candidate)]
-            gains = [found[candidate], *(self._gain(one, plain) for one, plain in pairs)]
-            found[candidate] = sum(gains) / len(gains)
+            if candidate in found:
+                gains = [self._gain(ours, plain) for ours, plain in self.pairs(candidate)]
+                found[candidate] = sum(gains) / len(gains)
+        return found
+
+    def gains_of_first_seed(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
+        found = {candidate_of(one): self._gain(one["valid"], self.baseline["valid"]) for one in self.tries}
         return {candidate: gain for candidate, gain in found.items() if candidate.norm in norms}
+
+    def pairs(self, candidate: Candidate) -> list[tuple[float | None, float]]:
+        """The scores of a candidate and of the baseline, seed by seed; seeds whose baseline diverged are left out."""
+        plain = {one["seed"]: one["valid"] for one in self.repeats if "norm" not in one}
+        again = [(one["valid"], plain[one["seed"]]) for one in self.repeats if _is(one, candidate)]
+        every = [(self.one(candidate)["valid"], self.baseline["valid"]), *again]
+        return [(ours, baseline) for ours, baseline in every if baseline is not None]
 
     def repeated(self) -> list[Candidate]:
         return list(dict.fromkeys(candidate_of(one) for one in self.repeats if "norm" in one))
 
     def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
-        """The best of the finalists, if they were repeated with other seeds, else of all trials."""
+        """The best of the finalists, if they were repeated with other seeds and did not all diverge, else of all."""
         gains = self.gains(norms)
         finalists = {each: gains[each] for each in self.repeated() if each in gains}
-        return best_of(finalists or gains)
+        return best_of(finalists) or best_of({each: gain for each, gain in gains.items() if each not in finalists})
 
-    def _gain(self, one: dict[str, Any], plain: dict[str, Any]) -> float:
-        if one["valid"] is None or plain["valid"] is None:
-            return -math.inf
-        return self.worth.gain(one["valid"], plain["valid"])
+    def _gain(self, value: float | None, baseline: float) -> float:
+        return -math.inf if value is None else self.worth.gain(value, baseline)
 
-    def _repeat(self, candidate: Candidate | None, seed: int) -> dict[str, Any]:
-        return next(one for one in self.repeats if _is(one, candidate) and one["seed"] == seed)
-
-    def mean(self, candidate: Candidate | None) -> float:
-        """The score on validation; a mean where the candidate, or the baseline, was repeated."""
-        first = self.baseline if candidate is None else self.one(candidate)
-        scores = [first["valid"], *(one["valid"] for one in self.repeats if _is(one, candidate))]
-        known = [score for score in scores if score is not None]
-        return float(sum(known) / len(known))
+    def means(self, candidate: Candidate) -> tuple[float, float]:
+        """The mean score of a candidate and of the baseline, over the seeds that the candidate has."""
+        pairs = [(ours, plain) for ours, plain in self.pairs(candidate) if ours is not None]
+        return sum(ours for ours, _ in pairs) / len(pairs), sum(plain for _, plain in pairs) / len(pairs)
 
     @property
     def seeds(self) -> list[int]:
@@ -148,8 +155,8 @@ class Finding:
     def finished(self) -> bool:
         """Whether the search would try nothing more, in the norms that it began with."""
         norms = tuple(dict.fromkeys(candidate_of(one).norm for one in self.tries if "cap" not in one))
-        first = replace(self, repeats=())
-        return not TwoStages(norms, *self.exponents, self.tolerance, self.noise).propose(first.gains(norms))
+        search = TwoStages(norms, *self.exponents, self.tolerance, self.noise)
+        return bool(norms) and not search.propose(self.gains_of_first_seed(norms))
 
     @property
     def tried(self) -> str:
@@ -159,6 +166,11 @@ class Finding:
     def gradient_evaluations(self) -> int:
         return sum(one["gradient_evaluations"] for one in (self.baseline, *self.tries, *self.repeats))
 
+    @property
+    def never_walked(self) -> bool:
+        """Whether no trial needed more gradients than the baseline: the schedule never let the walk begin."""
+        return all(one["gradient_evaluations"] <= self.baseline["gradient_evaluations"] for one in self.tries)
+
     def options(self, candidate: Candidate) -> dict[str, Any]:
         """The size of a walk, with the options that all of them have."""
         own = {} if candidate.cap is None else {"cap": candidate.cap}
@@ -166,7 +178,7 @@ class Finding:
 
     def at_guessing_level(self, one: dict[str, Any]) -> bool:
         """Whether a trial, or the baseline, is no better than guessing by two standard errors."""
-        if one["valid"] is None or not one["worthless"] or one.get("error") is None:
+        if one["valid"] is None or one.get("error") is None:
             return False
         better = one["valid"] - one["worthless"]
         return bool((better if self.metric.higher_is_better else -better) <= 2 * one["error"])

@@ -84,7 +84,8 @@ class TwoStages:
         searched = {each: gain for each, gain in known.items() if each.cap is None}
         wanted = [list(self._of_norm(norm, searched)) for norm in self.norms]
         in_turn = [each for turn in zip_longest(*wanted) for each in turn if each is not None]
-        return [each for each in self.always if each not in known] + in_turn
+        first = [each for each in self.always if each not in known]
+        return first + [each for each in in_turn if each not in first]
 
     def decade(self, norm: float, known: Gains) -> int | Candidate:
         """The largest order of magnitude that has not collapsed, or what must be tried to know it."""

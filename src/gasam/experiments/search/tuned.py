@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gasam.experiments.errors import InputError
-from gasam.experiments.methods import choose
+from gasam.experiments.methods import WALK, choose
 from gasam.experiments.plan import Plan
 from gasam.experiments.search.finding import Finding, files, in_words, read
 from gasam.experiments.search.strategy import NORMS
-from gasam.experiments.sizes import for_users, uses_recommended_walk
-
-NO_BUDGET = {"budget": None, "cap": None, "walk_progress": None}
+from gasam.experiments.sizes import for_users
 
 
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
@@ -34,33 +33,36 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
             f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
         )
     norms = NORMS if times is None else (plan.choice.norm,)
-    found = _found_for(plan, folder, norms, ("epsilon",) if times is not None else _preferred(plan))
+    found = _found_for(plan, folder, norms, only_epsilon=times is not None)
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:
         raise _nothing_found(plan, folder, times)
     tried = next(part.tried for part in found.by_norm() if part.chosen() == best)
-    walk: dict[str, Any] = NO_BUDGET | {"epsilon": 0.0} | found.options(best)
+    walk = found.options(best)
     if times is not None:
         walk["epsilon"] = float(f"{best.value * times:.6g}")
-    source = f"tuned on validation{_for_whom(plan, walk)}, {tried if times is None else f'{times:g} x'}"
-    return replace(plan, choice=replace(plan.choice, **walk, epsilon_source=source))
+    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, walk, plan.size)
+    ours = choose(plan.choice.method, plan.task, plan.settings.epochs, _own_options(plan) | walk, plan.size)
+    borrowed = "" if ours.identity() == usual.identity() else " for the usual walk"
+    gainless = "" if found.gains()[best] > 0 else " without a gain"
+    source = f"tuned on validation{gainless}{borrowed}, {tried if times is None else f'{times:g} x'}"
+    return replace(plan, choice=replace(ours, epsilon_source=source))
 
 
-def _preferred(plan: Plan) -> tuple[str, ...]:
-    """Which search to use where both a budget and an epsilon were searched."""
-    return ("budget", "epsilon") if uses_recommended_walk(plan.task, plan.size) else ("epsilon", "budget")
+def _own_options(plan: Plan) -> dict[str, Any]:
+    """What the user changed in the method's walk, without its size."""
+    default = choose(plan.choice.method, plan.task, plan.settings.epochs, None, plan.size)
+    names = WALK - {"epsilon", "budget", "norm", "cap", "walk_progress"}
+    values = {name: getattr(plan.choice, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
-def _found_for(plan: Plan, folder: Path, norms: Sequence[float], quantities: Sequence[str]) -> Finding | None:
+def _found_for(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
+    """The search with the largest gain; a budget comes before an epsilon, because it is what is searched by default."""
     data_hash = plan.data()["hash"]
-    serving = [file for file in files(folder) if read(file).serves(plan, data_hash)]
-    for quantity in quantities:
-        for file in serving:
-            if read(file).quantity == quantity:
-                found = _at_its_end(file)
-                if found.chosen(norms):
-                    return found
-    return None
+    serving = [_at_its_end(file) for file in files(folder) if read(file).serves(plan, data_hash)]
+    usable = [found for found in serving if found.chosen(norms) and (found.quantity == "epsilon" or not only_epsilon)]
+    return max(usable, key=lambda found: (found.quantity == "budget", max(found.gains(norms).values())), default=None)
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
@@ -68,20 +70,10 @@ def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
     wanted = "" if times is None else f" --quantity epsilon --norms {in_words(plan.choice.norm)}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(
-        f"nothing in {folder / 'tuning'} says which {what} {method} needs on {plan.task} in size {plan.size} with "
-        f"these settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
-        f"--out {folder}` first, with the same --epochs, --set and files and another --seed"
+        f"no search in {folder / 'tuning'} found the {what} of {method} on {plan.task} in size {plan.size} with these "
+        f"settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
+        f"--out {shlex.quote(str(folder))}` first, with the same --epochs, --set and files and another --seed"
     )
-
-
-def _for_whom(plan: Plan, walk: dict[str, Any]) -> str:
-    """A search is for the method's usual walk, with fresh noise: another one may borrow its radius, and says so."""
-    given = {name: value for name, value in walk.items() if value is not None}
-    if "budget" in given:
-        del given["epsilon"]
-    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, given, plan.size)
-    ours = replace(plan.choice, **walk)
-    return "" if ours.identity() == usual.identity() else " for the usual walk"
 
 
 def _at_its_end(file: Path) -> Finding:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gasam import recommended
-from gasam.experiments import plan as plans
 from gasam.experiments.compare import Job, Watch, do_all, prepare
 from gasam.experiments.errors import InputError
-from gasam.experiments.methods import METHODS, recommended_norm
 from gasam.experiments.plan import Plan
 from gasam.experiments.progress import Watch as Told
-from gasam.experiments.search.finding import GRID, Finding, described
+from gasam.experiments.search.finding import GRID, Finding, described, read
 from gasam.experiments.search.journal import Journal
-from gasam.experiments.search.strategy import NORMS, Candidate, FullGrid, TwoStages, finalists
+from gasam.experiments.search.question import Question
+from gasam.experiments.search.strategy import Candidate, FullGrid, TwoStages, finalists
 from gasam.experiments.search.trial import try_out
 from gasam.experiments.storage import write_json
-from gasam.experiments.tasks import Origin
-
-TOLERANCE = 0.02
-EXPONENTS = {"budget": (-2, -1), "epsilon": (-6, 0)}
-SEED = 0
-"""Not one of those that results are taken with."""
-SEED_STEP = 1_000_000
-"""Finalists are repeated with the seeds SEED + 1,000,000, SEED + 2,000,000 and so on."""
-CAP = 0.1
-"""Ten times the recommended one: validation decides here, and on some tasks it allows three times the gain."""
 
 
 class TryFailedError(RuntimeError):
@@ -49,84 +35,22 @@ class Attempt(Job):
     number: int | None = None
 
 
-def usual_quantity(method: str) -> str:
-    """What is searched by default: methods that move embeddings have no budget."""
-    return "epsilon" if method in METHODS and METHODS[method].moved == "embeddings" else "budget"
-
-
-def usual_norms(method: str, quantity: str) -> tuple[float, ...]:
-    """For a budget the norm of the recommended walk, for an epsilon both."""
-    return NORMS if quantity == "epsilon" or method not in METHODS else (recommended_norm(METHODS[method]),)
-
-
 @dataclass(frozen=True)
-class Question:
-    """What is to be tuned, and where its answer is kept.
+class Runner:
+    """Runs trials in processes. `folder` is the `tuning` folder of the records."""
 
-    Args:
-        quantity: "budget", with a cap and the recommended schedule, or "epsilon", the paper's form.
-        cap: For a budget. The recommended walk, with its own cap, is always tried as well.
-        exponents: The smallest and the largest power of ten of the quantity.
-        tolerance: A trial that loses more of the baseline's worth, and more than the noise of the split, has collapsed.
-    """
+    folder: Path
+    parallel: int
+    watch: Watch
+    cpu: bool
 
-    task: str
-    method: str
-    size: str = plans.DEFAULT_SIZE
-    seed: int = SEED
-    origin: Origin = field(default_factory=Origin)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    quantity: str = "budget"
-    norms: tuple[float, ...] = (math.inf,)
-    exponents: tuple[int, int] = EXPONENTS["budget"]
-    tolerance: float = TOLERANCE
-    cap: float = CAP
-
-    def __post_init__(self) -> None:
-        if self.method == "baseline":
-            raise InputError("the baseline does not walk: name a method to tune")
-        if self.quantity not in EXPONENTS:
-            raise InputError(f"quantity must be budget or epsilon, got {self.quantity!r}")
-        if not self.norms or not set(self.norms) <= set(NORMS) or len(set(self.norms)) < len(self.norms):
-            raise InputError(f"norms must be 2, inf or both, got {', '.join(f'{norm:g}' for norm in self.norms)}")
-        low, high = self.exponents
-        if not -30 <= low <= high <= 30:
-            raise InputError(
-                f"exponents must be two whole numbers, the smaller first, from -30 to 30, got {low},{high}"
-            )
-        if not 0 < self.tolerance < 1:
-            raise InputError(f"tolerance must be a number between 0 and 1, got {self.tolerance:g}")
-        self.plan(Candidate(math.inf, 0))  # whatever else is wrong is said before anything is prepared
-
-    def plan(self, candidate: Candidate | None, repetition: int = 0) -> Plan:
-        """Of a trial, or of the baseline."""
-        method, walk = ("baseline", None) if candidate is None else (self.method, self._walk(candidate))
-        seed = self.seed + repetition * SEED_STEP
-        return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=self.settings, walk=walk)
-
-    def fixed(self) -> dict[str, Any]:
-        """The options of the walk that every trial has."""
-        return {} if self.quantity == "epsilon" else {"cap": self.cap, "walk_progress": recommended()[1].progress}
-
-    def always(self) -> tuple[Candidate, ...]:
-        """The recommended walk, if its norm is searched."""
-        if self.quantity == "epsilon":
-            return ()
-        norm, perturbation = recommended_norm(METHODS[self.method]), recommended()[0]
-        mantissa, exponent = f"{perturbation.budget:.0e}".split("e")
-        found = Candidate(norm, int(exponent), int(mantissa), perturbation.cap)
-        return (found,) if norm in self.norms else ()
-
-    def _walk(self, candidate: Candidate) -> dict[str, Any]:
-        own = {} if candidate.cap is None else {"cap": candidate.cap}
-        return {"norm": candidate.norm, self.quantity: candidate.value} | self.fixed() | own
-
-    def name(self, data_hash: str) -> str:
-        """Of the journal and of the answer: another for other settings, data or seeds, the same for other ranges."""
-        config = self.plan(Candidate(math.inf, 0)).config()
-        config["method"] = {k: v for k, v in config["method"].items() if k not in ("epsilon", "budget", "norm")}
-        text = json.dumps([config, data_hash, self.seed], sort_keys=True)
-        return f"{self.task}-{self.size}-{self.method}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    def run(self, attempts: Sequence[Attempt], place: str, journal: Journal | None) -> None:
+        """Raise an error if any of them fails."""
+        work = partial(_try, journal=journal, cpu=self.cpu)
+        do_all(attempts, self.folder / place, self.parallel, self.watch, work)
+        for attempt in attempts:
+            if attempt.error is not None:
+                raise TryFailedError(f"{attempt.name}: {attempt.error} ({attempt.log})")
 
 
 def tune(
@@ -140,7 +64,7 @@ def tune(
     watch: Watch = lambda job, event: None,
     cpu: bool = False,
 ) -> Finding:
-    """Search, going on with what an earlier call left; the answer is in `out/tuning/NAME.json` after every round.
+    """Search, continuing what an earlier call left; the answer is in `out/tuning/NAME.json` after every round.
 
     Args:
         question: What to search.
@@ -152,96 +76,95 @@ def tune(
         watch: Is told how far each run is.
         cpu: Do not use an accelerator.
     """
-    folder = out / "tuning"
-    [baseline] = prepare([question.plan(None)], folder / "tries")
+    if full_grid and seeds > 1:
+        raise InputError("a full grid chooses nothing, so there is nothing to repeat: leave out --seeds or --full-grid")
+    question.plan(None, seeds - 1)  # a seed that is too large is named before anything is run
+    runner = Runner(out / "tuning", parallel, watch, cpu)
+    [baseline] = prepare([question.plan(None)], runner.folder / "tries")
     data_hash = baseline.plan.data()["hash"]
     name = question.name(data_hash) + (GRID if full_grid else "")
-    journal = Journal(folder / f"{name}.journal", name, None)
-    with _alone(folder / f"{name}.lock", name):
+    file, journal = runner.folder / f"{name}.json", Journal(runner.folder / f"{name}.journal", name, None)
+    with _alone(runner.folder / f"{name}.lock", name):
         journal.mend()
         journal.forget_unfinished()
-        if journal.baseline is None:
-            _settle_baseline(baseline, folder, parallel, watch, journal, cpu)
-        noise = Finding.of(question, journal, data_hash).noise
-        if not full_grid:
-            journal = replace(journal, prune=max(question.tolerance, noise))
-        strategy = _strategy(question, noise, full_grid)
-        while True:
-            finding = Finding.of(question, journal, data_hash)
-            write_json(folder / f"{name}.json", finding.as_json())
-            known = finding.gains(question.norms)
-            wanted = strategy.propose(known)[: None if trials is None else max(0, trials - len(known))]
-            if not wanted:
-                break
-            _do([_attempt(question, each, folder, journal) for each in wanted], folder, parallel, watch, journal, cpu)
-        if seeds > 1 and known:
-            finding = _repeated(question, finding, range(1, seeds), folder, parallel, watch, cpu)
-            write_json(folder / f"{name}.json", finding.as_json())
-        return finding
+        if journal.baseline is None or "error" not in journal.baseline:
+            _settle_baseline(baseline, runner, journal)
+        repeats = read(file).repeats if file.exists() else ()
+        found = _search(question, runner, journal, file, Finding.of(question, journal, data_hash, repeats), trials)
+        if found.tries and not full_grid:
+            found = _repeat(question, runner, found, seeds)
+            write_json(file, found.as_json())
+        return found
 
 
-def _strategy(question: Question, noise: float, full_grid: bool) -> FullGrid | TwoStages:
-    low, high = question.exponents
-    if full_grid:
-        return FullGrid(question.norms, low, high)
-    return TwoStages(question.norms, low, high, question.tolerance, noise, question.always())
-
-
-def _repeated(
-    question: Question,
-    finding: Finding,
-    repetitions: Iterable[int],
-    folder: Path,
-    parallel: int,
-    watch: Watch,
-    cpu: bool,
+def _search(
+    question: Question, runner: Runner, journal: Journal, file: Path, found: Finding, trials: int | None
 ) -> Finding:
-    """The finding with the finalists and the baseline run again with other seeds; finished ones are read."""
-    place = folder / "repeats"
-    found: list[tuple[Candidate | None, Attempt]] = []
-    for candidate in (None, *finalists(finding.gains(question.norms), finding.noise)):
-        for repetition in repetitions:
-            plan = question.plan(candidate, repetition)
-            name = plan.name({"hash": finding.data})
-            file = place / f"{name}.json"
-            outcome = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-            remark = "" if candidate is None else str(candidate)
-            found.append((candidate, Attempt(plan, name, record=outcome, remark=remark)))
-    attempts = [attempt for _, attempt in found]
-    do_all(attempts, place, parallel, watch, partial(_try, journal=None, cpu=cpu))
-    _check(attempts)
-    repeats = [
-        described(candidate, attempt.plan.seed, attempt.record) for candidate, attempt in found if attempt.record
+    """Rounds of trials with one seed."""
+    low, high = question.exponents
+    strategy: FullGrid | TwoStages = FullGrid(question.norms, low, high)
+    if not found.full_grid:
+        journal = replace(journal, prune=max(question.tolerance, found.noise))
+        strategy = TwoStages(question.norms, low, high, question.tolerance, found.noise, question.always())
+    while True:
+        found = Finding.of(question, journal, found.data, found.repeats)
+        write_json(file, found.as_json())
+        known = found.gains_of_first_seed(question.norms)
+        wanted = strategy.propose(known)[: None if trials is None else max(0, trials - len(known))]
+        if not wanted:
+            return found
+        runner.run([_attempt(question, each, runner.folder, journal) for each in wanted], "tries", journal)
+
+
+def _repeat(question: Question, runner: Runner, found: Finding, seeds: int) -> Finding:
+    """The finding with the finalists and the baseline repeated until they have that many seeds, or as many as before.
+
+    Finished ones are read. Another search that repeats the same baseline waits.
+    """
+    place = runner.folder / "repeats"
+    place.mkdir(parents=True, exist_ok=True)
+    best = finalists(found.gains_of_first_seed(question.norms), found.noise)
+    wanted = [
+        (candidate, question.plan(candidate, repetition))
+        for repetition in range(1, max(seeds, len(found.seeds)))
+        for candidate in (None, *best)
     ]
-    return replace(finding, repeats=tuple(repeats))
+    with FileLock(place / "repeats.lock"):
+        attempts = [_repetition(candidate, plan, found.data, place) for candidate, plan in wanted]
+        runner.run(attempts, "repeats", None)
+    repeats = [
+        described(candidate, plan.seed, attempt.record or {})
+        for (candidate, plan), attempt in zip(wanted, attempts, strict=True)
+    ]
+    return replace(found, repeats=tuple(repeats))
 
 
-def _settle_baseline(job: Job, folder: Path, parallel: int, watch: Watch, journal: Journal, cpu: bool) -> None:
-    """Run it once for the searches of all methods; one that comes meanwhile waits for it."""
-    file = folder / "baselines" / f"{job.name}.json"
+def _repetition(candidate: Candidate | None, plan: Plan, data_hash: str, place: Path) -> Attempt:
+    name = plan.name({"hash": data_hash})
+    file = place / f"{name}.json"
+    outcome = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return Attempt(plan, name, record=outcome, remark="" if candidate is None else str(candidate))
+
+
+def _settle_baseline(job: Job, runner: Runner, journal: Journal) -> None:
+    """Run it once for the searches of all methods; one that comes meanwhile waits for it.
+
+    Older versions did not store the error of the score: such a baseline is run again.
+    """
+    file = runner.folder / "baselines" / f"{job.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
-        if file.exists():
-            journal.tell(None, json.loads(file.read_text(encoding="utf-8")))
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if "error" in known:
+            journal.tell(None, known)
             return
-        _do([Attempt(job.plan, job.name, job.notes)], folder, parallel, watch, journal, cpu)
+        runner.run([Attempt(job.plan, job.name, job.notes)], "tries", journal)
         write_json(file, journal.baseline)
 
 
 def _attempt(question: Question, candidate: Candidate, folder: Path, journal: Journal) -> Attempt:
     [job] = prepare([question.plan(candidate)], folder / "tries")
     return Attempt(job.plan, job.name, job.notes, remark=str(candidate), number=journal.begin(candidate))
-
-
-def _do(attempts: Sequence[Attempt], folder: Path, parallel: int, watch: Watch, journal: Journal, cpu: bool) -> None:
-    do_all(attempts, folder / "tries", parallel, watch, partial(_try, journal=journal, cpu=cpu))
-    _check(attempts)
-
-
-def _check(attempts: Sequence[Attempt]) -> None:
-    for attempt in attempts:
-        if attempt.error is not None:
-            raise TryFailedError(f"{attempt.name}: {attempt.error} ({attempt.log})")
 
 
 def _try(job: Attempt, folder: Path, watch: Told, *, journal: Journal | None, cpu: bool) -> dict[str, Any]:
