@@ -43,7 +43,7 @@ def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
     assert found.keys() == METHODS.keys()
     assert found["sam"]["epsilon"] == 5e-3
     assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "epsilon_source": "paper"} == found["ga-sam"]
-    shown = command("methods", "--task", "en-vi")
+    shown = command("methods", "--task", "en-vi", "--size", "paper")
     assert shown.code == 0
     assert "L-inf 0.00022, K=2, from epoch 30" in shown.out
     digits = json.loads(command("methods", "--task", "digits", "--json").out)

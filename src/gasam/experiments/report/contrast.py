@@ -10,19 +10,19 @@ from gasam.experiments.report.statistics import paired_difference
 from gasam.experiments.report.verdicts import Standing, standing
 from gasam.experiments.tasks import find
 
-SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "neither"}
+SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
 
 
 def contrast(name: str, lead: Group, others: Iterable[tuple[str, Group]]) -> str:
-    """What the intervals of `lead` less each of the others say; nothing of those that share one seed or none, nor where
-    a run diverged: the seeds that are left would be the lucky ones."""
+    """What the intervals of `lead` minus each of the others say. Pairs with less than two common seeds are left out, and
+    so are groups in which a run diverged: the remaining seeds would be the lucky ones."""
     higher = find(lead.task).family.metric.higher_is_better
     said: dict[Standing, list[str]] = {}
     for other, group in others:
         found = standing(paired_difference(lead.scores, group.scores), higher)
         if found is not None and group.data == lead.data and not lead.silent + group.silent:
             said.setdefault(found, []).append(f"{other}: {cells.difference(lead, group).text}")
-    return f"{name} less the others, paired by seed: {listed(said, SAID)}." if said else ""
+    return f"{name} minus each other method, paired by seed: {listed(said, SAID)}." if said else ""
 
 
 def listed(said: Mapping[Standing, Sequence[str]], words: Mapping[Standing, str]) -> str:

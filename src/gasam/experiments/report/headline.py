@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gasam.experiments.families.classification import TextClassification
+from gasam.experiments.methods import METHODS, TABLE1
 from gasam.experiments.records import Record
 from gasam.experiments.report import cells
+from gasam.experiments.report.contrast import contrast
 from gasam.experiments.report.groups import Group, baseline_of, grouped
 from gasam.experiments.report.matching import usual_settings
 from gasam.experiments.tasks import TASKS
@@ -21,7 +23,7 @@ def headline(found: Sequence[Record]) -> Iterator[str]:
             continue
         first, second = (_pair(found, task, size) for size in (FIRST, SECOND))
         if first and second:
-            yield _sentences(task, *first, *second)
+            yield f"{_sentences(task, *first, *second)} {_beside_others(found, second[1])}".strip()
 
 
 def _pair(found: Sequence[Record], task: str, size: str) -> tuple[Group, Group] | None:
@@ -45,6 +47,17 @@ def _sentences(task: str, old_baseline: Group, old: Group, baseline: Group, ours
         f"with a tuned epsilon, over a weaker baseline of {_mean(old_baseline)}, whose initial embeddings have a "
         f"standard deviation of 1 instead of 0.1."
     )
+
+
+def _beside_others(found: Sequence[Record], ours: Group) -> str:
+    """GA-SAM and the other methods with the same budget, cap and schedule."""
+    groups = grouped(record for record in found if (record["task"], record["size"]) == (ours.task, ours.size))
+    others = [
+        (METHODS[group.method].title, group)
+        for group in groups
+        if group.method in TABLE1 and group.method != ours.method and group.sources == ["recommended"]
+    ]
+    return contrast("GA-SAM", ours, others)
 
 
 def _mean(group: Group) -> str:
