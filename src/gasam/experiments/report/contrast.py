@@ -14,8 +14,11 @@ SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no differenc
 
 
 def contrast(name: str, lead: Group, others: Iterable[tuple[str, Group]]) -> str:
-    """What the intervals of `lead` minus each of the others say. Pairs with less than two common seeds are left out, and
-    so are groups in which a run diverged: the remaining seeds would be the lucky ones."""
+    """What the intervals of `lead` minus each of the others say.
+
+    Groups with less than two common seeds are left out, and so are those in which a run diverged: the remaining seeds
+    would be the lucky ones.
+    """
     higher = find(lead.task).family.metric.higher_is_better
     said: dict[Standing, list[str]] = {}
     for other, group in others:
