@@ -336,12 +336,12 @@ def test_ga_sam_is_compared_with_every_other_method_seed_by_seed():
     runs = [*records_of("imdb", scores), record("imdb", "asam", 87.0)]
     [told] = [note for note in report.comparison(runs, "imdb", "small").notes if "paired by seed" in note]
     assert told == (
-        "GA-SAM less the others, paired by seed: better (SAM: +1.95 [+1.31, +2.59]); "
-        "neither (FreeLB: +1.05 [-61.85, +63.95])."
+        "GA-SAM minus each other method, paired by seed: better (SAM: +1.95 [+1.31, +2.59]); "
+        "no clear difference (FreeLB: +1.05 [-61.85, +63.95])."
     )
     worse = records_of("ptb", {"ga-sam": [90.0, 90.1], "sam": [80.0, 80.1]})
     [told] = [note for note in report.comparison(worse, "ptb", "small").notes if "paired by seed" in note]
-    assert told == "GA-SAM less the others, paired by seed: worse (SAM: +10.00 [+10.00, +10.00])."
+    assert told == "GA-SAM minus each other method, paired by seed: worse (SAM: +10.00 [+10.00, +10.00])."
 
 
 @pytest.mark.parametrize(
