@@ -24,6 +24,7 @@ from typing import Any
 
 from gasam.experiments.compare import prepare, run_all
 from gasam.experiments.plan import Plan, make
+from gasam.experiments.search import finding
 from gasam.experiments.search.finding import Finding
 from gasam.experiments.search.question import Question
 from gasam.experiments.search.tuned import with_tuned_walk
@@ -75,7 +76,7 @@ def searched(origin: Origin, seed: int, out: Path, jobs: int) -> dict[str, Any]:
         "baseline_valid": found.baseline["valid"],
         "valid": found.one(best)["valid"],
         "noise": found.error,
-        "tries": {str(each): gain for each, gain in found.gains().items()},
+        "tries": {str(finding.candidate_of(one)): one["valid"] for one in found.tries},
         "test": scores(plans, out, jobs),
     }
 
