@@ -10,7 +10,7 @@ from torch import nn
 
 from gasam.ascent import Pass
 from gasam.contexts import Statistics
-from gasam.fold import Fold, Overflow, loss_factor
+from gasam.fold import Fold, Overflow
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import (
@@ -111,7 +111,7 @@ class SharpBackward(Walker):
             self.last = self._watch.add(trace)
         else:
             returned, self.last = plain_pass(
-                function, self.backward, self.around, self.gradient_scale, strength, waiting=self.could_walk
+                function, self.backward, self.around, self.gradient_scale, strength, reason=self._reason_for_no_walk()
             )
         self._knows_function = True
         self.strength.count(self.last.losses[0], self.last.loss_scale)
@@ -137,6 +137,7 @@ class SharpBackward(Walker):
         fold = Fold(
             trained,
             self.perturbation,
+            weight=self.strength.weight,
             separately=self.detailed and not self._per_worker,
             clean_if_overflow=self.on_overflow == "clean",
         )
@@ -155,7 +156,7 @@ class SharpBackward(Walker):
                 elif not self._searched:
                     self._searched = True
                     warn_of_statistics(loss)
-                factor = back(loss, self.backward, loss_factor(self.perturbation))
+                factor = back(loss, self.backward, fold.shares.displaced if k else fold.shares.first)
             if k == 0:
                 check_reached(trained)
             loss_scale = now(self.gradient_scale)

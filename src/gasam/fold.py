@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,12 +13,24 @@ from gasam.perturbation import Perturbation
 from gasam.sharded import is_expanded, local, over_processes, sharding
 
 
-def loss_factor(perturbation: Perturbation) -> float:
-    """The factor of each pass's loss or gradient: the gradients then only have to be added.
+class Shares(NamedTuple):
+    """The factors of the passes' gradients in g_0 + v (fold - g_0), v the weight of the walk.
 
-    Risk "mean" is (1 / (K+1)) sum of L(w + a_k), k = 0..K. Risk "final" is L(w + a_K): earlier gradients are dropped.
+    Risk "mean" folds to (1 / (K+1)) sum of g_k, k = 0..K. Risk "final" folds to g_K: the gradients between are dropped.
+    The share of g_0 may be zero or negative, but the walk reads the gradient of the clean pass, so `first` is positive:
+    `rescale` follows when it has been read.
     """
-    return 1 / (perturbation.steps + 1) if perturbation.risk == "mean" else 1.0
+
+    first: float  # of the clean pass while the walk reads it
+    rescale: float  # of the clean gradient afterwards; 0 drops it
+    displaced: float  # of the other passes
+
+
+def shares(perturbation: Perturbation, weight: float = 1.0) -> Shares:
+    steps = perturbation.steps
+    if perturbation.risk == "mean":
+        return Shares(1 / (steps + 1), steps + 1 - weight * steps, weight / (steps + 1))
+    return Shares(1.0, 1 - weight, weight)
 
 
 Overflow = Literal["keep", "clean"]
@@ -62,6 +74,11 @@ class GradientSum:
                 self.total[i] = _added(self.total[i], parameter.grad)
             parameter.grad = None
 
+    def scale(self, factor: float) -> None:
+        """Multiply the total."""
+        if factor != 1:
+            self.total = [None if total is None else total.mul_(factor) for total in self.total]
+
     def give(self, factor: float = 1.0) -> None:
         """Put the total, times a factor, into `.grad`."""
         for parameter, total in zip(self.parameters, self.total, strict=True):
@@ -81,6 +98,8 @@ class Fold:
 
     With `separately` the last pass starts empty as well, and `finish` adds its gradient: more memory, but the gradient
     can be read. With `clean_if_overflow` a copy of the clean gradient replaces a sum that is not finite.
+
+    `weight` is v in g_0 + v (fold - g_0). With the risk "final" and a weight other than 1, g_0 is kept until the end.
     """
 
     def __init__(
@@ -88,10 +107,12 @@ class Fold:
         parameters: Sequence[Tensor],
         perturbation: Perturbation,
         *,
+        weight: float = 1.0,
         separately: bool = False,
         clean_if_overflow: bool = False,
     ) -> None:
         self.parameters = parameters
+        self.shares = shares(perturbation, weight)
         self.separately = separately or clean_if_overflow
         self.clean_if_overflow = clean_if_overflow
         self.mean = perturbation.risk == "mean"
@@ -107,19 +128,35 @@ class Fold:
                 parameter.grad = None
 
     def make_room(self, k: int) -> None:
-        """Before pass k: add `.grad` to the total (mean risk) or drop it (final), and clear it.
+        """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear it.
 
         Before the last pass, put the total and the caller's gradients back.
 
-        With one step, the mean risk and no gradients of the caller's, g_0 stays where it is: no copy is made.
+        With one step and no gradients of the caller's, g_0 stays where it is: no copy is made.
         """
-        if k == 1 and self.clean_if_overflow:
-            self.passes.keep_clean()
-        if k == 0 or (k == self.steps == 1 and self.mean and not self.separately and self._can_stay()):
+        if k == 0:
             return
-        self.passes.take(keep=self.mean)
+        if k > 1:
+            self.passes.take(keep=self.mean)
+        elif self._rescale_clean():
+            return
         if k == self.steps and not self.separately:
             self._put_back()
+
+    @torch.no_grad()
+    def _rescale_clean(self) -> bool:
+        """Give g_0 its share of the fold; return whether it stays in `.grad`."""
+        rescale = self.shares.rescale
+        if self.clean_if_overflow:
+            self.passes.keep_clean()
+        if self.steps == 1 and rescale != 0 and not self.separately and self._can_stay():
+            for parameter in self.parameters:
+                if parameter.grad is not None and rescale != 1:
+                    parameter.grad = _multiplied(parameter.grad, rescale)
+            return True
+        self.passes.take(keep=rescale != 0)
+        self.passes.scale(rescale)
+        return False
 
     def finish(self) -> None:
         """After the last pass."""
@@ -127,7 +164,7 @@ class Fold:
             return
         self.passes.take()
         if self.clean_if_overflow:
-            self.passes.replace_overflow(self.steps + 1 if self.mean else 1)
+            self.passes.replace_overflow(1 / self.shares.first)
         self._put_back()
 
     @torch.no_grad()
@@ -173,6 +210,10 @@ def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
     if total.is_sparse and not gradient.is_sparse:
         return gradient.detach() + total
     return total.add_(gradient.detach())
+
+
+def _multiplied(gradient: Tensor, factor: float) -> Tensor:
+    return gradient.mul_(factor) if _can_be_written(gradient) else gradient * factor
 
 
 def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gasam.ascent import Pass
 from gasam.contexts import Statistics
-from gasam.fold import GradientSum, Overflow, loss_factor
+from gasam.fold import GradientSum, Overflow, shares
 from gasam.mistakes import explained, look_at_function, warn_of_statistics
 from gasam.parameters import names_in, read, weights_of
 from gasam.passes import Around, GradientScale, check_reduced, now
@@ -141,7 +141,8 @@ class SharpnessAware(Walker, Optimizer):
             GradientSum(parameters).take(keep=False)
             with self.around(0, True), torch.enable_grad():
                 returned = closure()
-            self.last = plain_trace(_loss(returned, parameters), strength, self._loss_scale(), waiting=self.could_walk)
+            loss, reason = _loss(returned, parameters), self._reason_for_no_walk()
+            self.last = plain_trace(loss, strength, self._loss_scale(), reason=reason)
         self._knows_function = True
         if self.before_step is not None:
             self.before_step()
@@ -151,19 +152,23 @@ class SharpnessAware(Walker, Optimizer):
 
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         """The walk, with the folded gradient in `.grad` at its end."""
-        mean = self.perturbation.risk == "mean"
-        if mean and self._per_worker:
+        mean, weight = self.perturbation.risk == "mean", self.strength.weight
+        if (mean or weight != 1) and self._per_worker:
             raise RuntimeError(
-                "per_worker needs SharpBackward for the mean risk: a closure may clear the gradients of the earlier "
-                "passes, and then the last pass can't reduce them"
+                "per_worker needs SharpBackward for the mean risk and for a weight other than 1: a closure may clear "
+                "the gradients of the earlier passes, and then the last pass can't reduce them"
             )
         parameters, clean = self._trained(), list[Any]()
-        passes = GradientSum(parameters)
+        passes, share = GradientSum(parameters), shares(self.perturbation, weight)
 
         def evaluate(k: int) -> Pass:
-            if k == 1 and self.on_overflow == "clean":
-                passes.keep_clean()
-            passes.take(keep=mean and k > 0)
+            if k == 1:
+                if self.on_overflow == "clean":
+                    passes.keep_clean()
+                passes.take(keep=share.rescale != 0)
+                passes.scale(share.rescale / weight)  # all is multiplied by weight / (K+1) at the end
+            else:
+                passes.take(keep=mean and k > 1)
             with explained(), self.around(k, k == self.perturbation.steps), torch.enable_grad():
                 returned = closure()
             if k == 0:
@@ -174,11 +179,11 @@ class SharpnessAware(Walker, Optimizer):
             return Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
 
         trace = traced_climb(self._weights(), evaluate, self.perturbation, strength=strength, detailed=self.detailed)
-        if mean or self.on_overflow == "clean":  # a closure may clear `.grad`: nothing was there to be added to
+        if mean or weight != 1 or self.on_overflow == "clean":  # a closure may clear `.grad`: nothing was added to it
             passes.take()
             if self.on_overflow == "clean":
-                passes.replace_overflow(self.perturbation.steps + 1 if mean else 1)
-            passes.give(loss_factor(self.perturbation))
+                passes.replace_overflow(1 / share.displaced)
+            passes.give(share.displaced)
         return clean[0], trace
 
     def first_step(self, *args: object, **kwargs: object) -> None:

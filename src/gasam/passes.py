@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gasam.sharded import is_sharded
-from gasam.trace import Trace, plain_trace
+from gasam.trace import OFF, Trace, plain_trace
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
 Backward = Callable[[Tensor], object]
@@ -46,13 +46,13 @@ def plain_pass(
     gradient_scale: GradientScale = 1.0,
     strength: float = 1.0,
     *,
-    waiting: bool = False,
+    reason: int = OFF,
 ) -> tuple[Any, Trace]:
     """One pass without a walk: what the caller gets, and the trace that says so."""
     with around(0, True):
         loss, returned = call(function)
         backward(loss)
-    return returned, plain_trace(loss, strength, now(gradient_scale), waiting=waiting)
+    return returned, plain_trace(loss, strength, now(gradient_scale), reason=reason)
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:

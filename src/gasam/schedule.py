@@ -33,11 +33,17 @@ class Schedule:
             proportion before that. The walk weakens by itself when the loss rises again.
         start: The first step with a walk: an int, or a float for a share of training, which needs `total_steps`.
         warmup: The strength grows evenly over this many steps after `start`; an int or a share.
+        every: Walk on the steps 0, n, 2n, ... only; the others are one plain pass. With 4 a step costs 1.25 passes on
+            average instead of 2.
+        weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk: `fold` is the usual gradient of the walk
+            and g_0 the clean one. None means `every`, so that the walk has the same weight over time.
     """
 
     progress: float | None = None
     start: float = 0
     warmup: float = 0
+    every: int = 1
+    weight: float | None = None
 
     def __post_init__(self) -> None:
         if self.progress is not None and not (_is_number(self.progress) and 0 < self.progress < math.inf):
@@ -46,6 +52,10 @@ class Schedule:
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             if not whole and not (isinstance(value, float) and 0 <= value < 1):
                 raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"every must be a whole number of steps >= 1, got {self.every!r}")
+        if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
+            raise ValueError(f"weight must be a finite number > 0 or None, got {self.weight!r}")
 
     def of_step(self, step: int, total_steps: int | None) -> float:
         """The strength by `start` and `warmup` at a step, counted from 0."""
@@ -93,8 +103,23 @@ class Strength:
         self._block_sum = torch.zeros(2)  # of the steps' means, and how many they are
         self._follow_device()
 
+    @property
+    def weight(self) -> float:
+        """v in g_0 + v (fold - g_0), the gradient of a step with a walk."""
+        if not isinstance(self.schedule, Schedule):
+            return 1.0
+        return float(self.schedule.every if self.schedule.weight is None else self.schedule.weight)
+
+    @property
+    def between_walks(self) -> bool:
+        """Whether the schedule leaves this step out."""
+        return isinstance(self.schedule, Schedule) and self.step % self.schedule.every != 0
+
     def __call__(self) -> float:
         """The strength now."""
+        return 0.0 if self.between_walks else self._strength_of_walk()
+
+    def _strength_of_walk(self) -> float:
         if self.schedule is None:
             return 1.0
         if not isinstance(self.schedule, Schedule):
@@ -159,7 +184,7 @@ class Strength:
         if (
             not self._told
             and self.step >= PATIENCE
-            and self() == 0
+            and self._strength_of_walk() == 0
             and self.schedule.of_step(self.step, self.total_steps)
         ):
             self._told = True

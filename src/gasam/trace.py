@@ -12,7 +12,7 @@ from torch import Tensor
 from gasam.extent import comparable
 from gasam.watch import Totals
 
-OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO = 0, 1, 2, 3, 4, 5
+OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO, BETWEEN = 0, 1, 2, 3, 4, 5, 6
 
 MEANING = {
     OFF: "off: one plain pass",
@@ -20,6 +20,7 @@ MEANING = {
     NO_GRADIENT: "did not move: the gradient or the scale is zero",
     NOT_FINITE: "not finite: a loss, gradient or scale was NaN or infinite",
     WAITING: "waiting: the schedule's strength is 0, one plain pass",
+    BETWEEN: "between walks: one plain pass",
     AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
 }
 
@@ -144,7 +145,7 @@ class Trace:
         return self.climbed & (self.predicted_rise.to(rounding) < rounding)
 
     def verdict(self) -> str:
-        """One sentence: fine, waiting, too small, too large, not finite, or why the weights did not move."""
+        """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
         code = int(self.active.item())
         if code != CLIMBED or self.groups is None:
             return MEANING[code]
@@ -196,12 +197,11 @@ class Trace:
 
 
 def plain_trace(
-    loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0, *, waiting: bool = False
+    loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0, *, reason: int = OFF
 ) -> Trace:
-    """The trace of a pass without a walk: the schedule makes it wait, or it is off."""
+    """The trace of a pass without a walk, and the reason for it: OFF, WAITING or BETWEEN."""
     loss = loss.detach().reshape(())
-    code = torch.tensor(WAITING if waiting else OFF)
-    return Trace((loss,), (torch.zeros_like(loss),), code, strength, loss_scale=loss_scale)
+    return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(reason), strength, loss_scale=loss_scale)
 
 
 def _ratio(groups: GroupNorms) -> float:

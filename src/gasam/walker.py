@@ -13,7 +13,7 @@ from gasam.fold import Overflow, check_overflow
 from gasam.passes import Around, GradientScale, check_around, plainly
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
-from gasam.trace import Trace
+from gasam.trace import BETWEEN, OFF, WAITING, Trace
 from gasam.watch import Watch
 
 
@@ -62,6 +62,11 @@ class Walker:
     def could_walk(self) -> bool:
         """Whether there is a walk whenever the schedule's strength is above 0."""
         return self.enabled and self.perturbation.size > 0
+
+    def _reason_for_no_walk(self) -> int:
+        if not self.could_walk:
+            return OFF
+        return BETWEEN if self.strength.between_walks else WAITING
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers of the last step, for loggers. Reading them synchronises."""

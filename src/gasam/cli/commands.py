@@ -47,6 +47,8 @@ def train(
     walk_progress: opt.WalkProgress = None,
     walk_start: opt.WalkStart = None,
     walk_warmup: opt.WalkWarmup = None,
+    every: opt.Every = None,
+    weight: opt.Weight = None,
     same_noise: opt.SameNoise = False,
     train: opt.Train = None,
     valid: opt.Valid = None,
@@ -90,6 +92,8 @@ def train(
         "walk_progress": walk_progress,
         "walk_start": opt.steps_or_share("--walk-start", walk_start),
         "walk_warmup": opt.steps_or_share("--walk-warmup", walk_warmup),
+        "walk_every": every,
+        "walk_weight": weight,
         "same_noise": same_noise or None,
     }
     origin = Origin(data_dir, train, valid, test, text_column, label_column)

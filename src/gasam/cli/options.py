@@ -77,6 +77,13 @@ WalkStart = Annotated[
 WalkWarmup = Annotated[
     str | None, typer.Option(help="Steps, or a share of training, until full strength.", rich_help_panel=WALK)
 ]
+Every = Annotated[
+    int | None, typer.Option(help="Walk on every n-th step only; the others are plain.", rich_help_panel=WALK)
+]
+Weight = Annotated[
+    float | None,
+    typer.Option(help="Weight of the walk in such a step; n by default, the same over time.", rich_help_panel=WALK),
+]
 Norm = Annotated[str | None, typer.Option(help="2, inf, or any number > 1.", rich_help_panel=WALK)]
 Steps = Annotated[int | None, typer.Option(help="K, the steps of a walk.", rich_help_panel=WALK)]
 Scale = Annotated[str | None, typer.Option(help="T, e.g. gradient_strength.", rich_help_panel=WALK)]

@@ -56,6 +56,8 @@ class Choice:
     walk_progress: float | None = None
     walk_start: float = 0
     walk_warmup: float = 0
+    walk_every: int = 1
+    walk_weight: float | None = None
     epsilon_source: str
 
     def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
@@ -75,12 +77,19 @@ class Choice:
         return Perturbation(**options | {"epsilon": self.epsilon if self.budget is None else None})
 
     def schedule(self) -> Schedule | None:
-        made = Schedule(progress=self.walk_progress, start=self.walk_start, warmup=self.walk_warmup)
+        made = Schedule(
+            progress=self.walk_progress,
+            start=self.walk_start,
+            warmup=self.walk_warmup,
+            every=self.walk_every,
+            weight=self.walk_weight,
+        )
         return None if made == Schedule() else made
 
-    def passes(self, epoch: int) -> int:
-        """Gradient evaluations a step in that epoch, counted from 1, at a strength above 0."""
-        return 1 + self.steps if (self.epsilon or self.budget) and epoch >= self.start_epoch else 1
+    def passes(self, epoch: int) -> float:
+        """Mean gradient evaluations a step in that epoch, counted from 1, at a strength above 0."""
+        walks = (self.epsilon or self.budget) and epoch >= self.start_epoch
+        return 1 + self.steps / self.walk_every if walks else 1
 
     def identity(self) -> dict[str, Any]:
         """Every number as JSON can hold it; where epsilon comes from does not change a run.
@@ -92,7 +101,15 @@ class Choice:
         return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
 
 
-LATER = {"budget": None, "cap": None, "walk_progress": None, "walk_start": 0, "walk_warmup": 0}
+LATER = {
+    "budget": None,
+    "cap": None,
+    "walk_progress": None,
+    "walk_start": 0,
+    "walk_warmup": 0,
+    "walk_every": 1,
+    "walk_weight": None,
+}
 """Options that came after the first records, with their defaults."""
 
 
@@ -176,7 +193,7 @@ def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{method.name} moves embeddings, not weights: leave out {_option(left)}")
     if not isinstance(given.get("same_noise", False), bool):
         raise InputError(f"same_noise must be true or false, got {given['same_noise']!r}")
-    sizes = ("epsilon", "norm", "budget", "cap", "walk_progress")
+    sizes = ("epsilon", "norm", "budget", "cap", "walk_progress", "walk_weight")
     numbers = {name: float(given[name]) for name in sizes if type(given.get(name)) is int}
     return given | numbers
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
 from gasam.contexts import includes, per_worker, shared_walk, together
-from gasam.fold import loss_factor
+from gasam.fold import shares
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, now
 
@@ -51,7 +51,7 @@ class FirstPass:
                 backward(backed * factors[0])
                 return
             with _derivative(loss) as at_loss, _derivative(made) as at_made:
-                backward(made if backed is loss else made * loss_factor(self.sharp.perturbation))
+                backward(made if backed is loss else made * shares(self.sharp.perturbation).first)
             if not at_loss:
                 raise RuntimeError("what was backed does not come from the loss of the clean pass: is it detached?")
             factors.append(at_loss[0] / at_made[0])
