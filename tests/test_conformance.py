@@ -28,18 +28,19 @@ PERTURBATIONS = {
 }
 
 
-def through_backward(model, perturbation, factor: float):
+def through_backward(model, perturbation, factor: float, **options):
     """Loss scalers, accumulation and sums instead of means all multiply what is backed."""
     x, y = batch()
-    sharp = SharpBackward(model.parameters(), perturbation, backward=lambda loss: (factor * loss).backward())
+    backward = {"backward": lambda loss: (factor * loss).backward()}
+    sharp = SharpBackward(model.parameters(), perturbation, **backward, **options)
     sharp(lambda: cross_entropy(model(x), y))
     return sharp.last, flat([p.grad for p in model.parameters()]) / factor
 
 
-def through_closure(model, perturbation, factor: float):
+def through_closure(model, perturbation, factor: float, **options):
     x, y = batch()
     base = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer = SharpnessAware(base, perturbation, gradient_scale=factor)
+    optimizer = SharpnessAware(base, perturbation, gradient_scale=factor, **options)
 
     def closure():
         optimizer.zero_grad()
