@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from processes import bits_agree, refusal, run, worst
-from scheduled import overflow_gradients, schedule_error
+from scheduled import overflow_gradients, schedule_error, weighted_walk_error
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
@@ -171,6 +171,17 @@ def weights_agree() -> list[bool]:
     return agree
 
 
+def weighted_walk_errors() -> float:
+    rows = part(joint(), dist.get_rank())
+    model = wrap()
+
+    def gradients_of(model):
+        return [p.grad for p in model.parameters()]
+
+    shared = weighted_walk_error(model, rows, gradients_of)
+    return max(shared, weighted_walk_error(model, rows, gradients_of, per_worker(model)))
+
+
 CHECKS = {
     "shared": shared_error,
     "per worker": per_worker_error,
@@ -191,6 +202,7 @@ CHECKS = {
     "overflow": lambda: overflow_gradients(
         wrap(), part(joint(), dist.get_rank()), lambda model: [p.grad for p in model.parameters()]
     ),
+    "weighted walk": lambda: worst(weighted_walk_errors()),
 }
 
 if __name__ == "__main__":

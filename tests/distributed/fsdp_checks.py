@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from processes import Counting, bits_agree, mean, refusal, run, worst
-from scheduled import overflow_gradients, schedule_error
+from scheduled import overflow_gradients, schedule_error, weighted_walk_error
 from sharded_problem import joint, mesh, own, perturbations, reference_walk, shard, sharded_parameters, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -234,6 +234,9 @@ CHECKS = {
     "schedule": lambda: worst(schedule_error(shard(), own())),
     "overflow": lambda: overflow_gradients(
         shard(), own(), lambda model: whole([p.grad for p in sharded_parameters(model)])
+    ),
+    "weighted walk": lambda: worst(
+        weighted_walk_error(shard(), own(), lambda model: whole([p.grad for p in sharded_parameters(model)]))
     ),
     "walks": every_walk,
     "cut": cut_walks,

@@ -1,6 +1,7 @@
 """Checks that DDP and FSDP2 share: the schedule follows all workers' losses, and an overflow reaches all of them."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -50,3 +51,29 @@ def overflow_gradients(model, own_rows, gradients_of) -> bool:
 
     SharpBackward(model, ga_sam(0.3), on_overflow="clean")(loss)
     return all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(gradients_of(model), clean, strict=True))
+
+
+def weighted_walk_error(model, own_rows, gradients_of, around=None) -> float:
+    """How far the gradient of a walk of weight 3 is from g_0 + 3 (fold - g_0), for both risks; every third step walks.
+
+    A wrong number of passes gives an infinite error.
+    """
+    x, y = own_rows
+
+    def gradient(sharp=None):
+        model.zero_grad()
+        sharp(lambda: cross_entropy(model(x), y)) if sharp else cross_entropy(model(x), y).backward()
+        return torch.cat([g.reshape(-1).clone() for g in gradients_of(model)])
+
+    clean, errors = gradient(), []
+    for risk in ("mean", "final"):
+        walk = replace(ga_sam(0.3, steps=2), risk=risk)
+        fold = gradient(SharpBackward(model, walk, around=around))
+        sharp = SharpBackward(model, walk, schedule=Schedule(every=3), around=around)
+        found, passes = gradient(sharp), [len(sharp.last.losses)]
+        errors.append((found - clean - 3 * (fold - clean)).norm().item() / found.norm().item())
+        for _ in range(3):
+            gradient(sharp)
+            passes.append(len(sharp.last.losses))
+        errors.append(0.0 if passes == [3, 1, 1, 3] else math.inf)
+    return max(errors)

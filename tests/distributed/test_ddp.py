@@ -34,6 +34,10 @@ def test_overflow_of_one_worker_gives_all_of_them_the_clean_gradient(found):
     assert found["overflow"]
 
 
+def test_walk_on_every_third_step_has_its_weight_and_its_passes(found):
+    assert found["weighted walk"] < EXACT
+
+
 def test_accumulation_in_no_sync(found):
     """16 perturbations, 6 with K = 1, 6 with K = 2 and 4 with K = 3.
 

@@ -56,6 +56,10 @@ def test_overflow_in_one_process_gives_all_of_them_the_clean_gradient(two):
     assert two["overflow"]
 
 
+def test_walk_on_every_third_step_has_its_weight_and_its_passes(two):
+    assert two["weighted walk"] < EXACT
+
+
 def test_one_collective_has_all_norms_of_a_pass(two):
     """One for all sums over a pass's gradient.
 
