@@ -49,6 +49,8 @@ def test_new_options_make_another_run():
         {"walk_start": 10},
         {"walk_start": 0.1},
         {"walk_warmup": 10},
+        {"walk_every": 4},
+        {"walk_every": 4, "walk_weight": 2.0},
     ]
     plans = [plain, *(make("docstrings", "ga-sam", walk=walk) for walk in changed)]
     assert len({plan.identity({"hash": "data"}) for plan in plans}) == len(plans)
@@ -56,10 +58,12 @@ def test_new_options_make_another_run():
 
 def test_options_reach_the_walk():
     walk = {"budget": 0.1, "cap": 0.01, "walk_progress": 0.2, "walk_start": 5, "walk_warmup": 0.1}
+    walk |= {"walk_every": 4, "walk_weight": 2}
     choice = make("docstrings", "ga-sam", walk=walk).choice
     perturbation, schedule = choice.perturbation(), choice.schedule()
     assert (perturbation.budget, perturbation.cap, perturbation.epsilon) == (0.1, 0.01, None)
     assert (schedule.progress, schedule.start, schedule.warmup) == (0.2, 5, 0.1)
+    assert (schedule.every, schedule.weight, choice.passes(1)) == (4, 2.0, 1.25)
     assert make("docstrings", "ga-sam").choice.schedule() is None
 
 
@@ -69,6 +73,8 @@ def test_options_reach_the_walk():
     ({"cap": 0.0}, "cap must be a finite number > 0"),
     ({"walk_start": 1.5}, "start must be a number of steps"),
     ({"walk_progress": -1.0}, "progress must be a finite number > 0"),
+    ({"walk_every": 0}, "every must be a whole number of steps >= 1"),
+    ({"walk_weight": 0.0}, "weight must be a finite number > 0"),
 ])  # fmt: skip
 def test_bad_options_are_named(walk, words):
     with pytest.raises(InputError, match=words):

@@ -297,7 +297,7 @@ def test_figure_is_written_whole_with_every_method_in_its_legend(tmp_path):
 
 def test_figure_draws_means_over_seeds_and_every_seed():
     runs = records_of("imdb", SCORES | {"asam": [None]})
-    left, right = draw(runs).axes
+    left, right, _ = draw(runs).axes
     names = ["Baseline", "SAM", "ASAM", "GA-SAM"]
     assert [text.get_text() for text in left.get_legend().get_texts()] == names
     assert [tick.get_text() for tick in right.get_yticklabels()] == names
@@ -316,7 +316,7 @@ def test_figure_draws_means_over_seeds_and_every_seed():
 def test_figure_has_a_row_of_panels_for_each_task_and_survives_odd_runs(tmp_path):
     never = record("ptb", "sam", None, curve=[])
     runs = [record("imdb"), record("ptb", test=90.0), never, record("en-vi", test=0.0), record("mnist", test=None)]
-    assert len(draw(runs).axes) == 8
+    assert len(draw(runs).axes) == 12
     comparison_figure([never], tmp_path / "nothing.png")
     comparison_figure(runs, tmp_path / "some.png")
     with pytest.raises(InputError, match="nothing to draw"):

@@ -131,7 +131,7 @@ def compare(
 
     `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
     """
-    from gasam.cli.sessions import run_many, show
+    from gasam.cli.sessions import run_many, show, timed
     from gasam.experiments.methods import TABLE1
     from gasam.experiments.plan import make
     from gasam.experiments.report.comparison import comparison
@@ -153,8 +153,9 @@ def compare(
         plans = [with_tuned_walk(plan, out) for plan in plans]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
-    flags = opt.flags(origin, chosen, out)
-    show(comparison(found, task, size, flags), found, done, out / "tables" / f"{task}-{size}", json)
+    times = timed(plans, jobs, cpu) if found else {}
+    table = comparison(found, task, size, opt.flags(origin, chosen, out), times)
+    show(table, found, done, out / "tables" / f"{task}-{size}", json, times)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gasam.experiments.report.figure import comparison_figure
 from gasam.experiments.report.tuning import conclusion, tuning_figure, tuning_table
 from gasam.experiments.search.question import Question
 from gasam.experiments.search.tuning import TryFailedError, tune
+from gasam.experiments.step_time import step_times
 from gasam.experiments.storage import replaced, write_json
 from gasam.experiments.train import run
 
@@ -96,14 +97,27 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     return jobs
 
 
-def show(table: Table, records: list[Record], jobs: Sequence[Job], place: Path, json: bool) -> None:
+def timed(plans: Sequence[Plan], jobs: int | None, cpu: bool) -> dict[str, float]:
+    """Step times over the baseline's."""
+    with errors.status("measuring the time of a step"):
+        return step_times(plans, default_jobs() if jobs is None else jobs, cpu=cpu)
+
+
+def show(
+    table: Table,
+    records: list[Record],
+    jobs: Sequence[Job],
+    place: Path,
+    json: bool,
+    times: Mapping[str, float] | None = None,
+) -> None:
     """Print and save the table; the exit code says whether every run ended well."""
     failed = [job for job in jobs if job.record is None]
     if records:
         write_json(place.with_suffix(".json"), as_json(table))
         with replaced(place.with_suffix(".md")) as partial:
             partial.write_text(markdown(table), encoding="utf-8")
-        comparison_figure(records, place.with_suffix(".png"))
+        comparison_figure(records, place.with_suffix(".png"), times or {})
     if json:
         print_json(as_json(table) | {"failed": [failure(job) for job in failed]})
     else:

@@ -50,6 +50,10 @@ class Plan:
         settings, method = self.settings.recorded(), self.choice.identity()
         return {"task": self.task, "size": self.size, "settings": settings, "method": method}
 
+    @property
+    def key(self) -> str:
+        return configuration_key(self.config())
+
     def identity(self, data: Encoded) -> str:
         text = json.dumps([self.config(), data["hash"], self.seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -57,6 +61,11 @@ class Plan:
     def name(self, data: Encoded) -> str:
         """The name of the run's record: to be read by people, and one of its own for every other identity."""
         return f"{self.task}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data)[:8]}"
+
+
+def configuration_key(config: Mapping[str, Any]) -> str:
+    """The same for all seeds of a configuration, and for its records."""
+    return json.dumps([config["settings"], config["method"]], sort_keys=True)
 
 
 def make(

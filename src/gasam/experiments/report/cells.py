@@ -14,7 +14,8 @@ COLUMNS = (
     "paper",
     "paper's difference",
     "gradient evaluations",
-    "seconds",
+    "passes a step",
+    "step time",
 )
 """What follows the name and the result."""
 
@@ -36,15 +37,19 @@ class Cell(NamedTuple):
 Cells = dict[str, Cell]
 
 
-def row(group: Group | None, baseline: Group | None, paper: Paper | None) -> Cells:
-    """The result and what COLUMNS name, in their order; no group is a row that was not run."""
+def row(group: Group | None, baseline: Group | None, paper: Paper | None, step_time: float | None = None) -> Cells:
+    """The result and what COLUMNS name, in their order; no group is a row that was not run.
+
+    `step_time` is how many times as long as the baseline's a step takes, where it was measured.
+    """
     return {
         "test": Cell("not run") if group is None else result(group),
         "difference": Cell() if group is None or baseline is None else difference(group, baseline),
         "paper": Cell() if paper is None else Cell(paper.expected.text, _numbers(paper.expected)),
         "paper_difference": _paper_difference(paper),
         "gradient_evaluations": Cell() if group is None else _evaluations(group, baseline),
-        "seconds": Cell() if group is None else _seconds(group),
+        "passes": Cell() if group is None else _passes(group),
+        "step_time": Cell() if step_time is None else Cell(f"{step_time:.2f}x", step_time),
     }
 
 
@@ -106,6 +111,13 @@ def _evaluations(group: Group, baseline: Group | None) -> Cell:
     return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
 
 
-def _seconds(group: Group) -> Cell:
-    seconds = mean(group, "seconds")
-    return Cell(f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}", seconds)
+def passes(group: Group) -> float | None:
+    """Mean gradient evaluations per update. The first records do not have the updates."""
+    if not all(run.get("updates") for run in group.runs):
+        return None
+    return float(sum(run["gradient_evaluations"] for run in group.runs) / sum(run["updates"] for run in group.runs))
+
+
+def _passes(group: Group) -> Cell:
+    found = passes(group)
+    return Cell() if found is None else Cell(f"{found:.2f}", found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gasam.experiments import tasks
@@ -41,17 +41,24 @@ __all__ = [
 ]
 
 
-def comparison(records: Iterable[Record], task: str, size: str, flags: str | None = None) -> Table:
+def comparison(
+    records: Iterable[Record],
+    task: str,
+    size: str,
+    flags: str | None = None,
+    step_times: Mapping[str, float] | None = None,
+) -> Table:
     """Every configuration that was run on a task in a size, a row each, in the order of the methods.
 
     `flags` are those that `gasam tune` needs to use the same data and settings; None if they are not known.
+    `step_times` are those of `step_time.step_times`.
     """
     groups = grouped(record for record in records if (record["task"], record["size"]) == (task, size))
     names = labels(groups)
     rows: list[Cells] = []
     for group, name in zip(groups, names, strict=True):
         paper, baseline = paper_of(group) if usual_settings(group, groups) else None, baseline_of(group, groups)
-        row = cells.row(group, baseline, paper)
+        row = cells.row(group, baseline, paper, (step_times or {}).get(group.key))
         if collapsed(group, baseline):
             row["test"] = row["test"]._replace(text=f"{row['test'].text}, collapsed")
         rows.append({"method": Cell(name, group.method)} | row)

@@ -1,8 +1,8 @@
-"""The picture of a comparison: validation against what was spent, and the test results with every seed in sight."""
+"""The picture of a comparison: validation against what was spent, the test results of all seeds, and their cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from matplotlib.ticker import LogFormatter
 from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, OKABE_ITO
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record
+from gasam.experiments.report import cells
 from gasam.experiments.report.comparison import described
 from gasam.experiments.report.groups import Group, grouped, labels
 from gasam.experiments.report.statistics import summary
@@ -28,26 +29,45 @@ class Style(NamedTuple):
     above: int
 
 
-def comparison_figure(records: Sequence[Record], file: Path) -> None:
-    """A PNG with two panels for each task and size: curves on the left, bars on the right."""
-    figure = draw(records)
+def comparison_figure(records: Sequence[Record], file: Path, times: Mapping[str, float] | None = None) -> None:
+    """A PNG with three panels for each task and size: curves, bars, and the score against the cost of a step."""
+    figure = draw(records, times or {})
     with replaced(file) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
 
-def draw(records: Sequence[Record]) -> Figure:
+def draw(records: Sequence[Record], times: Mapping[str, float] | None = None) -> Figure:
     kinds = list(dict.fromkeys((record["task"], record["size"]) for record in records))
     if not kinds:
         raise InputError("there is nothing to draw: give at least one record")
     groups = [grouped(r for r in records if (r["task"], r["size"]) == kind) for kind in kinds]
     heights = [max(3.2, 0.42 * len(some) + 1.4) for some in groups]
-    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
-    panels = figure.subplots(len(kinds), 2, squeeze=False, height_ratios=heights)
-    for some, (left, right) in zip(groups, panels, strict=True):
+    figure = Figure(figsize=(15, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(kinds), 3, squeeze=False, height_ratios=heights)
+    for some, (left, middle, right) in zip(groups, panels, strict=True):
         styles = _styles(some)
         _curves(left, some, styles)
-        _bars(right, some, styles)
+        _bars(middle, some, styles)
+        _costs(right, some, styles, times or {})
     return figure
+
+
+def _costs(axes: Axes, groups: Sequence[Group], styles: Sequence[Style], times: Mapping[str, float]) -> None:
+    """The mean score against the measured time of a step, or against its passes where no time was measured."""
+    measured = all(group.key in times for group in groups)
+    for group, name, style in zip(groups, labels(groups), styles, strict=True):
+        found, passes = summary(group.scores.values()), cells.passes(group)
+        cost = times[group.key] if measured else passes
+        if found is None or cost is None:
+            continue
+        axes.errorbar(cost, found.mean, yerr=found.std, fmt="o", color=style.colour, capsize=3, ms=6)
+        axes.annotate(name, (cost, found.mean), textcoords="offset points", xytext=(7, 4), fontsize="small")
+    axes.set_title("score against cost", loc="left")
+    axes.set_xlabel("time of a step over the baseline's" if measured else "passes a step")
+    axes.set_ylabel(described(find(groups[0].task).family.metric))
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:

@@ -13,6 +13,7 @@ from gasam.experiments import tasks
 from gasam.experiments.errors import InputError
 from gasam.experiments.families import Recipe
 from gasam.experiments.methods import LATER, METHODS, choose
+from gasam.experiments.plan import configuration_key
 from gasam.experiments.records import Record
 
 CIRCUMSTANCES = ("start_epoch", "same_noise")
@@ -50,6 +51,10 @@ class Group:
     @property
     def walk(self) -> dict[str, Any]:
         return dict(self.runs[0]["config"]["method"])
+
+    @property
+    def key(self) -> str:
+        return configuration_key(self.runs[0]["config"])
 
     @property
     def data(self) -> str:
