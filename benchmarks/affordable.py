@@ -8,8 +8,10 @@ Decided before any run, on `imdb` and `docstrings`, size small@2:
   recommended schedule. The trial with the best mean on validation is taken: seed 11 on imdb, seeds 11 and 12 on
   docstrings, which is smaller.
 - The variant is then trained with the seeds 1, 2 and 3 and compared with plain training on test, paired by seed.
+- The time of a step is measured for all variants side by side. In the second half of training, half of the steps walk.
 
     python -m benchmarks.affordable run --task imdb --data DIR --out DIR
+    python -m benchmarks.affordable time --task imdb --data DIR     # on an idle machine
     python -m benchmarks.affordable table          # from benchmarks/affordable.json
 """
 
@@ -26,6 +28,7 @@ from gasam import recommended
 from gasam.experiments.compare import prepare, run_all
 from gasam.experiments.plan import Plan, make
 from gasam.experiments.records import Record
+from gasam.experiments.step_time import step_times
 from gasam.experiments.storage import write_json
 from gasam.experiments.tasks import Origin
 
@@ -90,9 +93,20 @@ def run(runs: Runs) -> dict[str, Any]:
     }
 
 
+def timed(runs: Runs, rows: Mapping[str, Any]) -> dict[str, float]:
+    """The time of a step over that of plain training, averaged over training."""
+    plans = {name: runs.plan(walk_of(name, rows[name]["chosen"]), SEEDS[0]) for name in VARIANTS}
+    plain = runs.plan(None, SEEDS[0])
+    found = step_times([plain, *plans.values()], runs.jobs)
+    shares = {name: 1 - VARIANTS[name].get("walk_start", 0) for name in VARIANTS}
+    return {name: 1 + shares[name] * (found[plan.key] - 1) for name, plan in plans.items()}
+
+
 def table(results: Mapping[str, Any]) -> str:
-    lines = ["| task | walk | budget, cap | passes a step | gain on test, 3 seeds | share of the full gain |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [
+        "| task | walk | budget, cap | passes a step | step time | gain on test, 3 seeds | share of the full gain |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
     for task, rows in results.items():
         plain = rows["plain training"]["test"]
         full = fmean(rows["every step"]["test"]) - fmean(plain)
@@ -100,23 +114,28 @@ def table(results: Mapping[str, Any]) -> str:
             gains = [ours - other for ours, other in zip(rows[name]["test"], plain, strict=True)]
             size = ", ".join(f"{number:g}" for number in rows[name]["chosen"])
             gain = f"{fmean(gains):+.2f} ± {stdev(gains):.2f}"
-            lines.append(
-                f"| {task} | {name} | {size} | {rows[name]['passes']:.2f} | {gain} | {fmean(gains) / full:.0%} |"
-            )
+            ratio = rows[name].get("step_time")
+            cost = f"{rows[name]['passes']:.2f} | {'' if ratio is None else f'{ratio:.2f}x'}"
+            lines.append(f"| {task} | {name} | {size} | {cost} | {gain} | {fmean(gains) / full:.0%} |")
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure cheaper walks.")
-    parser.add_argument("command", choices=("run", "table"))
+    parser.add_argument("command", choices=("run", "time", "table"))
     parser.add_argument("--task", choices=tuple(SELECTION), default="docstrings")
     parser.add_argument("--data", type=Path, help="Folder that has IMDB.")
     parser.add_argument("--out", type=Path, default=Path("runs/affordable"), help="Folder of records.")
     parser.add_argument("--jobs", type=int, default=2, help="Runs at a time.")
     options = parser.parse_args(arguments)
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    runs = Runs(options.task, options.data, options.out, options.jobs)
     if options.command == "run":
-        results[options.task] = run(Runs(options.task, options.data, options.out, options.jobs))
+        results[options.task] = run(runs)
+    if options.command == "time":
+        for name, ratio in timed(runs, results[options.task]).items():
+            results[options.task][name]["step_time"] = ratio
+    if options.command != "table":
         write_json(RESULTS, results)
     print(table(results), end="")
 

@@ -67,12 +67,14 @@ def fit(module, data, **options):
     return trainer
 
 
-def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None):
+def plain_loop(
+    model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None, schedule=None
+):
     """The same training without Lightning."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     scale = scaler.scale if scaler else lambda loss: loss
-    options = {"around": around} if around else {}
+    options = {"around": around, "schedule": schedule, "accumulation": accumulate}
     sharp = SharpBackward(
         model.parameters(), perturbation, backward=lambda loss: scale(loss / accumulate).backward(), **options
     )
@@ -95,7 +97,7 @@ def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=n
             else:
                 optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
+            rates.step()
     return losses
 
 

@@ -1,12 +1,14 @@
 """Lightning and the Trainer with the recommended walk: its schedule follows their steps, and is saved and resumed."""
 
+from dataclasses import replace
+
 import lightning
 import pytest
 import torch
 from lightning_modules import QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
 from torch import nn
 from trainer_models import arguments, classifier, sentences
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from gasam import Schedule, SharpnessAware, ga_sam, recommended, sam
 from gasam.integrations.lightning import SharpnessAwareModule
@@ -46,6 +48,17 @@ def test_lightnings_micro_batches_share_a_strength():
     module.walk_schedule = lambda step: step / 10
     fit(module, batches(8), accumulate_grad_batches=2)
     assert strengths(module) == [0, 0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+
+
+@pytest.mark.parametrize("risk", ["mean", "final"])
+def test_lightning_walks_on_every_second_step_as_a_plain_loop_does(risk):
+    walk, schedule = replace(ga_sam(0.1), risk=risk), Schedule(every=2, weight=3.0)
+    module, plain = Sharp(perturbation=walk), network()
+    module.walk_schedule = schedule
+    fit(module, batches(8), accumulate_grad_batches=2)
+    plain_loop(plain, batches(8), walk, accumulate=2, schedule=schedule)
+    assert [len(trace.losses) for trace in module.traces] == [2, 2, 1, 1, 2, 2, 1, 1]
+    assert error(weights(module), weights(plain)) < EXACT
 
 
 def test_lightning_keeps_running_statistics_from_displaced_passes():
@@ -115,6 +128,39 @@ def test_trainer_uses_the_recommended_walk(tmp_path):
     trainer.train()
     assert (trainer.sharp.perturbation, trainer.sharp.strength.schedule) == recommended()
     assert trainer.sharp.strength.total_steps == trainer.state.max_steps
+
+
+@pytest.mark.parametrize("risk", ["mean", "final"])
+def test_trainer_walks_on_every_third_step_with_its_weight(tmp_path, risk):
+    """One step from the same weights: g_0 + 3 (fold - g_0), read off the change of the weights by SGD."""
+    walk = replace(ga_sam(0.02), risk=risk, floor=1e-4)
+    rows, once = (
+        sentences(4),
+        {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+        | {"max_grad_norm": 1e9},
+    )
+
+    def change(perturbation, schedule):
+        before = flat(classifier().parameters()).detach().clone()
+        trainer = trainer_of(tmp_path, rows, perturbation=perturbation, schedule=schedule, **once)
+        trainer.train()
+        return flat(trainer.model.parameters()) - before
+
+    clean, full = change(ga_sam(0.0), Schedule()), change(walk, Schedule())
+    assert error(change(walk, Schedule(every=3)), clean + 3 * (full - clean)) < 1e-9
+    counted = trainer_of(tmp_path, sentences(40), perturbation=walk, schedule=Schedule(every=3), max_steps=5)
+    passes = []
+    counted.add_callback(Counting(counted, passes))
+    counted.train()
+    assert passes == [2, 1, 1, 2, 1]
+
+
+class Counting(TrainerCallback):
+    def __init__(self, trainer, passes):
+        self.trainer, self.passes = trainer, passes
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.passes.append(len(self.trainer.sharp.last.losses))
 
 
 def test_trainer_resumes_the_schedule(tmp_path):
