@@ -175,8 +175,8 @@ def test_parts_of_a_schedule_combine():
         ({"every": 0}, "every must be a whole number of steps >= 1, got 0"),
         ({"every": 2.0}, "every must be a whole number"),
         ({"every": True}, "every must be a whole number"),
-        ({"weight": 0}, "weight must be a finite number > 0 or None, got 0"),
-        ({"weight": float("inf")}, "weight must be a finite number > 0"),
+        ({"weight": 0}, "weight must be a number from 0.001 to 1000 or None, got 0"),
+        ({"weight": float("inf")}, "weight must be a number from 0.001 to 1000"),
     ],
 )
 def test_bad_options_are_named(options, words):
@@ -200,3 +200,24 @@ def test_optimizer_counts_its_passes():
     for _ in range(9):
         optimizer.step(closure)
     assert [calls.count(step) for step in range(9)] == [3, 1, 1, 1, 3, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("weight", [1.9, 2.0, 2.1])
+def test_a_gradient_of_the_clean_pass_alone_is_never_lost(weight):
+    """With K = 1 and v = 2 its share is zero: the gradient is zero, not None."""
+    w, once, calls = nn.Parameter(torch.ones(3).double()), nn.Parameter(torch.ones(3).double()), []
+
+    def loss():
+        calls.append(0)
+        return w.square().sum() + (once.square().sum() if len(calls) == 1 else 0.0)
+
+    walk = dataclasses.replace(sam(0.1), risk="mean")
+    SharpBackward([w, once], walk, schedule=Schedule(weight=weight))(loss)
+    expected = torch.full((3,), 2 * (1 - weight / 2), dtype=torch.float64)
+    assert torch.allclose(once.grad, expected, rtol=EXACT, atol=EXACT)
+
+
+def test_a_step_must_be_a_whole_number():
+    sharp = SharpBackward(network(), ga_sam(0.1), schedule=Schedule(every=4))
+    with pytest.raises(TypeError, match=r"step must be a whole number, got 2\.5"):
+        sharp.begin_step(2.5)

@@ -279,7 +279,7 @@ def test_state_has_the_schedule_only_if_there_is_one():
     assert SharpnessAware(base, ga_sam(0.1)).state_dict().keys() == base.state_dict().keys()
     scheduled = SharpnessAware(base, ga_sam(0.1), schedule=Schedule(start=3))
     assert scheduled.state_dict().keys() - base.state_dict().keys() == {"walk_schedule"}
-    with pytest.warns(UserWarning, match="the walk waits again"):
+    with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
         scheduled.load_state_dict(base.state_dict())
 
 

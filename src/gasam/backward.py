@@ -43,7 +43,8 @@ class SharpBackward(Walker):
     Args:
         model: The model. Or its parameters: `model.named_parameters()`, `model.parameters()`, or groups. Put those that
             should not move into a group with "perturb": False. Parameters that you leave out get the sum of the
-            passes' gradients instead of the last one if the risk is "final", as in SAM.
+            passes' gradients instead of the last one if the risk is "final", as in SAM, and gradients of another size
+            if the schedule has a weight other than 1.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
         backward: Replaces `loss.backward()`, for example `accelerator.backward`. It gets the loss times 1 / (K+1) for

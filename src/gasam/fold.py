@@ -22,7 +22,7 @@ class Shares(NamedTuple):
     """
 
     first: float  # of the clean pass while the walk reads it
-    rescale: float  # of the clean gradient afterwards; 0 drops it
+    rescale: float  # of the clean gradient afterwards
     displaced: float  # of the other passes
 
 
@@ -113,6 +113,7 @@ class Fold:
     ) -> None:
         self.parameters = parameters
         self.shares = shares(perturbation, weight)
+        self.keeps_clean = perturbation.risk == "mean" or weight != 1
         self.separately = separately or clean_if_overflow
         self.clean_if_overflow = clean_if_overflow
         self.mean = perturbation.risk == "mean"
@@ -149,12 +150,12 @@ class Fold:
         rescale = self.shares.rescale
         if self.clean_if_overflow:
             self.passes.keep_clean()
-        if self.steps == 1 and rescale != 0 and not self.separately and self._can_stay():
+        if self.steps == 1 and self.keeps_clean and not self.separately and self._can_stay():
             for parameter in self.parameters:
                 if parameter.grad is not None and rescale != 1:
                     parameter.grad = _multiplied(parameter.grad, rescale)
             return True
-        self.passes.take(keep=rescale != 0)
+        self.passes.take(keep=self.keeps_clean)
         self.passes.scale(rescale)
         return False
 

@@ -165,7 +165,7 @@ class SharpnessAware(Walker, Optimizer):
             if k == 1:
                 if self.on_overflow == "clean":
                     passes.keep_clean()
-                passes.take(keep=share.rescale != 0)
+                passes.take(keep=mean or weight != 1)
                 passes.scale(share.rescale / weight)  # all is multiplied by weight / (K+1) at the end
             else:
                 passes.take(keep=mean and k > 1)
@@ -224,7 +224,7 @@ class SharpnessAware(Walker, Optimizer):
             self.strength.load_state_dict(of_schedule)
         elif self.strength.schedule is not None:
             warnings.warn(
-                f"the state has no {_SCHEDULE!r}, so the schedule begins anew: the walk waits again",
+                f"the state has no {_SCHEDULE!r}, so the schedule begins again at step 0",
                 UserWarning,
                 stacklevel=2,
             )

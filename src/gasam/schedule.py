@@ -36,7 +36,8 @@ class Schedule:
         every: Walk on the steps 0, n, 2n, ... only; the others are one plain pass. With 4 a step costs 1.25 passes on
             average instead of 2.
         weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk: `fold` is the usual gradient of the walk
-            and g_0 the clean one. None means `every`, so that the walk has the same weight over time.
+            and g_0 the clean one. None means `every`, so that the walk has the same weight over time. Give all trained
+            parameters to the walk: those that are left out get gradients of another size.
     """
 
     progress: float | None = None
@@ -54,8 +55,8 @@ class Schedule:
                 raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"every must be a whole number of steps >= 1, got {self.every!r}")
-        if self.weight is not None and not (_is_number(self.weight) and 0 < self.weight < math.inf):
-            raise ValueError(f"weight must be a finite number > 0 or None, got {self.weight!r}")
+        if self.weight is not None and not (_is_number(self.weight) and 0.001 <= self.weight <= 1000):
+            raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
 
     def of_step(self, step: int, total_steps: int | None) -> float:
         """The strength by `start` and `warmup` at a step, counted from 0."""
@@ -134,6 +135,8 @@ class Strength:
 
     def begin_step(self, step: int) -> None:
         """A new optimizer step begins; the calls until the next one share its strength. The same step again is fine."""
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise TypeError(f"step must be a whole number, got {step!r}")
         self.manual = True
         if step != self.step:
             self._end_step()

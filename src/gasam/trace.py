@@ -133,6 +133,11 @@ class Trace:
         return self.active == CLIMBED
 
     @property
+    def between_walks(self) -> bool:
+        """Whether the schedule's `every` left this step out."""
+        return len(self.losses) == 1 and int(self.active) == BETWEEN
+
+    @property
     def not_finite(self) -> Tensor:
         return self.active == NOT_FINITE
 

@@ -74,7 +74,7 @@ def test_options_reach_the_walk():
     ({"walk_start": 1.5}, "start must be a number of steps"),
     ({"walk_progress": -1.0}, "progress must be a finite number > 0"),
     ({"walk_every": 0}, "every must be a whole number of steps >= 1"),
-    ({"walk_weight": 0.0}, "weight must be a finite number > 0"),
+    ({"walk_weight": 0.0}, "weight must be a number from 0.001 to 1000"),
 ])  # fmt: skip
 def test_bad_options_are_named(walk, words):
     with pytest.raises(InputError, match=words):
@@ -101,3 +101,15 @@ def test_steps_and_shares_are_told_apart():
     assert steps_or_share("--walk-start", None) is None
     with pytest.raises(InputError, match="--walk-start must be a number of steps or a share below 1, got 'soon'"):
         steps_or_share("--walk-start", "soon")
+
+
+def test_the_default_weight_is_not_another_run():
+    usual, said = (
+        make("docstrings", "ga-sam", walk=walk) for walk in ({"walk_every": 4}, {"walk_every": 4, "walk_weight": 4})
+    )
+    assert usual.identity({"hash": "data"}) == said.identity({"hash": "data"})
+
+
+def test_messages_name_the_options_of_the_command_line():
+    with pytest.raises(InputError, match="leave out --every"):
+        make("docstrings", "baseline", walk={"walk_every": 4})

@@ -6,9 +6,10 @@ import pytest
 import torch
 from synthetic import records_of
 
+from gasam.experiments.compare import Job
 from gasam.experiments.plan import make
 from gasam.experiments.report.figure import draw
-from gasam.experiments.step_time import step_times
+from gasam.experiments.step_time import mean_step_times, step_times
 
 
 def plans(*walks, task="docstrings", size="tiny"):
@@ -65,3 +66,28 @@ def test_picture_shows_score_against_cost(measured):
     shown = sorted((float(point.get_xdata()[0]), float(point.get_ydata()[0])) for point in points)
     assert shown == [(1.0, 80.5), (2.1 if measured else 2.0, 82.5)]
     assert ("time of a step" in axes.get_xlabel()) == measured
+
+
+def test_a_comparison_survives_a_measurement_that_fails(command, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("gasam.cli.sessions.mean_step_times", fail)
+    ended = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--jobs", "1", "--cpu",
+                    "--walk", "ga-sam.every=2", "--out", tmp_path)  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "the time of a step was not measured: RuntimeError out of memory" in ended.err
+    assert list((tmp_path / "tables").glob("*.md"))
+
+
+def test_steps_without_a_walk_count_as_plain_ones():
+    """A run that walked in half of its steps."""
+    plain, walking = make("docstrings", "baseline", "tiny"), make("docstrings", "ga-sam", "tiny", walk={"steps": 3})
+    jobs = [
+        Job(plain, "a", record={"gradient_evaluations": 100, "updates": 100}),
+        Job(walking, "b", record={"gradient_evaluations": 250, "updates": 100}),
+        Job(walking, "c", record=None),
+    ]
+    full, half = step_times([plain, walking], cpu=True), mean_step_times(jobs, cpu=True)
+    assert half[plain.key] == 1
+    assert 1 < half[walking.key] < full[walking.key]

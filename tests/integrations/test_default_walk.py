@@ -176,7 +176,7 @@ def test_trainer_resumes_the_schedule(tmp_path):
     assert same_bits(resumed.model.parameters(), whole.model.parameters())
     (checkpoint / "walk_schedule.json").unlink()
     again = trainer_of(tmp_path / "stopped", rows, **saving)
-    with pytest.warns(UserWarning, match="the walk waits again"):
+    with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
         again.train(resume_from_checkpoint=str(checkpoint))
 
 

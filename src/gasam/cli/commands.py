@@ -153,7 +153,7 @@ def compare(
         plans = [with_tuned_walk(plan, out) for plan in plans]
     done = run_many(plans, out, jobs, cpu)
     found = [job.record for job in done if job.record is not None]
-    times = timed(plans, jobs, cpu) if found else {}
+    times = timed(done, jobs, cpu)
     table = comparison(found, task, size, opt.flags(origin, chosen, out), times)
     show(table, found, done, out / "tables" / f"{task}-{size}", json, times)
 

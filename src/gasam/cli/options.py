@@ -181,6 +181,7 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
                 f"--walk must look like METHOD.NAME=VALUE, METHOD one of {', '.join(methods)}, got {text!r}"
             )
         values = assignments("--walk", [assignment])
+        values = {f"walk_{name}" if name in ("every", "weight") else name: value for name, value in values.items()}
         if "norm" in values:
             values["norm"] = norm(str(values["norm"]))
         changed[method] |= values

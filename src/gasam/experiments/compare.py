@@ -62,6 +62,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_of_a_run(parallel: int) -> int:
+    """The cores are divided among the runs, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, cores() // parallel)
+
+
 def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
     """Jobs with their data encoded, once, before any process starts; those that have a record hold it already."""
     jobs: dict[str, Job] = {}
@@ -93,7 +100,7 @@ def do_all(jobs: Sequence[Job], folder: Path, parallel: int, watch: Watch, work:
     if parallel < 1:
         raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
     waiting = [job for job in jobs if job.record is None]
-    threads = max(1, cores() // parallel)
+    threads = threads_of_a_run(parallel)
     running: list[Worker] = []
     try:
         while waiting or running:
@@ -124,8 +131,7 @@ def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
 def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) -> None:
     """A process of its own: a crash, of whatever kind, is this run's alone."""
     os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     try:
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
     except KeyboardInterrupt:

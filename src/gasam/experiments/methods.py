@@ -151,6 +151,8 @@ def choose(
             raise InputError("give either --epsilon or --budget: both are the size of the walk")
         given["epsilon"] = 0.0
     choice = replace(choice, **given)
+    if choice.walk_weight == choice.walk_every:
+        choice = replace(choice, walk_weight=None)  # the default: not another run
     try:
         choice.perturbation()
         choice.schedule()
@@ -199,7 +201,9 @@ def _given(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option(names: Collection[str]) -> str:
-    return f"--{min(names).replace('_', '-')}"
+    """As the command line names it."""
+    name = min(names)
+    return f"--{name.removeprefix('walk_') if name in ('walk_every', 'walk_weight') else name.replace('_', '-')}"
 
 
 def _find(method: str) -> Method:

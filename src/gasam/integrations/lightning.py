@@ -99,7 +99,7 @@ class SharpnessAwareModule(LightningModule):
         finally:
             first.close()
             self._arguments = ((), {})
-        if self.sharp.last is not None and _is_read(self.trainer):
+        if self.sharp.last is not None and not self.sharp.last.between_walks and _is_read(self.trainer):
             self.log("sharpness", self.sharp.last.sharpness)
             self.log("perturbation_norm", self.sharp.last.norms[-1])
 

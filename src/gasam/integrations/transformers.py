@@ -107,7 +107,8 @@ class SharpnessAwareTrainerMixin(_Trainer):
         def backward(loss: Tensor, **kwargs: Any) -> None:
             factor = first.fold(loss, partial(accelerated, **kwargs), losses.again, items=items)
             assert sharp.last is not None
-            self._seen.add(sharp.last.sharpness * factor, sharp.last.norms[-1], self.state.global_step)
+            if not sharp.last.between_walks:
+                self._seen.add(sharp.last.sharpness * factor, sharp.last.norms[-1], self.state.global_step)
 
         with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -125,7 +126,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
         if file.exists():
             self.sharp.load_state_dict(json.loads(file.read_text()))
         else:
-            warnings.warn(f"{file} is missing, so the schedule begins anew: the walk waits again", stacklevel=2)
+            warnings.warn(f"{file} is missing, so the schedule begins again at step 0", stacklevel=2)
 
     def _state_file(self, folder: str) -> Path:
         """Each process has its own, as for the Trainer's random numbers, because each has its own losses."""
@@ -134,7 +135,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._seen.walks:
-            logs |= self._seen.means(self.accelerator.gather, self.state.global_step)
+            logs |= self._seen.means(self.accelerator.gather)
         super().log(logs, *args, **kwargs)
 
 
@@ -169,18 +170,20 @@ class _Seen:
     """Sums over the walks since the last log; they stay on the device until then."""
 
     def __init__(self) -> None:
-        self.walks, self.sharpness, self.norm, self.start = 0, torch.zeros(()), torch.zeros(()), 0
+        self.walks, self.sharpness, self.norm = 0, torch.zeros(()), torch.zeros(())
+        self.steps: set[int] = set()
 
     def add(self, sharpness: Tensor, norm: Tensor, step: int) -> None:
         if self.walks == 0:
-            self.sharpness, self.norm, self.start = torch.zeros_like(sharpness), torch.zeros_like(norm), step
+            self.sharpness, self.norm, self.steps = torch.zeros_like(sharpness), torch.zeros_like(norm), set()
         self.walks += 1
+        self.steps.add(step)
         self.sharpness += sharpness
         self.norm += norm
 
-    def means(self, gather: Callable[[Tensor], Tensor], step: int) -> dict[str, float]:
+    def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The sharpness is summed over micro-batches and averaged over steps, as the Trainer does with the loss."""
-        each = torch.stack([self.sharpness / max(step - self.start, 1), self.norm.to(self.sharpness) / self.walks])
+        each = torch.stack([self.sharpness / len(self.steps), self.norm.to(self.sharpness) / self.walks])
         sharpness, norm = gather(each.unsqueeze(0)).mean(0).tolist()
         self.walks = 0
         return {"sharpness": sharpness, "perturbation_norm": norm}
