@@ -16,8 +16,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 by_progress = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2))
 # No walk in the first tenth of training, then a ramp over the next tenth.
 by_steps = SharpBackward(model, schedule=Schedule(start=0.1, warmup=0.1), total_steps=200)
-# A walk on every fourth step, with four times the weight: 1.25 passes a step on average instead of 2.
-by_fours = SharpBackward(model, schedule=Schedule(progress=0.2, every=4))
+# A walk on every fourth step, with twice the weight: 1.25 passes a step on average instead of 2.
+by_fours = SharpBackward(model, schedule=Schedule(progress=0.2, every=4, weight=2))
 # A function from the step to a strength in [0, 1].
 by_hand = SharpBackward(model, schedule=lambda step: float(step % 2 == 0))
 
@@ -37,4 +37,4 @@ assert strengths[-1] == 1
 assert resumed.strength() == 1
 assert by_steps.strength() == 0
 assert by_hand.strength() == 1
-assert by_fours.strength.weight == 4
+assert by_fours.strength.weight == 2
