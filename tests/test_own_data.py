@@ -1,21 +1,17 @@
 """The trial on a user's own texts: the page shows what was measured, and no recommendation does harm."""
 
 import json
-from pathlib import Path
 from statistics import fmean
 
 from benchmarks.own_data import RESULTS, SEARCHES, SEEDS, table
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+from pages import generated_part
+
 FOUND = json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 def test_the_page_shows_the_results():
-    _, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- own data -->\n\n")
-    shown, end, _ = rest.partition("\n<!-- /own data -->")
-    assert begin
-    assert end
-    assert shown == table(FOUND)
+    assert generated_part("experiments.md", "own data") == table(FOUND)
 
 
 def test_nothing_that_was_recommended_is_worse_than_the_noise():

@@ -1,12 +1,11 @@
 """The usable window of the size of the walk: how it is computed, and that the guide shows what was measured."""
 
 import json
-from pathlib import Path
 
 import pytest
 from benchmarks.window import RESULTS, mean_gains, table, window
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+from pages import generated_part
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,4 @@ def test_gains_are_paired_by_seed():
 
 
 def test_the_guide_shows_the_results():
-    _, begin, rest = GUIDE.read_text(encoding="utf-8").partition("<!-- window -->\n\n")
-    shown, end, _ = rest.partition("\n<!-- /window -->")
-    assert begin
-    assert end
-    assert shown == table(json.loads(RESULTS.read_text(encoding="utf-8")))
+    assert generated_part("guide.md", "window") == table(json.loads(RESULTS.read_text(encoding="utf-8")))

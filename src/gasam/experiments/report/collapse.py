@@ -29,13 +29,9 @@ def collapsed(group: Group, baseline: Group | None) -> bool:
 
 
 def at_guessing_level(group: Group) -> bool:
-    """Whether the mean is no better than guessing by two standard errors."""
+    """Whether the mean is no better than guessing; False if its error is not known."""
     found, error = summary(group.scores.values()), _error(group)
-    level = group.runs[0].get("worthless")
-    if found is None or error is None or level is None:
-        return False
-    better = found.mean - level
-    return bool((better if _worth(group).metric.higher_is_better else -better) <= 2 * error)
+    return found is not None and error is not None and _worth(group).is_guessing(found.mean, error)
 
 
 def warnings(groups: Sequence[Group], names: Sequence[str], flags: str | None) -> Iterator[str]:

@@ -177,11 +177,10 @@ class Finding:
         return {"norm": candidate.norm, self.quantity: candidate.value} | (self.walk or {}) | own
 
     def at_guessing_level(self, one: dict[str, Any]) -> bool:
-        """Whether a trial, or the baseline, is no better than guessing by two standard errors."""
+        """Whether a trial, or the baseline, is no better than guessing; False if its error is not known."""
         if one["valid"] is None or one.get("error") is None:
             return False
-        better = one["valid"] - one["worthless"]
-        return bool((better if self.metric.higher_is_better else -better) <= 2 * one["error"])
+        return Worth(self.metric, one["worthless"]).is_guessing(one["valid"], one["error"])
 
     def as_json(self) -> dict[str, Any]:
         best = self.chosen()

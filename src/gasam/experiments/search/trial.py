@@ -54,6 +54,11 @@ class Worth(NamedTuple):
         difference = value - baseline if self.metric.higher_is_better else baseline - value
         return difference / self.of(baseline)
 
+    def is_guessing(self, value: float, error: float) -> bool:
+        """Whether a score is no better than guessing by two standard errors."""
+        better = value - self.worthless
+        return bool((better if self.metric.higher_is_better else -better) <= 2 * error)
+
     def of(self, baseline: float) -> float:
         """What the baseline has learned: accuracy or BLEU above guessing, or its perplexity."""
         return max(abs(baseline - self.worthless), 1e-12) if self.metric.higher_is_better else abs(baseline)
