@@ -25,12 +25,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gasam import recommended
-from gasam.experiments.compare import prepare, run_all
-from gasam.experiments.plan import Plan, make
-from gasam.experiments.records import Record
-from gasam.experiments.step_time import step_times
-from gasam.experiments.storage import write_json
-from gasam.experiments.tasks import Origin
+from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.records import Record
+from gasam.lab.storage import write_json
+from gasam.lab.tasks import Origin
+from gasam.lab.training.plan import Plan, make
+from gasam.lab.training.step_time import step_times
 
 SIZE = "small@2"
 SELECTION = {"imdb": (11,), "docstrings": (11, 12)}

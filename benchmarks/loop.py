@@ -14,11 +14,11 @@ from accelerate import Accelerator
 
 from benchmarks.measure import interleaved, ratio
 from gasam import Perturbation, SharpBackward
-from gasam.experiments.checkpoints import Checkpoints
-from gasam.experiments.families import Family
-from gasam.experiments.optimisation import optimizer_for
-from gasam.experiments.plan import Plan, make
-from gasam.experiments.train import Training
+from gasam.lab.families import Family
+from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.training.loop import Training
+from gasam.lab.training.optimisation import optimizer_for
+from gasam.lab.training.plan import Plan, make
 
 TASKS = {"docstrings": "TextCNN", "pydoc": "LSTM", "numerals": "Transformer"}
 STEPS = 5

@@ -22,16 +22,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gasam.experiments.compare import prepare, run_all
-from gasam.experiments.plan import Plan, make
-from gasam.experiments.search import finding
-from gasam.experiments.search.finding import Finding
-from gasam.experiments.search.question import Question
-from gasam.experiments.search.tuned import with_tuned_walk
-from gasam.experiments.search.tuning import tune
-from gasam.experiments.sources import imdb
-from gasam.experiments.storage import write_json
-from gasam.experiments.tasks import Origin
+from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.search import finding
+from gasam.lab.search.finding import Finding
+from gasam.lab.search.question import Question
+from gasam.lab.search.tuned import with_tuned_walk
+from gasam.lab.search.tuning import tune
+from gasam.lab.storage import write_json
+from gasam.lab.tasks import Origin, imdb
+from gasam.lab.training.plan import Plan, make
 
 WORDS = 40
 ROWS = {"train": 6_000, "valid": 800, "test": 3_000}

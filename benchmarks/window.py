@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gasam import recommended
-from gasam.experiments.compare import prepare, run_all
-from gasam.experiments.plan import Plan, make
-from gasam.experiments.storage import write_json
+from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.storage import write_json
+from gasam.lab.training.plan import Plan, make
 
 TASK, SIZE = "docstrings", "small@2"
 SEEDS = (1, 2, 3)

@@ -10,7 +10,7 @@ import pytest
 import typer
 from benchmarks import report
 
-from gasam.cli.commands import app
+from gasam.lab.cli.commands import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,10 +12,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from gasam.experiments.data.corpus import Corpus
-from gasam.experiments.data.locations import data_directory
-from gasam.experiments.errors import InputError
-from gasam.experiments.sources import Source, digits, docstrings, imdb, mnist, numerals, ptb, pydoc
+from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.locations import data_directory
+from gasam.lab.data.source import Source
+from gasam.lab.errors import InputError
+from gasam.lab.tasks import digits, docstrings, imdb, mnist, numerals, ptb, pydoc
 
 PADDING, UNKNOWN, START, END = range(4)
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")

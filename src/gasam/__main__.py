@@ -1,6 +1,6 @@
 """python -m gasam: the command `gasam`."""
 
-from gasam.cli import main
+from gasam.lab.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,165 @@
+"""How text gets from files into examples: plain or gzip, UTF-8, and every fault told with its file and line."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from gasam.lab.errors import InputError
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+FIELD_LIMIT = 2**31 - 1
+
+
+def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    """The paths of a task's files in the local layout, once they are all there."""
+    for name in names:
+        if not (directory / name).is_file():
+            raise InputError(
+                f"{task} needs {name} in {directory}, which is not there: run `gasam data get {task}`, "
+                "or point --data-dir or GASAM_DATA at a folder that has it"
+            )
+    return tuple(directory / name for name in names)
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file, unpacked when its name ends in .gz."""
+    with _opened(path) as stream:
+        return stream.read()
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file with their ends, which only a newline makes: other separators of Unicode are text.
+
+    A byte order mark at the start is left out.
+    """
+    with _opened(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                fault = f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
+                raise fault_at(path, number, f"{fault}: save the file as UTF-8") from None
+
+
+def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
+    """The pairs of equal lines of two files, stripped."""
+    first, second = ([line.strip() for line in lines(path)] for path in (source, target))
+    if len(first) != len(second):
+        raise InputError(
+            f"{source} has {len(first)} lines and {target} has {len(second)}, but line n of one must translate line n "
+            "of the other: give files of equal length"
+        )
+    return list(zip(first, second, strict=True))
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """(line number, the values of `columns`) of each row of a CSV, TSV or JSONL file; blank lines are skipped.
+
+    A row of a table that spans several lines is known by its first.
+    """
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix in TABLES:
+        return _table_rows(path, columns, TABLES[suffix])
+    if suffix == ".jsonl":
+        return _json_rows(path, columns)
+    raise InputError(
+        f"{path}: the name ends in {suffix or 'nothing'!r}, but must in .csv, .tsv or .jsonl, or these + .gz"
+    )
+
+
+def _table_rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    header: list[str] = []
+    positions: list[int] = []
+    for line, fields in _fields(path, delimiter):
+        if not header:
+            header = [name.strip() for name in fields]
+            positions = [_position(path, line, header, column) for column in columns]
+        elif len(fields) != len(header):
+            raise fault_at(
+                path,
+                line,
+                f"{len(fields)} fields, but the header has {len(header)}: quote a field that holds {delimiter!r}",
+            )
+        else:
+            yield line, tuple(fields[position] for position in positions)
+
+
+def _fields(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    with _long_fields():
+        reader = csv.reader(lines(path), delimiter=delimiter, strict=True)
+        while True:
+            line = reader.line_num + 1
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise fault_at(path, line, f"not a row of a table ({error}): check its quotes") from None
+            if fields:
+                yield line, fields
+
+
+def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    for number, line in enumerate(lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise fault_at(path, number, f"not JSON ({error}): a line must hold one object") from None
+        if not isinstance(row, dict):
+            raise fault_at(path, number, f"a {type(row).__name__}, but must be an object with {_quoted(columns)}")
+        if "\\ud" in line.lower() and not _encodable(row):
+            raise fault_at(path, number, "half of a surrogate pair, which is no text: remove it")
+        for column in columns:
+            _position(path, number, list(row), column)
+        yield number, tuple(row[column] for column in columns)
+
+
+def _position(path: Path, line: int, found: list[str], column: str) -> int:
+    if column not in found:
+        raise fault_at(path, line, f"no column {column!r} among {_quoted(found)}: rename one, or name the one to read")
+    return found.index(column)
+
+
+def _encodable(row: dict[str, Any]) -> bool:
+    try:
+        return bool(json.dumps(row, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield cast(BinaryIO, stream)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: not a whole gzip file ({error}): copy or download it again") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}): check its path and permissions") from None
+
+
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
+    """The csv module's limit of 131,072 characters a field is for all of the process, so it is put back."""
+    limit = csv.field_size_limit(FIELD_LIMIT)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def fault_at(path: Path, line: int, fault: str) -> InputError:
+    return InputError(f"{path}, line {line}: {fault}")
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

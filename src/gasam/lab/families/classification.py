@@ -1,0 +1,84 @@
+"""Text classification: a convolutional network over word embeddings (TextCNN), judged by accuracy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gasam.lab.data.corpus import SPLITS, Corpus
+from gasam.lab.families import Encoded, Recipe
+from gasam.lab.families.labelled import Labelled, some
+from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
+
+PADDING = "<pad>"
+BREAK = re.compile(r"<br\s*/?>")
+WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCNNSettings(Recipe):
+    """`embedding_scale` is the standard deviation of the initial embeddings."""
+
+    vocabulary: int
+    length: int
+    embedding: int
+    maps: int
+    windows: tuple[int, ...] = (3, 4, 5)
+    embedding_scale: float = 1.0
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
+    later: ClassVar[dict[str, Any]] = {"embedding_scale": 1.0}
+
+
+class TextClassification(Labelled[TextCNNSettings]):
+    settings_type = TextCNNSettings
+
+    @staticmethod
+    def encode(corpus: Corpus, settings: TextCNNSettings) -> Encoded:
+        training = some(corpus.train, settings.rows)
+        texts = [words(text) for text, _ in training]
+        vocabulary = Vocabulary.most_frequent(texts, settings.vocabulary, (PADDING, UNKNOWN))
+        data: Encoded = {"words": vocabulary.words, "classes": list(corpus.classes)}
+        for split in SPLITS:
+            examples = training if split == "train" else getattr(corpus, split)
+            tokens = torch.zeros(len(examples), settings.length, dtype=torch.int32)
+            for row, (text, _) in enumerate(examples):
+                numbers = vocabulary.encode(words(text)[: settings.length])
+                tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+            data[split] = (tokens, torch.tensor([label for _, label in examples]))
+        return data
+
+    def model(self) -> nn.Module:
+        return TextCNN(len(self.data["words"]), len(self.data["classes"]), self.settings)
+
+
+class TextCNN(nn.Module):
+    """Embeddings, convolutions of several windows, the largest value over time of each map, a linear layer.
+
+    A text is an image one pixel high, for in two dimensions torch takes embeddings as they lie in memory.
+    """
+
+    def __init__(self, words: int, classes: int, settings: TextCNNSettings) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, settings.embedding, padding_idx=0)
+        with torch.no_grad():
+            self.embedding.weight.mul_(settings.embedding_scale)  # torch draws them with a standard deviation of 1
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(settings.embedding, settings.maps, (1, window), padding=(0, window - 1))
+            for window in settings.windows
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+        self.output = nn.Linear(settings.maps * len(settings.windows), classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded = self.embedding(tokens).transpose(1, 2).unsqueeze(2)
+        largest = [convolution(embedded).amax(dim=(2, 3)).relu() for convolution in self.convolutions]
+        return self.output(self.dropout(torch.cat(largest, dim=1)))  # type: ignore[no-any-return]
+
+
+def words(text: str) -> list[str]:
+    return WORD.findall(BREAK.sub(" ", text).lower())

@@ -1,0 +1,74 @@
+"""What all classification shares: rows of inputs with labels, cross-entropy, accuracy."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
+from gasam.lab.data.corpus import Split
+from gasam.lab.families import Family, Metric, Score, Settings, drawn
+
+
+class Labelled(Family[Settings]):
+    """`data[split]` is (inputs, labels)."""
+
+    metric = Metric("accuracy", higher_is_better=True, unit="%")
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        """The numbers of all rows in random order, a batch at a time."""
+        rows = len(self.data["train"][1])
+        return torch.split(torch.randperm(rows, generator=order), self.settings.batch)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        return self._rows("train", chosen)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+        inputs, labels = batch
+        return cross_entropy(model(inputs), labels), None
+
+    def objective(self) -> Objective:
+        return Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        chosen = drawn(rows, len(self.data[split][1]))
+        return [self._rows(split, some) for some in torch.split(chosen, self.settings.batch)]
+
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        inputs, labels = self.data[split]
+        value, count = accuracy(model, inputs[:rows], labels[:rows]), len(labels[:rows])
+        share = (value / 100 * count + 1) / (count + 2)  # one more of each kind: no error of 0 at 0 or 100 percent
+        return Score(value, 100 * math.sqrt(share * (1 - share) / count))
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The accuracy of always naming the commonest class."""
+        labels = self.data[split][1][:rows]
+        return 100 * int(labels.bincount().max()) / len(labels)
+
+    def _rows(self, split: Split, chosen: Tensor) -> tuple[Tensor, ...]:
+        inputs, labels = self.data[split]
+        return inputs[chosen], labels[chosen]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, rows: int = 250) -> float:
+    device = next(model.parameters()).device
+    right = sum(
+        (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
+        for x, y in zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True)
+    )
+    return 100 * int(right) / len(labels)
+
+
+def some(examples: list[Any], rows: int | None) -> list[Any]:
+    """That many examples, drawn once and for all."""
+    if rows is None or rows >= len(examples):
+        return examples
+    return random.Random(0).sample(examples, rows)

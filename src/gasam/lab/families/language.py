@@ -1,0 +1,151 @@
+"""Language modelling: an LSTM with tied embeddings that carries its state from batch to batch, by perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
+from gasam.lab.data.corpus import SPLITS, Corpus, Split
+from gasam.lab.families import Encoded, Family, Metric, Recipe, Score, drawn
+from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
+
+END = "<eos>"
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMSettings(Recipe):
+    """`length` is the number of words that gradients go back; `hidden` is the embedding's size too: they are tied."""
+
+    vocabulary: int
+    length: int
+    hidden: int
+    layers: int = 2
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
+
+
+class LanguageModel(Family[LSTMSettings]):
+    metric = Metric("perplexity", higher_is_better=False)
+    settings_type = LSTMSettings
+    example_dim = 1
+
+    @staticmethod
+    def encode(corpus: Corpus, settings: LSTMSettings) -> Encoded:
+        lines = {split: getattr(corpus, split) for split in SPLITS}
+        lines["train"] = lines["train"][: settings.rows]
+        words = {split: [[*line.split(), END] for line in lines[split]] for split in SPLITS}
+        vocabulary = Vocabulary.most_frequent(words["train"], settings.vocabulary, (UNKNOWN, END))
+        data: Encoded = {"words": vocabulary.words}
+        for split in SPLITS:
+            data[split] = torch.tensor([n for line in words[split] for n in vocabulary.encode(line)], dtype=torch.int32)
+        return data
+
+    def model(self) -> nn.Module:
+        return LSTM(len(self.data["words"]), self.settings)
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        """Text in its own order: the state is carried on, so nothing is drawn."""
+        return windows(self.data["train"], self.settings.batch, self.settings.length)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        return chosen[:-1], chosen[1:].long()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: State | None) -> tuple[Tensor, State]:
+        words, following = batch
+        scores, (hidden, cell) = model(words, carried)
+        return cross_entropy(scores.flatten(0, 1), following.flatten()), (hidden.detach(), cell.detach())
+
+    def objective(self) -> Objective:
+        """An example is a column of a window, its state from zero: what went before is not carried on."""
+        return Objective(lambda model, batch: model(batch[0], None)[0].transpose(0, 1), CrossEntropy(_following))
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        every = windows(self.data[split], self.settings.batch, self.settings.length)
+        whole = [chosen for chosen in every if len(chosen) == len(every[0])]
+        chosen = drawn(-(-rows // self.settings.batch), len(whole)).tolist()
+        return [self.batch(whole[number]) for number in chosen]
+
+    def validate(self, model: nn.Module) -> float:
+        return _perplexity(*self._losses(model, "valid", columns=10))
+
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        losses, counts = self._losses(model, split, columns=1, windows_read=rows)
+        return Score(_perplexity(losses, counts), _bootstrap_error(losses, counts))
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The perplexity of the words' frequencies in the training text, each counted once more than seen."""
+        seen = self.data["train"].long().bincount(minlength=len(self.data["words"])) + 1
+        read = None if rows is None else rows * self.settings.length + 1
+        return math.exp(-float((seen / seen.sum()).log()[self.data[split][1:read].long()].mean()))
+
+    @torch.no_grad()
+    def _losses(
+        self, model: nn.Module, split: Split, columns: int, windows_read: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the number of words of every window, without the first word of each column: one column is
+        exact, and many are fast."""
+        device = next(model.parameters()).device
+        found, carried = [], None
+        for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
+            words, following = (part.to(device) for part in self.batch(chosen))
+            scores, carried = model(words, carried)
+            loss = float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
+            found.append((loss, following.numel()))
+        losses, counts = torch.tensor(found, dtype=torch.float64).unbind(1)
+        return losses, counts
+
+
+class LSTM(nn.Module):
+    """Embedding, LSTM layers with ordinary dropout between all of them, the embedding again as the output layer."""
+
+    def __init__(self, words: int, settings: LSTMSettings) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, settings.hidden)
+        self.dropout = nn.Dropout(settings.dropout)
+        between = settings.dropout if settings.layers > 1 else 0.0
+        self.lstm = nn.LSTM(settings.hidden, settings.hidden, settings.layers, dropout=between)
+        self.output = nn.Linear(settings.hidden, words)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.zeros_(self.output.bias)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, words: Tensor, carried: State | None) -> tuple[Tensor, State]:
+        outputs, state = self.lstm(self.dropout(self.embedding(words)), carried)
+        return self.output(self.dropout(outputs)), state
+
+
+def _perplexity(losses: Tensor, counts: Tensor) -> float:
+    return math.exp(min(float(losses.sum() / counts.sum()), 100.0))
+
+
+def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float | None:
+    """The standard deviation of the perplexity when windows are drawn with replacement; None for a single window."""
+    if len(losses) < 2:
+        return None
+    generator = Generator().manual_seed(0)
+    samples = (torch.randint(len(losses), (len(losses),), generator=generator) for _ in range(draws))
+    return float(torch.tensor([_perplexity(losses[some], counts[some]) for some in samples]).std())
+
+
+def _following(batch: tuple[Tensor, ...]) -> Tensor:
+    return batch[1].t()
+
+
+def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:
+    """The text cut into columns that are read side by side, by `length` words and the one that follows.
+
+    A text too short for two words a column has fewer columns.
+    """
+    columns = max(1, min(columns, len(stream) // 2))
+    rows = len(stream) // columns
+    side_by_side = stream[: rows * columns].view(columns, rows).t().contiguous()
+    return [side_by_side[start : start + length + 1] for start in range(0, rows - 1, length)]

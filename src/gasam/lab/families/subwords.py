@@ -1,0 +1,86 @@
+"""Text as numbers for translation: whole words, or byte-pair pieces of them learnt from the training text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import BPEDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+
+from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
+
+PADDING, START, END = "<pad>", "<s>", "</s>"
+SPECIALS = (PADDING, START, END, UNKNOWN)
+WORD_END = "</w>"
+END_NUMBER, UNKNOWN_NUMBER = SPECIALS.index(END), SPECIALS.index(UNKNOWN)
+SILENT = frozenset(SPECIALS.index(special) for special in (PADDING, START, END))
+
+
+class Subwords:
+    """One language's pieces. `saved` is all of it as text, as the tokenizers library writes it."""
+
+    def __init__(self, saved: str) -> None:
+        self.saved = saved
+        self.tokenizer = Tokenizer.from_str(saved)
+
+    @classmethod
+    def learn(
+        cls, lines: Sequence[str], units: Literal["words", "bpe"], size: int, shipped: Sequence[str] = ()
+    ) -> Subwords:
+        """At most `size` pieces, specials included; a `shipped` list of words says which words may be among them."""
+        tokenizer = _words(lines, size, shipped) if units == "words" else _byte_pairs(lines, size)
+        tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, SPECIALS.index(END))])
+        return cls(tokenizer.to_str())
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, lines: Sequence[str]) -> list[Tensor]:
+        """Numbers with one END, the last: a text that spells a special piece has an unknown word there."""
+        found = [line.ids[:-1] for line in self.tokenizer.encode_batch(list(lines))]
+        numbers = ([UNKNOWN_NUMBER if n in SILENT else n for n in line] for line in found)
+        return [torch.tensor([*line, END_NUMBER], dtype=torch.int32) for line in numbers]
+
+    def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
+        """Words with blanks between them, <unk> where a piece is unknown; start, end and padding are silent."""
+        spoken = [[n for n in line if n not in SILENT] for line in numbers]
+        return self.tokenizer.decode_batch(spoken, skip_special_tokens=False)
+
+
+def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer:
+    if shipped and size >= len({*shipped, *SPECIALS}):
+        vocabulary = Vocabulary(shipped, SPECIALS)
+    else:
+        allowed = set(shipped)
+        texts = (line.split() for line in lines)
+        known = ([word for word in words if not allowed or word in allowed] for words in texts)
+        vocabulary = Vocabulary.most_frequent(known, size, SPECIALS)
+    tokenizer = Tokenizer(WordLevel(vocabulary.numbers, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
+
+
+def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
+    """The trainer numbers the last letters of words in the order of a hash table, which is another every time, and
+    breaks ties by these numbers. Named beforehand, they have the same numbers always, and so have all pieces."""
+    endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
+    trainer = BpeTrainer(
+        vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False
+    )
+    learner = Tokenizer(BPE(unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    learner.pre_tokenizer = WhitespaceSplit()
+    learner.train_from_iterator(lines, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    merges = [(first, second) for first, second in learnt["merges"]]
+    tokenizer = Tokenizer(BPE(learnt["vocab"], merges, unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = BPEDecoder(suffix=WORD_END)
+    return tokenizer

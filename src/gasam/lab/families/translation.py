@@ -1,0 +1,263 @@
+"""Translation: a Transformer (transformers' Marian, built afresh) with label smoothing and beam search, by BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from gasam.analysis.likelihoods import CrossEntropy
+from gasam.analysis.objective import Objective
+from gasam.lab.data.corpus import SPLITS, Corpus, Split
+from gasam.lab.errors import InputError
+from gasam.lab.families import Encoded, Family, Metric, Recipe, Score, drawn
+from gasam.lab.families.labelled import some
+from gasam.lab.families.subwords import END, PADDING, SPECIALS, START, Subwords
+
+PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(Recipe):
+    """`vocabularies` are the sizes for the two languages, specials included; `length` drops longer training pairs;
+    `judged` limits the sentences of validation and test that are translated."""
+
+    vocabularies: tuple[int, int]
+    units: Literal["words", "bpe"]
+    width: int = 512
+    layers: int = 6
+    heads: int = 8
+    feedforward: int = 2048
+    smoothing: float = 0.1
+    length: int = 175
+    beam: int = 5
+    judged: int | None = None
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width must be even and a multiple of the heads ({self.heads}), got {self.width}")
+
+
+class Translation(Family[TransformerSettings]):
+    metric = Metric("BLEU", higher_is_better=True)
+    followed = Metric("perplexity", higher_is_better=False)
+    settings_type = TransformerSettings
+
+    @staticmethod
+    def encode(corpus: Corpus, settings: TransformerSettings) -> Encoded:
+        pairs = {split: getattr(corpus, split)[: settings.judged] for split in SPLITS}
+        pairs["train"] = some(corpus.train, settings.rows)
+        shipped = corpus.vocabularies or ((), ())
+        data: Encoded = {}
+        lines: dict[str, list[Tensor]] = {}
+        for side, size in enumerate(settings.vocabularies):
+            text = [pair[side] for pair in pairs["train"]]
+            subwords = Subwords.learn(text, settings.units, size, shipped[side])
+            data[f"subwords_{side}"] = subwords.saved
+            for split in SPLITS:
+                lines[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
+        kept = [max(len(s), len(t)) <= settings.length for s, t in zip(lines["train_0"], lines["train_1"], strict=True)]
+        if not any(kept):
+            raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
+        if dropped := kept.count(False):
+            data["notes"] = [f"{dropped:,} training pairs longer than {settings.length} pieces are left out"]
+        for side in (0, 1):
+            lines[f"train_{side}"] = [line for line, keep in zip(lines[f"train_{side}"], kept, strict=True) if keep]
+        data |= {name: joined(some_lines) for name, some_lines in lines.items()}
+        data["copied"] = [source for source, _ in pairs["test"]]
+        data["references"] = {split: [target for _, target in pairs[split]] for split in ("valid", "test")}
+        return data
+
+    @cached_property
+    def lines(self) -> dict[str, tuple[Tensor, ...]]:
+        """The lines of each split and side, such as "train_0"."""
+        names = [f"{split}_{side}" for split in SPLITS for side in (0, 1)]
+        return {name: separated(*self.data[name]) for name in names if name in self.data}
+
+    @cached_property
+    def subwords(self) -> tuple[Subwords, Subwords]:
+        return Subwords(self.data["subwords_0"]), Subwords(self.data["subwords_1"])
+
+    def model(self) -> nn.Module:
+        """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
+        from transformers import MarianConfig, MarianMTModel
+
+        settings = self.settings
+        config = MarianConfig(
+            vocab_size=len(self.subwords[0]),
+            decoder_vocab_size=len(self.subwords[1]),
+            share_encoder_decoder_embeddings=False,
+            d_model=settings.width,
+            encoder_layers=settings.layers,
+            decoder_layers=settings.layers,
+            encoder_attention_heads=settings.heads,
+            decoder_attention_heads=settings.heads,
+            encoder_ffn_dim=settings.feedforward,
+            decoder_ffn_dim=settings.feedforward,
+            dropout=settings.dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=2048,
+            pad_token_id=PAD,
+            eos_token_id=FINISH,
+            bos_token_id=BEGIN,
+            decoder_start_token_id=BEGIN,
+            forced_eos_token_id=None,
+        )
+        return MarianMTModel(config)
+
+    def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
+        """Without the table of positions, which is an embedding as well."""
+        return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        return torch.tensor(
+            [max(len(s), len(t)) for s, t in zip(self.lines["train_0"], self.lines["train_1"], strict=True)]
+        )
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        """Pairs of like length together, at most `batch` tokens with padding; the batches in random order."""
+        shuffled = torch.randperm(len(self.lengths), generator=order)
+        by_length = shuffled[self.lengths[shuffled].sort(stable=True).indices]
+        chosen = packed(by_length, self.lengths[by_length].tolist(), self.settings.batch)
+        return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        rows = chosen.tolist()
+        return self._padded("train_0", rows), self._padded("train_1", rows)
+
+    def _padded(self, name: str, rows: Sequence[int]) -> Tensor:
+        return pad_sequence([self.lines[name][row] for row in rows], batch_first=True, padding_value=PAD).long()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+        return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
+
+    def objective(self) -> Objective:
+        """An example is a sentence, its loss the mean over its words; training takes the mean over all words."""
+        smoothing = spread(self.settings.smoothing, len(self.subwords[1]))
+        return Objective(
+            lambda model, batch: logits(model, *batch), CrossEntropy(ignored=PAD, label_smoothing=smoothing)
+        )
+
+    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+        sides = [self.lines[f"{split}_{side}"] for side in (0, 1)]
+        lengths = torch.tensor([max(len(s), len(t)) for s, t in zip(*sides, strict=True)])
+        chosen = drawn(rows, len(lengths))
+        by_length = chosen[lengths[chosen].sort(stable=True).indices]
+        batches = packed(by_length, lengths[by_length].tolist(), self.settings.batch)
+        return [tuple(self._padded(f"{split}_{side}", some.tolist()) for side in (0, 1)) for some in batches]
+
+    def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's scores and the words that were right, padding left out."""
+        words = target != PAD
+        return logits(model, source, target)[words], target[words]
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module) -> float:
+        """Perplexity, without smoothing: BLEU needs a beam search and is taken of the final weights only."""
+        device = next(model.parameters()).device
+        total, count = 0.0, 0
+        for rows in self._sorted("valid"):
+            batch = (self._padded(f"valid_{side}", rows).to(device) for side in (0, 1))
+            scores, right = self._scores(model, *batch)
+            total += float(cross_entropy(scores, right, reduction="sum"))
+            count += len(right)
+        return math.exp(min(total / count, 100.0))
+
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        lines, references = self.translate(model, split, rows), self.data["references"][split][:rows]
+        return Score(bleu(lines, references)[0], bleu_error(lines, references))
+
+    def remarks(self) -> dict[str, Any]:
+        """What BLEU is, and what it would be for the source itself, untranslated."""
+        references = self.data["references"]["test"]
+        value, signature = bleu(self.data["copied"], references)
+        return {"bleu_signature": signature, "bleu_of_copying": value}
+
+    @torch.no_grad()
+    def translate(self, model: nn.Module, split: Split, rows: int | None = None) -> list[str]:
+        device = next(model.parameters()).device
+        lines: dict[int, str] = {}
+        for some_rows in self._sorted(split, count=rows):
+            source = self._padded(f"{split}_0", some_rows).to(device)
+            found = model.generate(  # type: ignore[operator]
+                input_ids=source,
+                attention_mask=(source != PAD).long(),
+                num_beams=self.settings.beam,
+                max_new_tokens=source.shape[1] * 3 // 2 + 10,
+                do_sample=False,
+            )
+            lines.update(zip(some_rows, self.subwords[1].decode(found.tolist()), strict=True))
+        return [lines[row] for row in sorted(lines)]
+
+    def _sorted(self, split: Split, rows: int = 64, count: int | None = None) -> list[list[int]]:
+        """Rows of like length together: little padding."""
+        lines = self.lines[f"{split}_0"][:count]
+        order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
+        return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The decoder's scores for every place of the target, from the words before it."""
+    before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
+    return output.logits  # type: ignore[no-any-return]
+
+
+def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All words, and how many each line has: a file of one tensor a line takes as long to read as to make."""
+    return torch.cat(lines), torch.tensor([len(line) for line in lines])
+
+
+def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(words, lengths.tolist())
+
+
+def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
+    """Rows, sorted by length, in batches of at most `tokens` with padding."""
+    cuts, first = [0], 0
+    for row, length in enumerate(lengths):
+        if row > first and length * (row - first + 1) > tokens:
+            cuts.append(row)
+            first = row
+    return list(rows.tensor_split(cuts[1:]))
+
+
+def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:
+    """fairseq's: the right word has 1 - smoothing, the V - 1 others share the rest evenly."""
+    return cross_entropy(scores, right, label_smoothing=spread(smoothing, scores.shape[1]))
+
+
+def spread(smoothing: float, words: int) -> float:
+    """torch's `label_smoothing` is over all V words, the right one too: V / (V - 1) times as much is fairseq's."""
+    return smoothing * words / (words - 1)
+
+
+def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
+    """sacrebleu on text as it is: tokenised already; with its signature."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize="none", force=True)
+    score = float(metric.corpus_score(lines, [references]).score)
+    return score, str(metric.get_signature())
+
+
+def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float | None:
+    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
+    if len(lines) < 2:
+        return None
+    from sacrebleu.metrics.bleu import BLEU
+
+    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)
+    return float(score._ci) / 1.96  # half of the 95% interval

@@ -1,0 +1,236 @@
+"""The records of runs and of their analyses: one JSON file each, read into typed objects and checked on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gasam.lab.errors import InputError
+from gasam.lab.storage import write_json
+
+
+class EpsilonSource(BaseModel):
+    """Where the size of a walk comes from.
+
+    Args:
+        kind: Who chose it. "chosen" is by hand on validation, "tuned" by `gasam tune`, "given" by the user.
+        borrowed_from: The task whose number it is, if not the run's own.
+        trials: How many trials the search needed, if it was tuned.
+        multiple: How many times the tuned epsilon it is, if it was derived from that.
+        for_usual_walk: It was tuned for the method's usual options, and this run changes some of them.
+        without_gain: The search found nothing better than plain training.
+        remark: What else should be said of the paper's number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["none", "paper", "chosen", "recommended", "tuned", "given"]
+    borrowed_from: str | None = None
+    trials: int | None = None
+    multiple: float | None = None
+    for_usual_walk: bool = False
+    without_gain: bool = False
+    remark: str = ""
+
+    def __str__(self) -> str:
+        names = {"chosen": "chosen on validation", "tuned": "tuned on validation", "given": "command line"}
+        text = names.get(self.kind, self.kind)
+        if self.without_gain:
+            text += " without a gain"
+        if self.for_usual_walk:
+            text += " for the usual walk"
+        if self.borrowed_from is not None:
+            text += f" of {self.borrowed_from}"
+        if self.remark:
+            text += f", {self.remark}"
+        if self.trials is not None:
+            text += ", 1 try" if self.trials == 1 else f", {self.trials} tries"
+        if self.multiple is not None:
+            text += f", {self.multiple:g} x"
+        return text
+
+    @classmethod
+    def of_sentence(cls, text: str) -> EpsilonSource:
+        """The first records hold the sentence that `str` gives."""
+        plain: dict[str, Any] = {"none": "none", "recommended": "recommended", "command line": "given"}
+        if text in plain:
+            return cls(kind=plain[text])
+        found = OLD_SENTENCE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a known source of an epsilon")
+        kinds: dict[str, Any] = {"paper": "paper", "chosen": "chosen", "tuned": "tuned"}
+        return cls(
+            kind=kinds[found["kind"]],
+            borrowed_from=found["task"],
+            trials=int(found["trials"]) if found["trials"] else None,
+            multiple=float(found["multiple"]) if found["multiple"] else None,
+            for_usual_walk=found["usual"] is not None,
+            without_gain=found["gainless"] is not None,
+            remark=found["remark"] or "",
+        )
+
+
+OLD_SENTENCE = re.compile(
+    r"(?P<kind>paper|chosen|tuned)(?: on validation)?"
+    r"(?P<gainless> without a gain)?(?P<usual> for the usual walk)?(?: of (?P<task>[\w-]+))?"
+    r"(?:, (?P<trials>\d+) (?:try|tries)|, (?P<multiple>[\d.e-]+) x|, (?P<remark>.+))?"
+)
+
+
+class DataOfRun(BaseModel):
+    """What a run was trained on: the hash of its examples, the version of their encoding, and what to say of them."""
+
+    hash: str
+    encoding: int | None = None
+    notes: list[str] = []
+
+
+class RunSummary(BaseModel):
+    """What a run was and what came out of it; the part that the records of its analyses repeat."""
+
+    task: str
+    size: str
+    method: str
+    seed: int
+    metric: str
+    valid: float | None
+    test: float | None
+    gradient_evaluations: int | float
+    config: dict[str, Any]
+    data: DataOfRun
+    epsilon_source: EpsilonSource | None = None
+
+    @field_validator("config")
+    @classmethod
+    def _has_settings_and_method(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if not all(isinstance(config.get(part), dict) for part in ("settings", "method")):
+            raise ValueError("must hold settings and method")
+        return config
+
+    @field_validator("epsilon_source", mode="before")
+    @classmethod
+    def _from_sentence(cls, value: Any) -> Any:
+        return EpsilonSource.of_sentence(value) if isinstance(value, str) else value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.config["settings"])
+
+    @property
+    def walk(self) -> dict[str, Any]:
+        """The method with all options of its walk."""
+        return dict(self.config["method"])
+
+    @property
+    def configuration(self) -> str:
+        """The same for all seeds."""
+        return configuration_key(self.config)
+
+
+class RunRecord(RunSummary):
+    """All that is needed to trust a run and to repeat it.
+
+    `curve` has a row an epoch. `machine` and `versions` are what the run was computed with. Families may add keys of
+    their own, which are in `remarks`.
+    """
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+    kind_of_file: ClassVar[str] = "a record"
+
+    schema_version: Literal[1] = Field(1, alias="schema")
+    identity: str
+    seconds: float
+    commit: str | None
+    curve: list[dict[str, Any]]
+    dirty: bool | None = None
+    updates: int | None = None
+    best_epoch: int | None = None
+    diverged: bool = False
+    parameters: int | None = None
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    evaluation_seconds: float | None = None
+    valid_error: float | None = None
+    test_error: float | None = None
+    worthless: float | None = None
+
+    @property
+    def remarks(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
+class AnalysedRun(RunSummary):
+    name: str
+    identity: str | None = None
+
+
+class AnalysisRecord(BaseModel):
+    """What an analysis found of a run: `options` are all that decides the numbers, `found` holds them."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+    kind_of_file: ClassVar[str] = "the record of an analysis"
+
+    schema_version: Literal[1] = Field(1, alias="schema")
+    kind: str
+    options: dict[str, Any]
+    run: AnalysedRun
+    found: dict[str, Any]
+    examples: int | None = None
+    seconds: float = 0.0
+    commit: str | None = None
+    dirty: bool | None = None
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+
+AnyRecord = TypeVar("AnyRecord", RunRecord, AnalysisRecord)
+
+
+def read(file: Path) -> RunRecord:
+    return _read(RunRecord, file)
+
+
+def read_analysis(file: Path) -> AnalysisRecord:
+    return _read(AnalysisRecord, file)
+
+
+def read_all(folder: Path) -> Iterator[RunRecord]:
+    for file in sorted(folder.glob("*.json")):
+        yield read(file)
+
+
+def write(file: Path, record: RunRecord | AnalysisRecord) -> None:
+    write_json(file, as_json(record))
+
+
+def as_json(record: RunRecord | AnalysisRecord) -> dict[str, Any]:
+    return record.model_dump(by_alias=True)
+
+
+def configuration_key(config: Mapping[str, Any]) -> str:
+    return json.dumps([config["settings"], config["method"]], sort_keys=True)
+
+
+def _read(kind: type[AnyRecord], file: Path) -> AnyRecord:
+    try:
+        return kind.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        fault = _first_fault(error)
+    except ValueError as error:
+        fault = str(error)
+    raise InputError(f"{file} is not {kind.kind_of_file}: {fault}; delete it and run again")
+
+
+def _first_fault(error: ValidationError) -> str:
+    """In a few words: what is missing, or which value is wrong."""
+    faults = error.errors(include_url=False)
+    missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    place = ".".join(map(str, faults[0]["loc"])) or "the file"
+    return f"{place}: {faults[0]['msg']}"

@@ -1,0 +1,93 @@
+"""Plans with the walk that a search chose."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from gasam.lab.errors import InputError
+from gasam.lab.methods import WALK, choose
+from gasam.lab.records import EpsilonSource
+from gasam.lab.search.finding import Finding, files, in_words, read
+from gasam.lab.search.strategy import NORMS
+from gasam.lab.tasks.sizes import for_users
+from gasam.lab.training.plan import Plan
+
+
+def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
+    """The plan with the walk that was found for its method with its settings and data; the baseline has none.
+
+    Args:
+        plan: What is to be trained.
+        folder: The folder of records whose `tuning` folder holds the searches.
+        times: Use this multiple of the epsilon that was found in the plan's own norm.
+    """
+    if plan.choice.moved == "nothing":
+        return plan
+    if times is None and plan.choice.epsilon_source.kind == "given":
+        raise InputError(
+            f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
+        )
+    norms = NORMS if times is None else (plan.choice.norm,)
+    found = _found_for(plan, folder, norms, only_epsilon=times is not None)
+    best = None if found is None else found.chosen(norms)
+    if found is None or best is None:
+        raise _nothing_found(plan, folder, times)
+    tried = next(len(part.tries) for part in found.by_norm() if part.chosen() == best)
+    walk = found.options(best)
+    if times is not None:
+        walk["epsilon"] = float(f"{best.value * times:.6g}")
+    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, walk, plan.size)
+    ours = choose(plan.choice.method, plan.task, plan.settings.epochs, _own_options(plan) | walk, plan.size)
+    source = EpsilonSource(
+        kind="tuned",
+        trials=tried if times is None else None,
+        multiple=times,
+        for_usual_walk=ours.identity() != usual.identity(),
+        without_gain=found.gains()[best] <= 0,
+    )
+    return replace(plan, choice=replace(ours, epsilon_source=source))
+
+
+def _own_options(plan: Plan) -> dict[str, Any]:
+    """What the user changed in the method's walk, without its size."""
+    default = choose(plan.choice.method, plan.task, plan.settings.epochs, None, plan.size)
+    names = WALK - {"epsilon", "budget", "norm", "cap", "walk_progress"}
+    values = {name: getattr(plan.choice, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+
+def _found_for(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
+    """The search with the largest gain; a budget comes before an epsilon, because it is what is searched by default."""
+    data_hash = plan.data()["hash"]
+    serving = [_at_its_end(file) for file in files(folder) if read(file).serves(plan, data_hash)]
+    usable = [found for found in serving if found.chosen(norms) and (found.quantity == "epsilon" or not only_epsilon)]
+    return max(usable, key=lambda found: (found.quantity == "budget", max(found.gains(norms).values())), default=None)
+
+
+def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
+    method, size = plan.choice.method, for_users(plan.task, plan.size)
+    wanted = "" if times is None else f" --quantity epsilon --norms {in_words(plan.choice.norm)}"
+    what = "budget or epsilon" if times is None else "epsilon"
+    return InputError(
+        f"no search in {folder / 'tuning'} found the {what} of {method} on {plan.task} in size {plan.size} with these "
+        f"settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
+        f"--out {shlex.quote(str(folder))}` first, with the same --epochs, --set and files and another --seed"
+    )
+
+
+def _at_its_end(file: Path) -> Finding:
+    """What a search has found so far is not yet what it will choose."""
+    lock = file.with_suffix(".lock")
+    if not lock.exists():
+        return read(file)
+    try:
+        with FileLock(lock, timeout=1):
+            return read(file)
+    except Timeout:
+        raise InputError(f"{file.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None

@@ -1,0 +1,87 @@
+"""IWSLT'15 English to Vietnamese and IWSLT'14 German to English: aligned, tokenised lines, a file a language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.reading import aligned, lines, required
+from gasam.lab.data.source import Source
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names in the local layout: `{folder}/{split}.{language}.gz`, and what stands in for a missing training file."""
+
+    task: str
+    folder: str
+    languages: tuple[str, str]
+    valid: str
+    test: str
+    substitutes: tuple[str, ...]
+    note: str
+    has_vocabularies: bool = False
+
+    def files(self, *splits: str) -> list[str]:
+        return [f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.languages]
+
+    def vocabularies(self) -> list[str]:
+        return [f"{self.folder}/vocab.{language}" for language in self.languages if self.has_vocabularies]
+
+
+EN_VI = Layout(
+    task="en-vi",
+    folder="iwslt15",
+    languages=("en", "vi"),
+    valid="tst2012",
+    test="tst2013",
+    substitutes=("ted_small", "news_wiki"),
+    note="{} substitute training pairs, not the paper's 133k",
+    has_vocabularies=True,
+)
+DE_EN = Layout(
+    task="de-en",
+    folder="iwslt14",
+    languages=("de", "en"),
+    valid="valid",
+    test="test",
+    substitutes=("train_subset",),
+    note="{} subset of the 160k training pairs",
+)
+
+
+def en_vi(directory: Path) -> Source:
+    """Valid is tst2012, test tst2013, with the vocabularies that Stanford gave with them."""
+    return _source(EN_VI, directory)
+
+
+def de_en(directory: Path) -> Source:
+    """Lower-case text as fairseq prepares it; what vocabulary to build is the model's affair."""
+    return _source(DE_EN, directory)
+
+
+def _source(layout: Layout, directory: Path) -> Source:
+    """Trains on `train` where that is, else on the substitutes if they are; training pairs with an empty side go."""
+    genuine = _there(directory, layout.files("train"))
+    training = ("train",) if genuine or not _there(directory, layout.files(*layout.substitutes)) else layout.substitutes
+    splits = (*training, layout.valid, layout.test)
+    files = required(layout.task, directory, layout.files(*splits) + layout.vocabularies())
+
+    def read() -> Corpus:
+        *train, valid, test = (aligned(*files[2 * i : 2 * i + 2]) for i in range(len(splits)))
+        pairs = [pair for pair in chain(*train) if all(pair)]
+        notes = () if training == ("train",) else (layout.note.format(_rounded(len(pairs))),)
+        words = tuple(tuple(line.strip() for line in lines(file)) for file in files[2 * len(splits) :])
+        return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
+
+    return Source(layout.task, read, files=files, options=" ".join(splits))
+
+
+def _there(directory: Path, names: list[str]) -> bool:
+    return all((directory / name).is_file() for name in names)
+
+
+def _rounded(count: int) -> str:
+    return f"{round(count / 1000)}k" if count >= 1000 else str(count)

@@ -1,0 +1,74 @@
+"""Number words from one language to another: the embedded twin of the translation tasks, made by num2words."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Literal
+
+from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.packages import installed
+from gasam.lab.data.source import Source
+from gasam.lab.data.splitting import SEED, cut, permuted
+from gasam.lab.errors import InputError
+
+Direction = Literal["en-vi", "de-en"]
+
+TRAIN, VALID, TEST = 4_000, 500, 500
+DIGITS = 6
+
+
+def source(direction: Direction = "en-vi") -> Source:
+    """Distinct numbers below a million, small ones oftener than their share; a number is in one split only.
+
+    German compounds are cut into the words they are made of, so that all languages have small word vocabularies.
+    """
+    if direction not in ("en-vi", "de-en"):
+        raise InputError(f"direction must be 'en-vi' or 'de-en', got {direction!r}")
+    installed("numerals", "num2words")
+    first, second = (LANGUAGES[language] for language in direction.split("-"))
+
+    def read() -> Corpus:
+        train, valid, test = cut([(first(number), second(number)) for number in _numbers()], TRAIN, VALID)
+        return Corpus(train, valid, test)
+
+    return Source("numerals", read, packages=("num2words",), options=direction)
+
+
+def _numbers() -> list[int]:
+    generator = random.Random(SEED)
+    numbers: dict[int, None] = {}
+    while len(numbers) < TRAIN + VALID + TEST:
+        numbers[generator.randrange(10 ** generator.randint(1, DIGITS))] = None
+    return permuted(numbers)
+
+
+def _english(number: int) -> str:
+    return " ".join(re.findall(r"\w+", _spelled(number, "en")))
+
+
+def _vietnamese(number: int) -> str:
+    return _spelled(number, "vi")
+
+
+def _german(number: int) -> str:
+    return " ".join(_german_words().findall(_spelled(number, "de")))
+
+
+@cache
+def _german_words() -> re.Pattern[str]:
+    """The longest word first: no word of a compound is taken for the start of another."""
+    simple = [*range(21), *range(30, 100, 10)]
+    words = {"ein", "und", "hundert", "tausend", *(_spelled(number, "de") for number in simple)}
+    return re.compile("|".join(sorted(words, key=lambda word: (-len(word), word))))
+
+
+def _spelled(number: int, language: str) -> str:
+    from num2words import num2words  # type: ignore[import-untyped]
+
+    return str(num2words(number, lang=language)).lower()
+
+
+LANGUAGES: dict[str, Callable[[int], str]] = {"en": _english, "vi": _vietnamese, "de": _german}

@@ -1,0 +1,45 @@
+"""Python's own language reference, from the standard library's help texts: the embedded twin of Penn TreeBank."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+
+from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.data.source import Source
+
+TOKEN = re.compile(r"\w+|[^\w\s]")
+RULE = re.compile(r"^[*=~^\"'-]{3,}$", re.MULTILINE)
+
+
+def source() -> Source:
+    """A paragraph is an example: lower-case words and single punctuation marks.
+
+    Of every ten topics, in alphabetical order, one validates and one tests. Topics quote each other, so a paragraph
+    counts only where it occurs first, and no split sees another's.
+    """
+    return Source("pydoc", _read, options=f"Python {platform.python_version()}")
+
+
+def _read() -> Corpus:
+    from pydoc_data.topics import topics
+
+    splits: dict[Split, list[str]] = {"train": [], "valid": [], "test": []}
+    seen: set[str] = set()
+    for number, name in enumerate(sorted(topics)):
+        fresh = [paragraph for paragraph in dict.fromkeys(_paragraphs(topics[name])) if paragraph not in seen]
+        seen.update(fresh)
+        splits[_split(number)] += fresh
+    return Corpus(splits["train"], splits["valid"], splits["test"])
+
+
+def _split(number: int) -> Split:
+    return "valid" if number % 10 == 0 else "test" if number % 10 == 5 else "train"
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", RULE.sub("", text)):
+        tokens = TOKEN.findall(paragraph.lower())
+        if tokens:
+            yield " ".join(tokens)

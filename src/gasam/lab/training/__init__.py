@@ -1,0 +1,1 @@
+"""Training runs: what decides one, the loop, its checkpoints."""

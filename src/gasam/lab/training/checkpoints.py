@@ -1,0 +1,84 @@
+"""What a run keeps on disk while it runs: its last state, the best weights, and the weights of the last epochs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from gasam.lab.errors import InputError
+from gasam.lab.storage import replaced
+
+Weights = dict[str, Tensor]
+
+
+class Checkpoints:
+    """Files of one run, each whole or absent. They are written in such an order that a run killed between two of them
+    goes on from the state before and writes the same bits again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last = folder / "last.pt"
+        self.best = folder / "best.pt"
+        self.model = folder / "model.pt"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, no other process writes them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.folder / ".lock", timeout=0):
+                yield
+        except Timeout:
+            name = self.folder.name
+            raise InputError(f"{name} is being run by another process: wait for it, or choose another --out") from None
+
+    def save(self, file: Path, value: dict[str, Any]) -> None:
+        with replaced(file) as partial:
+            torch.save(value, partial)
+
+    def load(self, file: Path) -> dict[str, Any] | None:
+        """None when there is none; loading never runs code that a file brings along."""
+        if not file.exists():
+            return None
+        try:
+            return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+        except (pickle.UnpicklingError, RuntimeError, EOFError):
+            raise InputError(
+                f"{file} is not a checkpoint of this program: delete {self.folder} to run from the start"
+            ) from None
+
+    def epoch(self, number: int) -> Path:
+        return self.folder / f"epoch-{number:04}.pt"
+
+    def forget_epoch(self, number: int) -> None:
+        self.epoch(number).unlink(missing_ok=True)
+
+    def average(self, last: int, count: int) -> Weights:
+        """The mean of the weights of the last epochs, summed in double precision."""
+        total: Weights = {}
+        for number in range(last - count + 1, last + 1):
+            weights = self.load(self.epoch(number))
+            assert weights is not None
+            for name, tensor in weights.items():
+                total[name] = total.get(name, 0.0) + tensor.double() if tensor.is_floating_point() else tensor
+            dtypes = {name: tensor.dtype for name, tensor in weights.items()}
+        return {
+            name: (t / count if dtypes[name].is_floating_point else t).to(dtypes[name]) for name, t in total.items()
+        }
+
+    def clean(self) -> None:
+        """Only the model that was judged is kept."""
+        for file in (self.last, self.best, *self.folder.glob("epoch-*.pt")):
+            file.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Nothing is kept but the lock, which another process may be waiting for."""
+        self.clean()
+        self.model.unlink(missing_ok=True)

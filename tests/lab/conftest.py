@@ -1,0 +1,86 @@
+"""One cache of encoded data for all tests of the experiments, in all processes; the local layout in small."""
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from filelock import FileLock
+
+import local_layout
+from gasam.lab.cli import main
+from gasam.lab.tasks import Origin
+from gasam.lab.training.loop import run
+from gasam.lab.training.plan import make
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that the processes of one test session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    for write in (local_layout.write_imdb, local_layout.write_ptb, local_layout.write_mnist):
+        write(directory)
+    local_layout.write_en_vi(directory)
+    return local_layout.write_de_en(directory)
+
+
+@pytest.fixture(autouse=True)
+def _places(shared, data_dir, monkeypatch):
+    monkeypatch.setenv("GASAM_CACHE", str(shared / "cache"))
+    monkeypatch.setenv("GASAM_DATA", str(data_dir))
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `gasam ARGUMENTS` in this process; gives its exit code and all it wrote."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gasam", *map(str, arguments)])
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return Ended(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(shared, data_dir):
+    """Records of tiny runs of all families by "TASK METHOD", trained once for all processes of the session."""
+    wanted = [("digits", "baseline"), ("digits", "ga-sam"), ("imdb", "baseline"), ("ptb", "baseline"),
+              ("ptb", "ga-sam"), ("en-vi", "baseline"), ("mnist", "baseline")]  # fmt: skip
+    files = {}
+    with pytest.MonkeyPatch.context() as patch, FileLock(shared / "trained.lock"):
+        patch.setenv("GASAM_CACHE", str(shared / "cache"))
+        for task, method in wanted:
+            plan = make(task, method, "tiny", origin=Origin(data_dir))
+            run(plan, shared / "trained", cpu=True)
+            files[f"{task} {method}"] = shared / "trained" / f"{plan.name(plan.data())}.json"
+        plan = make("en-vi", "baseline", "tiny", origin=Origin(data_dir))
+        run(plan, shared / "trained" / "gradient-norms", cpu=True, gradient_norms=True)
+    return files
+
+
+@pytest.fixture
+def own_trained(trained, tmp_path):
+    """A folder of a test's own with all of these runs."""
+    folder = next(iter(trained.values())).parent
+    return Path(shutil.copytree(folder, tmp_path / "runs", ignore=shutil.ignore_patterns(".lock")))

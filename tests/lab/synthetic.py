@@ -1,0 +1,97 @@
+"""Records as a run would write them, with numbers of the test's own choice instead of training."""
+
+from __future__ import annotations
+
+from gasam.lab.paper.studies import relative_cost
+from gasam.lab.records import RunRecord
+from gasam.lab.search.finding import SCHEMA, Finding
+from gasam.lab.tasks import find
+from gasam.lab.training import plan
+
+STEPS = 100
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def record(task, method="baseline", test=80.0, *, size="small", seed=1, settings=None, walk=None, **changes):
+    """`test` None is a run that diverged in its second epoch."""
+    made = plan.make(task, method, size, seed, settings=settings, walk=walk)
+    epochs = made.settings.epochs if test is not None else 2
+    passes = [STEPS * made.choice.passes(epoch) for epoch in range(1, epochs + 1)]
+    curve = [
+        {
+            "epoch": epoch,
+            "loss": 1 / epoch,
+            "valid": (test or 50) * (1 - 0.3 / epoch),
+            "gradient_evaluations": sum(passes[:epoch]),
+            "seconds": 1.5 * epoch,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+    if test is None:
+        curve[-1] |= {"loss": None, "valid": None}
+    metric = find(task).family.metric.name
+    values = {
+        "schema": 1,
+        "task": task,
+        "size": size,
+        "method": method,
+        "seed": seed,
+        "metric": metric,
+        "valid": test,
+        "test": test,
+        "gradient_evaluations": sum(passes),
+        "updates": STEPS * epochs,
+        "seconds": 1.5 * epochs * relative_cost(made),
+        "best_epoch": epochs,
+        "diverged": test is None,
+        "epsilon_source": made.choice.epsilon_source,
+        "commit": COMMIT,
+        "dirty": False,
+        "config": made.config(),
+        "identity": f"{task} {method} {seed}",
+        "data": {"hash": f"{task}-data", "notes": []},
+        "parameters": 1000,
+        "machine": {"device": "cpu", "threads": 1, "platform": "x86_64"},
+        "versions": {},
+        "curve": curve,
+    }
+    return RunRecord.model_validate(values | changes)
+
+
+def records_of(task, scores, **options):
+    """A record for each method and seed: `scores` holds the methods' test results in the order of seeds 1, 2, ..."""
+    return [
+        record(task, method, test, seed=seed, **options)
+        for method, tests in scores.items()
+        for seed, test in enumerate(tests, 1)
+    ]
+
+
+def response(valid, epochs=6, *, norm="inf", exponent=0, mantissa=1, end=None, **changes):
+    """A try, or the baseline: `valid` after each of the `epochs` and at the end; None has diverged in epoch `end`."""
+    ran = epochs if end is None else end
+    curve = [valid] * ran if valid is not None else [50.0] * (ran - 1) + [None]
+    walks = 1 if changes.pop("baseline", False) else 2
+    return {
+        "norm": norm,
+        "exponent": exponent,
+        "mantissa": mantissa,
+        "valid": valid,
+        "worthless": 50.0,
+        "diverged": valid is None,
+        "curve": curve,
+        "gradient_evaluations": walks * STEPS * ran,
+        "seconds": 1.5 * ran,
+        "commit": COMMIT,
+        "dirty": False,
+    } | changes
+
+
+def finding_of(
+    task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6, error=None, repeats=()
+):
+    settings = plan.make(task, "baseline", size).config()["settings"]
+    first = response(baseline, epochs, baseline=True, error=error)
+    data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
+    names = SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02
+    return Finding(*names, first, tuple(tries), repeats=repeats)

@@ -1,0 +1,201 @@
+"""The command `gasam`: what it prints and writes, on the user's own files too, and its exit codes."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gasam.lab import records
+from gasam.lab.cli import NEEDED
+from gasam.lab.data.manifest import MANIFESTS
+from gasam.lab.methods import METHODS
+from gasam.lab.paper import studies
+from gasam.lab.tasks import TASKS
+from gasam.lab.training.loop import run
+from local_layout import sentence, write_lines
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = {"task", "size", "method", "seed", "metric", "valid", "test", "gradient_evaluations", "seconds", "commit",
+            "config", "curve"}  # fmt: skip
+
+
+def write_csv(file, rows=30):
+    return write_lines(
+        file, ["text,label", *(f"{sentence(i)} {'good' if i % 2 else 'bad'},{i % 2}" for i in range(rows))]
+    )
+
+
+def test_tasks_are_listed(command):
+    found = json.loads(command("tasks", "--json").out)
+    assert found.keys() == TASKS.keys()
+    assert found["imdb"].keys() == {"about", "data", "metric", "sizes"}
+    assert set(found["imdb"]["sizes"]) == {"paper", "small@1", "small@2", "tiny"}
+    assert found["imdb"]["sizes"]["paper"]["vocabulary"] == 30_000
+    shown = command("tasks")
+    assert shown.code == 0
+    assert all(name in shown.out for name in TASKS)
+
+
+def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
+    found = json.loads(command("methods", "--task", "ptb", "--size", "paper", "--json").out)
+    assert found.keys() == METHODS.keys()
+    assert found["sam"]["epsilon"] == 5e-3
+    assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "epsilon_source": "paper"} == found["ga-sam"]
+    shown = command("methods", "--task", "en-vi", "--size", "paper")
+    assert shown.code == 0
+    assert "L-inf 0.00022, K=2, from epoch 30" in shown.out
+    digits = json.loads(command("methods", "--task", "digits", "--json").out)
+    assert digits["freelb"]["epsilon_source"].startswith("freelb moves word embeddings, and the model of digits has")
+
+
+def test_data_is_listed_with_what_was_found_where(command, data_dir, tmp_path):
+    found = json.loads(command("data", "--json").out)
+    assert found["directory"] == str(data_dir)
+    assert found["tasks"].keys() == MANIFESTS.keys()
+    [train] = [file for file in found["tasks"]["imdb"] if file["name"].endswith("imdb/train.jsonl.gz")]
+    assert train["found"]
+    assert train["size"] == (data_dir / "imdb/train.jsonl.gz").stat().st_size
+    assert Path(train["path"]).is_file()
+    shown = command("data", "--data-dir", tmp_path)
+    assert shown.code == 0
+    assert f"looked in {tmp_path}" in shown.out
+    assert "missing" in shown.out
+
+
+def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
+    arguments = ("train", "digits", "--method", "ga-sam", "--size", "tiny", "--seed", 3, "--cpu", "--out", tmp_path)
+    shown = command(
+        *arguments, "--steps", 2, "--norm", 2, "--epsilon", 0.01, "--set", "hidden=[9]", "--set", "rows=null"
+    )
+    assert shown.code == 0
+    [file] = tmp_path.glob("*.json")
+    record = json.loads(file.read_text())
+    assert record.keys() >= REQUIRED
+    assert set(records.KEYS) >= REQUIRED
+    assert (record["task"], record["size"], record["method"], record["seed"]) == ("digits", "tiny", "ga-sam", 3)
+    assert record["config"]["settings"]["hidden"] == [9]
+    assert record["config"]["settings"]["rows"] is None
+    assert record["config"]["method"] | {"norm": 2.0, "epsilon": 0.01, "steps": 2} == record["config"]["method"]
+    assert record["epsilon_source"] == "command line"
+    assert f"accuracy valid {record['valid']:.2f}, test {record['test']:.2f}" in shown.out
+    assert f"{file}, weights in {file.with_suffix('') / 'model.pt'}" in shown.out
+    again = command(
+        *arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null", "--json"
+    )
+    assert json.loads(again.out) == record
+
+    [table] = json.loads(command("results", tmp_path, "--json").out)
+    assert table["title"] == "digits, size tiny"
+    assert [row["method"] for row in table["rows"]] == ["ga-sam"]
+    assert f"{record['test']:.2f} (1 seed)" in command("results", tmp_path).out
+
+
+def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
+    """The example of the docs; the runs of the first seed are there already, made by `train`."""
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("a.csv", 40), ("b.csv", 12), ("c.csv", 14)):
+        write_csv(tmp_path / name, rows)
+    files = shlex.split("--train a.csv --valid b.csv --test c.csv --text-column text --label-column label")
+    for method in ("baseline", "ga-sam"):
+        assert command("train", "classify", *files, "--method", method, "--size", "tiny").code == 0
+    ended = command("compare", "classify", *files, *shlex.split("--methods baseline,ga-sam --seeds 2 --size tiny"))
+    assert ended.code == 0
+    assert "2 of 4 runs are finished already" in ended.err
+    assert "held out" not in ended.err
+    assert len(list(Path("runs").glob("classify-tiny-*.json"))) == 4
+    for name in ("Baseline", "GA-SAM"):
+        assert re.search(rf"{name} +│ +\d+\.\d+ ± \d", ended.out)
+    assert {file.name for file in Path("runs/tables").iterdir()} == {
+        f"classify-tiny.{kind}" for kind in ("json", "md", "png")
+    }
+    table = json.loads(Path("runs/tables/classify-tiny.json").read_text())
+    assert [row["method"] for row in table["rows"]] == ["baseline", "ga-sam"]
+
+
+def test_train_on_text_of_ones_own_with_and_without_files_to_judge_by(command, tmp_path):
+    lines = [sentence(i, 9) for i in range(60)]
+    a, b, c = (write_lines(tmp_path / name, lines) for name in ("a.txt", "b.txt", "c.txt"))
+    common = ("--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
+    ended = command("train", "lm", "--train", a, "--valid", b, "--test", c, *common)
+    assert ended.code == 0
+    assert json.loads(ended.out)["metric"] == "perplexity"
+    assert "held out" not in ended.err
+    alone = command("train", "lm", "--train", a, *common)
+    note = "valid and test: 6 of the 60 examples of a.txt, held out at its end"
+    assert f"- {note}\n" in alone.err
+    assert json.loads(alone.out)["data"]["notes"] == [note]
+
+
+def test_train_on_the_shortest_text_that_can_be_held_out_of(command, tmp_path):
+    text = write_lines(tmp_path / "a.txt", ["word"] * 10)
+    ended = command("train", "lm", "--train", text, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["test"] > 0
+
+
+def test_train_on_pairs_of_ones_own(command, tmp_path):
+    names = {}
+    for split, rows in (("train", 40), ("valid", 8), ("test", 9)):
+        files = [write_lines(tmp_path / f"{split}.{language}", [f"{sentence(i)} {language}" for i in range(rows)])
+                 for language in ("de", "en")]  # fmt: skip
+        names[split] = ",".join(map(str, files))
+    splits = [part for split, name in names.items() for part in (f"--{split}", name)]
+    ended = command("train", "translate", *splits, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
+    assert ended.code == 0
+    record = json.loads(ended.out)
+    assert record["metric"] == "BLEU"
+    assert 0 < record["bleu_of_copying"] < 100
+    assert "tok:none" in record["bleu_signature"]
+
+
+def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
+    *plans, missing = studies.load("table1").plans("tiny", ["imdb"], [1])
+    for plan in plans:
+        run(plan, tmp_path, cpu=True)
+    ended = command(
+        "reproduce", "table1", "--size", "tiny", "--tasks", "imdb", "--seeds", 1, "--cpu", "--out", tmp_path
+    )
+    assert ended.code == 0
+    assert "5 of 6 runs are finished already" in ended.err
+    assert (tmp_path / f"{missing.name(missing.data())}.json").is_file()
+    assert "86.11 ± 0.22" in ended.out
+    assert {file.name for file in (tmp_path / "tables").iterdir()} == {
+        f"table1-tiny.{kind}" for kind in ("json", "md", "png")
+    }
+    assert "Layer-SAM" in (tmp_path / "tables/table1-tiny.md").read_text()
+
+
+HELP = {
+    (): ["train", "compare", "reproduce", "results", "tasks", "methods", "data", "Exit codes"],
+    ("train",): ["--method", "--size", "--seed", "--epsilon", "--norm", "--steps", "--scale", "--granularity",
+                 "--epochs", "--same-noise", "--train", "--text-column", "--data-dir", "--set", "--out", "--json"],
+    ("compare",): ["--methods", "--seeds", "--jobs", "--walk", "--valid", "--label-column"],
+    ("reproduce",): ["table1", "--tasks", "--seeds", "--jobs"],
+    ("results",): ["--write", "--json"],
+    ("tasks",): ["--json"],
+    ("methods",): ["--task"],
+    ("data",): ["--data-dir", "get"],
+    ("data", "get"): ["TASK", "--data-dir"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", HELP, ids=" ".join)
+def test_help_teaches(command, names):
+    ended = command(*names, "--help")
+    assert ended.code == 0
+    assert [word for word in HELP[names] if word not in ended.out] == []
+
+
+def test_what_is_needed_is_what_the_extra_brings():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def brought(extra):
+        """Extras of gasam itself bring what they bring."""
+        for name in extras[extra]:
+            nested = re.fullmatch(r"gasam\[(\w+)\]", name)
+            yield from brought(nested[1]) if nested else [re.match(r"[\w-]+", name)[0]]
+
+    assert set(NEEDED) == {name.replace("scikit-learn", "sklearn") for name in brought("lab")}

@@ -1,0 +1,185 @@
+"""Whether minima are flatter: ratios of measures by seed against numpy and scipy, and a verdict for each."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy
+import pytest
+from scipy import stats
+from synthetic import record
+
+from gasam.lab.analyses import OF_THE_RUN
+from gasam.lab.analyses.robustness import Robustness
+from gasam.lab.analyses.sharpness import Rises
+from gasam.lab.analyses.spectrum import Spectrum
+from gasam.lab.report import pages
+from gasam.lab.report.flatness import flatness_table
+from gasam.lab.storage import write_json
+
+MATRIX = "of the empirical Fisher matrix"
+BASE, OURS = [30.0, 28.0, 33.0], [15.0, 13.0, 17.0]
+
+
+def analysed(kind, found, method="baseline", seed=1, **options):
+    run = record("imdb", method, 85.0, seed=seed, **options)
+    named = {"name": f"{method} {seed} {options}"} | {key: run[key] for key in OF_THE_RUN}
+    return {
+        "schema": 1,
+        "kind": kind.kind,
+        "options": kind.options(),
+        "run": named,
+        "found": found,
+        "examples": 512,
+        "commit": "0" * 40,
+    }
+
+
+def spectra(baseline, ours, **options):
+    kind = Spectrum(k=2)
+    sides = (("baseline", baseline), ("ga-sam", ours))
+    return kind, [
+        analysed(kind, {"values": [top, top / 2], "converged": [True] * 2}, method, seed, **options)
+        for method, values in sides
+        for seed, top in enumerate(values, 1)
+    ]
+
+
+def test_ratios_are_geometric_means_with_students_interval():
+    table = flatness_table([spectra(BASE, OURS)])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    logs = numpy.log(OURS) - numpy.log(BASE)
+    low, high = numpy.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
+    assert row["ratio"] == f"{numpy.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
+    assert row["Baseline"] == f"{stats.gmean(BASE):.3g} (3 seeds)"
+    assert row["GA-SAM"] == f"{stats.gmean(OURS):.3g} (3 seeds)"
+    assert (row["task"], row["measure"], row["flat is"]) == ("imdb, size small", f"largest eigenvalue {MATRIX}", "less")
+    assert row["ratio at equal gradient evaluations"] == "not measured"
+    assert [line[1] for line in table.rows] == [
+        f"largest eigenvalue {MATRIX}",
+        f"sum of the top 2 eigenvalues {MATRIX}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "ours", "verdict"),
+    [
+        (BASE, OURS, "reproduced"),
+        (OURS, BASE, "not reproduced (sharper)"),
+        ([30.0, 20.0], [29.0, 21.0], "not reproduced (undecided)"),
+        ([30.0], [15.0], "not reproduced (one seed, flatter)"),
+        ([15.0], [30.0], "not reproduced (one seed, sharper)"),
+    ],
+)
+def test_every_verdict(baseline, ours, verdict):
+    table = flatness_table([spectra(baseline, ours)])
+    assert {row[-1] for row in table.rows} == {verdict}
+
+
+def half(radius, low=None):
+    return {
+        "half_radius": {"radius": radius, "low": low, "high": None, "reason": ""},
+        "higher_is_better": True,
+        "floor": 50.0,
+    }
+
+
+def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_number():
+    kind = Robustness(norm=math.inf)
+    found = [
+        *(analysed(kind, half(radius), "baseline", seed) for seed, radius in ((1, 0.1), (2, 0.2))),
+        *(analysed(kind, half(radius), "ga-sam", seed) for seed, radius in ((1, 0.2), (2, 0.41))),
+    ]
+    [row] = flatness_table([(kind, found)]).rows
+    assert row[1].startswith("L-inf radius at which half of the accuracy")
+    assert (row[2], row[-1]) == ("more", "reproduced")
+    assert kind.sentence(found[:2]).endswith("is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2")
+    found[-1] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
+    [row] = flatness_table([(kind, found)]).rows
+    assert row[-1] == "not reproduced (one seed, flatter)"
+    assert kind.sentence(found).endswith("is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2")
+
+
+def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
+    kind = Rises(epsilons=(0.1,))
+
+    def rise(worst, method="baseline", **options):
+        return analysed(kind, {"balls": [{"epsilon": 0.1, "worst": {"mean": worst}}]}, method, **options)
+
+    found = [rise(4.0), rise(8.0, settings={"epochs": 16}), rise(2.0, "ga-sam")]
+    [row] = flatness_table([(kind, found)]).rows
+    assert row[1:5] == (
+        "worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1",
+        "less",
+        "4 (1 seed)",
+        "2 (1 seed)",
+    )
+    assert row[5:] == ("0.50", "0.25", "not reproduced (one seed, flatter)")
+    other = replace(kind, norm=math.inf, scale="gradient_strength", granularity="layer", steps=1)
+    assert other.manner == "L-inf, T = gradient_strength of each layer, K = 1"
+    assert other.filed != kind.filed, "two kinds of balls have two pictures"
+    assert flatness_table([(kind, found[:2])]) is None
+    assert flatness_table([(kind, found[1:])]) is None
+
+
+def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
+    _, found = spectra(BASE, OURS)
+    for number, each in enumerate(found):
+        file = tmp_path / f"results/analysis/{number}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(each))
+    (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
+    pages.write(tmp_path)
+    text = (tmp_path / "docs/results.md").read_text()
+    assert f"| imdb, size small | largest eigenvalue {MATRIX} | less | 30.3 (3 seeds) | 14.9 (3 seeds) |" in text
+    assert "| L2, 0.2 | 6.46 | 17.87 |" in text
+    assert "\n## Flatness\n" in text
+    assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
+    assert "Table 4 and Figure 3 are judged below [Flatness](#flatness)." in text
+    assert "the largest eigenvalue of the empirical Fisher matrix is 15 for GA-SAM, 30 for Baseline" in text
+    assert "13 for GA-SAM" not in text
+    assert "Of seed 1, one of 3." in text
+    assert "From 6 records of commit 0000000.\n" in text
+
+
+def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
+    kind = Spectrum(k=1)
+    walks = {
+        "tuned": {"walk": {"epsilon": 1e-3}},
+        "a rung": {"walk": {"epsilon": 1e-5}},
+        "more steps": {"walk": {"epsilon": 1e-3, "steps": 3}},
+        "longer": {"walk": {"epsilon": 1e-3}, "settings": {"epochs": 24}},
+        "same noise": {"walk": {"epsilon": 1e-3, "same_noise": True}},
+    }
+    tops = dict(zip(walks, (10.0, 90.0, 91.0, 92.0, 93.0), strict=True))
+    found = [analysed(kind, {"values": [20.0], "converged": [True]})]
+    for name, options in walks.items():
+        each = analysed(kind, {"values": [tops[name]], "converged": [True]}, "ga-sam", **options)
+        found.append(each)
+    for number, each in enumerate(found):
+        write_json(tmp_path / f"results/analysis/{number}.json", each)
+    sources = {"tuned": "tuned on validation, 4 tries", "a rung": "tuned on validation, 0.01 x"}
+    for name, options in walks.items():
+        source = {"epsilon_source": sources[name]} if name in sources else {}
+        write_json(tmp_path / f"results/{name}.json", record("imdb", "ga-sam", **options, **source))
+    pages.write(tmp_path)
+    text = (tmp_path / "docs/results.md").read_text()
+    assert f"largest eigenvalue {MATRIX} | less | 20 (1 seed) | 10 (1 seed) | 0.50 |" in text
+    assert "is 10 for GA-SAM (tuned: L-inf 0.001)," in text
+    assert flatness_table([(kind, [found[0], *found[3:]])]) is None
+
+
+def test_seeds_that_a_longer_baseline_lacks_are_told():
+    kind, found = spectra(BASE, OURS)
+    longer = [analysed(kind, {"values": [40.0, 1.0]}, seed=seed, settings={"epochs": 16}) for seed in (1, 2)]
+    for row in flatness_table([(kind, [*found, *longer])]).rows:
+        assert row[-2].endswith(" (2 common seeds)")
+
+
+def test_twins_are_no_evidence():
+    kind, found = spectra(BASE, OURS)
+    for each in found:
+        each["run"] |= {"task": "docstrings"}
+    assert flatness_table([(kind, found)]) is None

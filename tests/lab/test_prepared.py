@@ -1,0 +1,235 @@
+"""Files that others rely on: encoded data made once, whole or not there, and never run as code."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gasam.lab import storage
+from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.source import Source
+from gasam.lab.errors import InputError
+from gasam.lab.families.language import LanguageModel
+from gasam.lab.families.translation import Translation
+from gasam.lab.tasks.prepared import prepare
+from gasam.lab.tasks.sizes import SIZES
+from gasam.lab.training.checkpoints import Checkpoints
+from local_layout import sentence
+
+SETTINGS = SIZES["lm"]["tiny"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"{sentence(i)}\n" for i in range(30)))
+    return file
+
+
+class Counted:
+    """A source of one file that counts how often it is read."""
+
+    def __init__(self, file):
+        self.file, self.reads = file, 0
+
+    @property
+    def source(self):
+        return Source("counted", self.read, files=(self.file,))
+
+    def read(self):
+        self.reads += 1
+        lines = self.file.read_text().splitlines()
+        return Corpus(lines[:20], lines[20:25], lines[25:], notes=("from a test",))
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(
+        torch.equal(first[key], second[key]) if isinstance(first[key], torch.Tensor) else first[key] == second[key]
+        for key in first
+    )
+
+
+def test_encoded_data_is_made_once(tmp_path, text):
+    counted = Counted(text)
+    first = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    again = prepare(LanguageModel, counted.source, replace(SETTINGS, dropout=0.3, epochs=9), tmp_path / "cache")
+    assert counted.reads == 1
+    assert same(first, again)
+    assert first["hash"] == counted.read().digest()
+    assert first["notes"] == ["from a test"]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_what_a_size_leaves_out_is_noted(tmp_path, text):
+    fewer = prepare(LanguageModel, Counted(text).source, replace(SETTINGS, rows=7), tmp_path)
+    assert fewer["notes"] == ["from a test", "7 of the 20 training examples are used in this size"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "half", "one byte", "garbage"])
+def test_a_damaged_file_is_made_again(tmp_path, text, damage):
+    counted = Counted(text)
+    first = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    [file] = (tmp_path / "cache").iterdir()
+    whole = file.read_bytes()
+    broken = {
+        "empty": b"",
+        "cut": whole[:-1],
+        "half": whole[: len(whole) // 2],
+        "one byte": whole[:1],
+        "garbage": os.urandom(len(whole)),
+    }
+    file.write_bytes(broken[damage])
+    again = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    assert counted.reads == 2
+    assert same(first, again)
+    assert same(first, torch.load(file, weights_only=True))
+
+
+def test_other_settings_or_content_give_another_file(tmp_path, text):
+    made = [prepare(LanguageModel, Counted(text).source, settings, tmp_path / "cache")
+            for settings in (SETTINGS, replace(SETTINGS, rows=5), replace(SETTINGS, vocabulary=7))]  # fmt: skip
+    assert [len(data["words"]) for data in made[1:]] != [len(data["words"]) for data in made[:2]]
+    text.write_text(text.read_text() + "one more line\n")
+    changed = prepare(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache")
+    assert changed["hash"] != made[0]["hash"]
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_an_encoding_that_fails_leaves_no_file(tmp_path):
+    source = Source("pairs", lambda: Corpus([("a b c", "d e f")] * 9, [("a", "d")], [("a", "d")]))
+    settings = replace(SIZES["translate"]["tiny"], length=2)
+    with pytest.raises(InputError, match="no training pair"):
+        prepare(Translation, source, settings, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+TWO_AT_ONCE = """
+import sys, time
+from pathlib import Path
+from gasam.lab.families.language import LanguageModel
+from gasam.lab.tasks.prepared import prepare
+from gasam.lab.tasks.sizes import SIZES
+from gasam.lab.tasks.files import lm
+
+text, cache, ready = map(Path, sys.argv[1:])
+source = lm(text)
+source.key
+ready.touch()
+while len(list(ready.parent.iterdir())) < 2:
+    time.sleep(0.001)
+for _ in range(5):
+    print(prepare(LanguageModel, source, SIZES["lm"]["tiny"], cache)["hash"])
+    for file in cache.glob("lm-*"):
+        file.unlink(missing_ok=True)
+prepare(LanguageModel, source, SIZES["lm"]["tiny"], cache)
+"""
+
+
+def test_two_processes_may_prepare_the_same_at_once(tmp_path, text):
+    """Both write, and both delete what the other wrote: neither ever sees half a file."""
+    (tmp_path / "ready").mkdir()
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_AT_ONCE, text, tmp_path / "cache", tmp_path / "ready" / name],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    hashes = [line for process in both for line in process.communicate(timeout=60)[0].split()]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(hashes) == 10
+    assert len(set(hashes)) == 1
+    assert not list((tmp_path / "cache").glob(".*"))
+
+
+KILLED = """
+import os, runpy, signal, sys
+from pathlib import Path
+storage, file, moment = sys.argv[1:]
+end = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
+if moment == "before it is on disk":
+    os.fsync = end
+if moment == "before it is moved":
+    Path.replace = end
+shipped = runpy.run_path(storage)
+if moment == "half-way":
+    with shipped["replaced"](Path(file)) as partial:
+        partial.write_text('{"new": [1,')
+        end()
+shipped["write_json"](Path(file), {"new": [1, 2]})
+"""
+
+
+@pytest.mark.parametrize("moment", ["half-way", "before it is on disk", "before it is moved", "never"])
+@pytest.mark.parametrize("old", ['{"old": 1}\n', None])
+def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path, moment, old):
+    file = tmp_path / "record.json"
+    if old is not None:
+        file.write_text(old)
+    done = subprocess.run([sys.executable, "-c", KILLED, storage.__file__, file, moment], check=False)
+    if moment == "never":
+        assert done.returncode == 0
+        assert json.loads(file.read_text()) == {"new": [1, 2]}
+    else:
+        assert done.returncode == -signal.SIGKILL
+        assert (file.read_text() if file.exists() else None) == old
+    assert list(tmp_path.glob("*.json")) == ([file] if old or moment == "never" else [])
+
+
+def interrupted(file):
+    with storage.replaced(file) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path):
+    file = tmp_path / "record.json"
+    storage.write_json(file, {"old": 1})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        storage.write_json(file, {"new": float("nan")})
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(file)
+    assert json.loads(file.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+class Evil:
+    """Touches a file when it is unpickled by someone who trusts it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+def write_pickle(value, file):
+    file.write_bytes(pickle.dumps(value, protocol=2))
+
+
+@pytest.mark.parametrize("write", [torch.save, write_pickle])
+def test_code_in_a_file_is_never_run(tmp_path, text, write):
+    touched, cache = tmp_path / "touched", tmp_path / "cache"
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.folder.mkdir()
+    write({"model": Evil(touched)}, checkpoints.last)
+    with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .*run to run from"):
+        checkpoints.load(checkpoints.last)
+
+    first = prepare(LanguageModel, Counted(text).source, SETTINGS, cache)
+    [file] = cache.iterdir()
+    write({"words": Evil(touched)}, file)
+    assert same(first, prepare(LanguageModel, Counted(text).source, SETTINGS, cache))
+    assert not touched.exists()
+
+
+def test_the_evil_file_is_evil(tmp_path):
+    pickle.loads(pickle.dumps(Evil(tmp_path / "touched")))
+    assert (tmp_path / "touched").exists()

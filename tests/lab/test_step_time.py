@@ -1,0 +1,93 @@
+"""What a step of each method costs, compared with plain training: measured side by side."""
+
+import json
+
+import pytest
+import torch
+from synthetic import records_of
+
+from gasam.lab.engines.local import Job
+from gasam.lab.report.figure import draw
+from gasam.lab.training.plan import make
+from gasam.lab.training.step_time import mean_step_times, step_times
+
+
+def plans(*walks, task="docstrings", size="tiny"):
+    return [
+        make(task, "baseline", size),
+        *(make(task, "ga-sam", size, seed, walk=walk) for walk in walks for seed in (1, 2)),
+    ]
+
+
+def test_a_walk_costs_more_than_plain_training_and_less_on_every_fourth_step(tmp_path, monkeypatch):
+    """Three steps of a walk of four passes against one on every fourth step."""
+    monkeypatch.chdir(tmp_path)
+    every, rarely = {"steps": 3}, {"steps": 3, "walk_every": 4}
+    found = plans(every, rarely)
+    threads = torch.get_num_threads()
+    times = step_times(found, parallel=2, cpu=True)
+    plain, full, quarter = (times[plan.key] for plan in (found[0], found[1], found[3]))
+    assert plain == 1
+    assert len(times) == 3, "seeds of one configuration are measured once"
+    assert quarter < full
+    assert full > 1.5
+    assert torch.get_num_threads() == threads
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_walk_is_measured_at_full_strength():
+    """Though the schedule would not let it begin within so few steps."""
+    [plain, waiting, *_] = found = plans({"budget": 0.1, "cap": 0.01, "walk_progress": 0.5, "steps": 3})
+    assert step_times(found, cpu=True)[waiting.key] > 1.5
+    assert step_times([plain], cpu=True) == {}
+    assert step_times([waiting], cpu=True) == {}
+
+
+def test_comparison_shows_passes_and_step_times(command, tmp_path):
+    ended = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--walk",
+                    "ga-sam.walk_every=4", "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip
+    assert ended.code == 0, ended.err
+    table = json.loads(ended.out)
+    plain, walking = table["rows"]
+    assert (plain["passes"], plain["step_time"]) == (1.0, 1.0)
+    assert walking["passes"] == 1.25
+    assert walking["step_time"] > 0.1  # the steps of this model take less time than the noise of the machine
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_picture_shows_score_against_cost(measured):
+    records = records_of("imdb", {"baseline": [80.0, 81.0], "ga-sam": [82.0, 83.0]})
+    keys = {record["method"]: json.dumps([record["config"]["settings"], record["config"]["method"]], sort_keys=True)
+            for record in records}  # fmt: skip
+    times = {keys["baseline"]: 1.0, keys["ga-sam"]: 2.1} if measured else {}
+    *_, axes = draw(records, times).axes
+    assert axes.get_title(loc="left") == "score against cost"
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    shown = sorted((float(point.get_xdata()[0]), float(point.get_ydata()[0])) for point in points)
+    assert shown == [(1.0, 80.5), (2.1 if measured else 2.0, 82.5)]
+    assert ("time of a step" in axes.get_xlabel()) == measured
+
+
+def test_a_comparison_survives_a_measurement_that_fails(command, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("gasam.lab.cli.sessions.mean_step_times", fail)
+    ended = command("compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--jobs", "1", "--cpu",
+                    "--walk", "ga-sam.every=2", "--out", tmp_path)  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "the time of a step was not measured: RuntimeError out of memory" in ended.err
+    assert list((tmp_path / "tables").glob("*.md"))
+
+
+def test_steps_without_a_walk_count_as_plain_ones():
+    """A run that walked in half of its steps."""
+    plain, walking = make("docstrings", "baseline", "tiny"), make("docstrings", "ga-sam", "tiny", walk={"steps": 3})
+    jobs = [
+        Job(plain, "a", record={"gradient_evaluations": 100, "updates": 100}),
+        Job(walking, "b", record={"gradient_evaluations": 250, "updates": 100}),
+        Job(walking, "c", record=None),
+    ]
+    full, half = step_times([plain, walking], cpu=True), mean_step_times(jobs, cpu=True)
+    assert half[plain.key] == 1
+    assert 1 < half[walking.key] < full[walking.key]

@@ -1,0 +1,184 @@
+"""Finished runs as subjects of analyses: the very weights, the record's metric, the loss of training, or a sentence."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from gasam.lab.analyses.subjects import load
+from gasam.lab.errors import InputError
+from gasam.lab.families.translation import PAD, bleu
+from gasam.lab.tasks import Origin, prepared
+from gasam.lab.training.loop import run
+from gasam.lab.training.plan import make
+from local_layout import sentence, write_lines
+from tolerances import SINGLE, error, same_bits
+
+FAMILIES = ("digits", "imdb", "ptb", "en-vi")
+
+
+@pytest.fixture(params=FAMILIES)
+def subject(request, trained):
+    return load(trained[f"{request.param} baseline"], Origin(), cpu=True)
+
+
+def write_table(file, rows, words=("good", "bad")):
+    return write_lines(file, ["review,stars", *(f"{sentence(i)} {words[i % 2]},{i % 2}" for i in range(rows))])
+
+
+def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(subject, trained):
+    file = trained[f"{subject.record['task']} baseline"]
+    saved = torch.load(file.with_suffix("") / "model.pt", weights_only=True)
+    found = subject.model.state_dict()
+    assert found.keys() == saved.keys()
+    assert same_bits(found.values(), saved.values())
+    assert not subject.model.training
+    assert subject.name == file.stem
+    assert subject.score(subject.model, "test") == subject.record["test"] > 0
+    assert subject.score(subject.model, "valid") == subject.record["valid"]
+
+
+def test_a_folder_names_a_run_as_its_record_does(trained):
+    file = trained["digits baseline"]
+    assert load(file.with_suffix(""), Origin(), cpu=True).record == load(file, Origin(), cpu=True).record
+
+
+@torch.no_grad()
+def test_the_objective_is_the_training_loss_of_each_example(subject):
+    """A row of a classifier, a column of text from an empty state, a sentence by itself and without padding."""
+    family, model = subject.family, subject.model
+    for batch in subject.examples("train", 32)[:2]:
+        losses = subject.objective(model, batch)
+        if subject.record["task"] == "en-vi":
+            alone = [
+                family.loss(model, tuple(side[i][side[i] != PAD][None] for side in batch), None)[0]
+                for i in range(len(losses))
+            ]
+            assert error(losses, torch.stack(alone)) < SINGLE
+            continue
+        if subject.record["task"] == "ptb":
+            words, following = batch
+            columns = [
+                cross_entropy(model(words[:, i : i + 1], None)[0][:, 0], following[:, i]) for i in range(words.shape[1])
+            ]
+            assert error(losses, torch.stack(columns)) < SINGLE
+        assert float(losses.mean()) == pytest.approx(float(family.loss(model, batch, None)[0]), rel=SINGLE)
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_examples_are_always_the_same_and_as_many_as_asked(subject, split):
+    torch.manual_seed(1)
+    first = subject.examples(split, 6)
+    torch.manual_seed(2)
+    again = subject.examples(split, 6)
+    assert [len(batch) for batch in first] == [len(batch) for batch in again]
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    count = sum(len(subject.objective(subject.model, batch)) for batch in first)
+    columns = subject.family.settings.batch if subject.record["task"] == "ptb" else 1
+    assert count == subject.count(split, 6)
+    assert 6 <= count < 6 + columns
+
+
+def test_no_more_examples_than_there_are(subject):
+    every = subject.count("train", 10**6)
+    assert every == subject.count("train", every)
+    assert every >= subject.count("train", 6)
+
+
+def test_a_score_can_be_of_the_first_rows(subject):
+    family, model = subject.family, subject.model
+    found = subject.score(model, "test", 7)
+    if subject.record["task"] == "en-vi":
+        lines = family.translate(model, "test")
+        assert family.translate(model, "test", 7) == lines[:7]
+        assert found == bleu(lines[:7], family.data["references"]["test"][:7])[0]
+    elif subject.record["task"] == "ptb":
+        words = family.data["test"][: 7 * family.settings.length + 1].long()
+        with torch.no_grad():
+            scores = model(words[:-1, None], None)[0][:, 0]
+        assert found == pytest.approx(float(cross_entropy(scores, words[1:]).exp()), rel=SINGLE)
+    else:
+        inputs, labels = family.data["test"]
+        with torch.no_grad():
+            right = (model(inputs[:7]).argmax(1) == labels[:7]).double().mean()
+        assert found == pytest.approx(100 * float(right))
+        assert family.worthless("test", 7) == pytest.approx(100 * float(labels[:7].bincount().max()) / 7)
+
+
+def test_a_model_without_numbers_has_the_worst_score(trained):
+    for task, worst in (("ptb", float("inf")), ("digits", None)):
+        subject = load(trained[f"{task} baseline"], Origin(), cpu=True)
+        with torch.no_grad():
+            for weight in subject.model.parameters():
+                weight.fill_(float("nan"))
+        found = subject.score(subject.model, "test")
+        assert found == worst if worst else 0 <= found <= 100
+
+
+def refused(file, *words, origin=None):
+    with pytest.raises(InputError) as raised:
+        load(file, origin or Origin(), cpu=True)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path):
+    [file] = own_trained.glob("digits-tiny-baseline-*.json")
+    refused(tmp_path / "none.json", "none.json is not there: name the record of a finished run")
+    model = file.with_suffix("") / "model.pt"
+    model.rename(tmp_path / "kept.pt")
+    refused(file, f"{file.stem} has no weights to analyse", "model.pt is not there")
+    model.write_bytes(b"not a checkpoint")
+    refused(file, "is not a checkpoint of this program")
+    shutil.copy(tmp_path / "kept.pt", model)
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in record.items() if key != "identity"}))
+    refused(file, "cannot be analysed: it lacks identity")
+    file.write_text(json.dumps({key: value for key, value in record.items() if key != "curve"}))
+    refused(file, "is not a record: it lacks curve")
+    file.write_text("{")
+    refused(file, "is not a record")
+
+
+def test_a_diverged_run_is_refused(tmp_path):
+    plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
+    record = run(plan, tmp_path, cpu=True)
+    assert record["diverged"]
+    refused(tmp_path / f"{plan.name(plan.data())}.json", "has no weights to analyse: the run diverged")
+
+
+def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
+    mine, other = write_table(tmp_path / "mine.csv", 40), write_table(tmp_path / "other.csv", 40, ("fine", "poor"))
+    columns = {"text_column": "review", "label_column": "stars"}
+    origin = Origin(train=str(mine), **columns)
+    plan = make("classify", "baseline", "tiny", origin=origin)
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    subject = load(file, origin, cpu=True)
+    assert subject.score(subject.model, "test") == record["test"]
+    refused(file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns))
+    refused(file, "--train", origin=Origin())
+    refused(file, "review", origin=Origin(train=str(mine)))
+
+
+def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
+    monkeypatch.setattr(prepared, "VERSION", 999)
+    refused(trained["digits baseline"], "is encoded otherwise since this run was made (version 999, not")
+
+
+def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
+    file = trained["digits baseline"]
+    record = json.loads(file.read_text())
+    del record["data"]["encoding"]
+    shutil.copytree(file.with_suffix(""), tmp_path / file.stem)
+    (tmp_path / file.name).write_text(json.dumps(record))
+    subject = load(tmp_path / file.name, Origin(), cpu=True)
+    assert subject.score(subject.model, "test") == record["test"]
+
+
+def test_files_are_not_for_tasks_that_bring_their_own(trained):
+    refused(trained["digits baseline"], "digits brings its own data", origin=Origin(train="a.csv"))
+    with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
+        load(trained["digits baseline"], Origin(), cpu=True).examples("dev", 3)

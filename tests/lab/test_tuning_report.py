@@ -1,0 +1,193 @@
+"""Searches on the results page: their regret on made-up grids whose answer is known, their tables and pictures."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from synthetic import COMMIT, finding_of, record, response
+
+from gasam.lab.report import pages, searches
+from gasam.lab.report.regret import full_norms, given_up_after, regret
+from gasam.lab.report.tuning import tuning_figure
+from gasam.lab.search.strategy import MANTISSAS, Candidate
+from gasam.lab.search.trial import BehindBaseline, Worth
+from gasam.lab.tasks import find
+
+PEAK = {1e-3: 80.5, 2e-3: 81.0, 5e-3: 82.0, 8e-3: 81.5}
+
+
+def grid(values, *, norm="inf", below=80.1, above=60.0, **changes):
+    """Every radius from 1e-4 to 8e-1; `below` and `above` what `values` names, and a collapse from 1e-2 on."""
+    tries = []
+    for exponent in range(-4, 0):
+        for mantissa in MANTISSAS:
+            epsilon = float(f"{mantissa}e{exponent}")
+            valid = values.get(epsilon, below if epsilon < 1e-2 else above)
+            tries.append(response(valid, norm=norm, exponent=exponent, mantissa=mantissa, **changes))
+    return tries
+
+
+def at(tries, epsilon, **changes):
+    """The grid with another outcome at one radius."""
+    return [one | changes if float(f"{one['mantissa']}e{one['exponent']}") == epsilon else one for one in tries]
+
+
+def test_a_search_that_finds_the_best_has_no_regret_and_costs_its_tries():
+    found = regret(finding_of("imdb", "ga-sam", grid(PEAK)))
+    assert found.chosen == found.best == Candidate(math.inf, -3, 5)
+    assert found.lost == 0
+    # 1e-3, 1e-2 (given up after 3 of 6 epochs), then 5e-3, 2e-3, 8e-3; a try is 1,200 evaluations, the baseline 600
+    assert (found.tries, found.given_up, found.grid) == (5, 1, 16)
+    assert found.share == pytest.approx((600 + 4 * 1200 + 600) / (16 * 1200))
+
+
+def test_a_peak_that_the_search_passes_by_is_its_regret():
+    found = regret(finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 83.5})))
+    assert found.best == Candidate(math.inf, -4, 2)
+    assert found.chosen == Candidate(math.inf, -3, 5)
+    assert found.lost == pytest.approx(1.5)
+
+
+def test_regret_follows_the_metrics_direction():
+    values = {1e-3: 99.0, 2e-3: 98.0, 5e-3: 97.0, 8e-3: 98.0, 2e-4: 96.0}
+    found = regret(finding_of("ptb", "ga-sam", grid(values, below=99.9, above=300.0), baseline=100.0))
+    assert found.chosen == Candidate(math.inf, -3, 5)
+    assert found.lost == pytest.approx(1.0)
+
+
+def test_the_replay_gives_up_what_the_pruner_would_though_it_recovers_later():
+    slow = {"curve": [60.0, 60.0, 60.0, 85.0, 85.0, 85.0], "valid": 85.0}
+    found = regret(finding_of("imdb", "ga-sam", at(grid(PEAK), 5e-3, **slow)))
+    assert found.best == Candidate(math.inf, -3, 5)
+    assert found.chosen == Candidate(math.inf, -3, 8)
+    assert found.lost == pytest.approx(85.0 - 81.5)
+    assert found.given_up == 2
+
+
+def test_both_norms_are_searched_together_if_both_grids_are_full():
+    both = grid(PEAK) + grid({1e-3: 80.0, 5e-3: 82.5}, norm="2")
+    found = regret(finding_of("imdb", "ga-sam", both))
+    assert found.chosen == Candidate(2.0, -3, 5)
+    assert (found.tries, found.grid) == (10, 32)
+    assert regret(finding_of("imdb", "ga-sam", both[:-1])).grid == 16
+
+
+def test_a_grid_with_a_hole_or_a_try_that_was_given_up_judges_nothing():
+    assert full_norms(finding_of("imdb", "ga-sam", grid(PEAK)[:-1])) == ()
+    assert regret(finding_of("imdb", "ga-sam", grid(PEAK)[:-1])) is None
+    early = at(grid(PEAK), 1e-1, valid=None, diverged=False)
+    assert regret(finding_of("imdb", "ga-sam", early)) is None
+    diverged = at(grid(PEAK), 1e-1, valid=None, diverged=True)
+    assert regret(finding_of("imdb", "ga-sam", diverged)).lost == 0
+
+
+def test_where_all_diverges_or_nothing_is_found():
+    nothing = [response(None, exponent=e, mantissa=m, end=3) for e in range(-4, 0) for m in MANTISSAS]
+    assert regret(finding_of("imdb", "ga-sam", nothing)) is None
+    lone = at(nothing, 2e-4, valid=81.0, diverged=False, curve=[81.0] * 6)
+    found = regret(finding_of("imdb", "ga-sam", lone))
+    assert found.chosen is None
+    assert found.lost == pytest.approx(1.0)
+
+
+def test_a_try_is_given_up_after_half_and_never_at_its_last_epoch():
+    pruner = BehindBaseline(Worth(find("imdb").family.followed, 50.0), [80.0] * 6, 0.02)
+    assert given_up_after(pruner, {"curve": [60.0] * 6}) == 3
+    assert given_up_after(pruner, {"curve": [60.0, 80.0, 60.0, 60.0, 60.0, 60.0]}) is None
+    assert given_up_after(pruner, {"curve": [60.0, 60.0, None]}) is None
+    late = BehindBaseline(Worth(find("imdb").family.followed, 50.0), [60.0] * 5 + [80.0], 0.02)
+    assert given_up_after(late, {"curve": [60.0] * 6}) is None
+
+
+def test_regret_is_told_beside_the_baselines_spread_over_seeds():
+    found = finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 82.1}))
+    runs = [record("imdb", seed=seed, valid=valid) for seed, valid in enumerate((80.0, 80.2), 1)]
+    assert searches.baseline_spread(found, runs).std == pytest.approx(0.1414, abs=1e-3)
+    sentence = searches.regret_sentence(found, runs)
+    assert "regret 0.10, at most one standard deviation of the baseline over 2 seeds (0.14), for " in sentence
+    assert "for 31% of the grid's gradient evaluations. With a budget of 4, it tries 4" in sentence
+    assert "for 25% of the grid's gradient evaluations." in sentence
+    worse = finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 82.3}))
+    assert "regret 0.30, more than one standard deviation" in searches.regret_sentence(worse, runs)
+    assert "no two seeds of the baseline" in searches.regret_sentence(found, runs[:1])
+    others = [record("imdb", seed=seed, settings={"epochs": 30}) for seed in (1, 2)]
+    assert searches.baseline_spread(found, others) is None
+
+
+def test_page_has_a_table_a_picture_and_a_command_for_each_task():
+    tried = [response(81.0, exponent=-3), response(None, exponent=-2, end=2)]
+    findings = [finding_of("docstrings", "sam", tried), finding_of("imdb", "sam", tried)]
+    findings.append(finding_of("imdb", "asam", tried))
+    page = pages.page([record("imdb")], findings=findings)
+    assert "### Size of the walk on docstrings, size small\n\ndocstrings is here to measure the search" in page
+    assert "| SAM | L-inf | 0.001 | 81.00 | +1.00 | 2 | 1 |" in page
+    assert page.count("](figures/tuning-imdb-small.svg)") == 1
+    command = "gasam tune imdb --method sam --size small@1 --norms inf --quantity epsilon --trials 2"
+    assert f"From commit {COMMIT[:7]}. Again: `{command}" in page
+    assert "regret 0" not in page
+    assert "The size of the walk, chosen" not in pages.page([record("imdb")])
+
+
+def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
+    tried = [response(81.0, exponent=-3), response(None, exponent=-2, end=2), response(82.0, norm="2", exponent=-1)]
+    page = pages.page([record("imdb")], findings=[finding_of("imdb", "ga-sam", tried)])
+    rows = [line for line in page.splitlines() if line.startswith("| GA-SAM | L")]
+    assert [row.split(" | ")[1:7] for row in rows] == [
+        ["L2", "0.1", "82.00", "+2.00", "1", "0"],
+        ["L-inf", "0.001", "81.00", "+1.00", "2", "1"],
+    ]
+    assert "The norm in the first row of a method is used" in page
+    assert "--norms inf,2 --quantity epsilon --trials 3 " in page
+
+
+def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
+    search = finding_of("imdb", "ga-sam", [response(81.0, exponent=-3)])
+    whole = replace(finding_of("imdb", "ga-sam", grid(PEAK)), name=f"{search.name}-grid")
+    page = pages.page([record("imdb")], findings=[whole, search])
+    rows = [line for line in page.splitlines() if line.startswith(("| GA-SAM | L-inf", "| GA-SAM, full grid |"))]
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| GA-SAM", "L-inf", "0.001"],
+        ["| GA-SAM, full grid", "L-inf", "0.005"],
+    ]
+    assert "--norms inf --quantity epsilon --full-grid --exponents=-4,-1`" in page
+    [(_, picture)] = searches.pictures([whole, search])
+    assert [axes.get_title() for axes in picture.axes] == [
+        "GA-SAM on imdb, size small",
+        "GA-SAM, full grid on imdb, size small",
+    ]
+
+
+def test_the_picture_shows_what_collapsed_beyond_all_that_ended():
+    tried = [response(81.0, exponent=-3), response(79.0, exponent=-2), response(None, exponent=-1, end=3)]
+    [axes] = tuning_figure([finding_of("imdb", "sam", tried)]).axes
+    [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
+    assert list(crosses.get_xdata()) == [0.1]
+    assert list(crosses.get_ydata()) < [79.0]
+    assert crosses.get_label() == "L-inf, given up (not to scale)"
+    [ended] = [line for line in axes.lines if line.get_marker() == "o"]
+    assert list(zip(ended.get_xdata(), ended.get_ydata(), strict=True)) == [(0.001, 81.0), (0.01, 79.0)]
+    [axes] = tuning_figure([finding_of("imdb", "sam", tried[:2])]).axes
+    assert not any(line.get_marker() == "x" for line in axes.lines)
+    [axes] = tuning_figure([finding_of("ptb", "sam", tried)]).axes
+    [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
+    assert list(crosses.get_ydata()) > [81.0], "perplexity collapses upwards"
+
+
+def test_searches_with_other_settings_have_a_sheet_of_their_own():
+    tried = [response(81.0, exponent=-3)]
+    small, other = finding_of("imdb", "sam", tried), finding_of("imdb", "asam", tried)
+    other.settings["epochs"] = 99
+    names = [name for name, _ in searches.pictures([small, other])]
+    assert names == ["tuning-imdb-small", "tuning-imdb-small-2"]
+
+
+def test_pictures_of_searches_are_written_with_the_page(tmp_path):
+    (tmp_path / "results" / "tuning").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("<!-- results -->\n<!-- /results -->\n")
+    found = finding_of("imdb", "ga-sam", grid(PEAK))
+    (tmp_path / "results" / "tuning" / "some.json").write_text(json.dumps(asdict(found)))
+    pages.write(tmp_path)
+    assert (tmp_path / "docs/figures/tuning-imdb-small.svg").stat().st_size > 1000
+    assert "(figures/tuning-imdb-small.svg)" in (tmp_path / "docs/results.md").read_text()
+    assert pages.stale(tmp_path) == []

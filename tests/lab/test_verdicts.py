@@ -1,0 +1,252 @@
+"""Verdicts: intervals against scipy, every class and every reason, and what speaks for a row of a table."""
+
+import numpy
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as some
+from scipy import stats
+from synthetic import record, records_of
+
+from gasam.lab.paper import studies
+from gasam.lab.report.comparison import as_json, study_table
+from gasam.lab.report.groups import grouped
+from gasam.lab.report.matching import lines, paper_of, rows_of
+from gasam.lab.report.paragraphs import tally
+from gasam.lab.report.statistics import Difference, Summary, summary, welch_difference
+from gasam.lab.report.verdicts import judge, paper_difference, standing
+
+SAMPLES = some.lists(some.floats(-100, 100), min_size=2, max_size=6)
+BASELINE = [84.4, 84.5, 84.2, 84.6]
+TUNED = "tuned on validation, 6 tries"
+
+
+def tuned(task, method="ga-sam", test=86.0, *, epsilon, source=TUNED, **options):
+    walk = {"epsilon": epsilon, "norm": options.pop("norm", float("inf")), **options.pop("walk", {})}
+    return record(task, method, test, walk=walk, epsilon_source=source, **options)
+
+
+def verdicts(runs, table="table1", task="imdb", size="small"):
+    rows = as_json(study_table(studies.load(table), runs, size))["rows"]
+    return {row["label"]: row["verdict"] for row in rows if row["task"] == task}
+
+
+def said(runs, table="table1", size="small"):
+    """Label to the verdict that a reader sees."""
+    shown = study_table(studies.load(table), runs, size)
+    return {row[1]: row[shown.columns.index("verdict")] for row in shown.rows}
+
+
+def scores(shift, noise=0.05):
+    return [score + shift + noise * (-1) ** number for number, score in enumerate(BASELINE)]
+
+
+@given(SAMPLES, SAMPLES, some.floats(0.5, 0.99))
+def test_welchs_interval_is_that_of_scipy(ours, theirs, confidence):
+    assume(min(numpy.std(ours), numpy.std(theirs)) > 1e-3)
+    found = welch_difference(summary(ours), summary(theirs), confidence)
+    expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-6)
+
+
+def test_welch_without_any_spread_is_a_point():
+    assert welch_difference(Summary(3.0, 0.0, 4), Summary(1.0, 0.0, 4)) == Difference(2.0, 2.0, 2.0, 4)
+
+
+@pytest.mark.parametrize("table", studies.names())
+def test_the_papers_claims_are_those_of_its_printed_numbers(table):
+    study = studies.load(table)
+    for row in study.rows[1:]:
+        for task, expected in row.expected.items():
+            plain = study.rows[0].expected[task]
+            numbers = (float(number) for each in (expected, plain) for number in (each.mean, each.std, 4))
+            p = stats.ttest_ind_from_stats(*numbers, equal_var=False).pvalue
+            found = standing(paper_difference(expected, plain), higher_is_better=task != "ptb")
+            higher = expected.mean > plain.mean
+            assert found == ("no difference" if p > 0.05 else "better" if higher == (task != "ptb") else "worse")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "higher", "expected"),
+    [
+        (0.1, 0.5, True, "better"),
+        (0.1, 0.5, False, "worse"),
+        (-0.5, -0.1, True, "worse"),
+        (-0.5, -0.1, False, "better"),
+        (-0.1, 0.5, True, "no difference"),
+        (0.0, 0.0, False, "no difference"),
+        (None, None, True, None),
+    ],
+)
+def test_standing_is_what_the_interval_carries(low, high, higher, expected):
+    assert standing(Difference(0.2, low, high, 4), higher) == expected
+
+
+def test_without_a_difference_there_is_no_standing():
+    assert standing(None, higher_is_better=True) is None
+
+
+BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2, 4), Difference(0.1, -0.2, 0.4, 4)
+"""What the paper may claim."""
+
+
+@pytest.mark.parametrize(
+    ("claim", "ours", "baseline", "diverged", "expected"),
+    [
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (WORSE, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "not reproduced (better)"),
+        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (BETTER, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "not reproduced (worse)"),
+        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "reproduced"),
+        (BETTER, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
+        (WORSE, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
+        (SAME, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
+        (SAME, [1.05, 60.0], [1, 1.1], 0, "not reproduced (undecided)"),
+        (BETTER, [2], [1, 1.1], 0, "not reproduced (one seed)"),
+        (SAME, [1], [1], 0, "not reproduced (one seed)"),
+        (WORSE, [], [1, 1.1], 2, "not reproduced (diverged)"),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 1, "not reproduced (1 of 4 diverged)"),
+        (BETTER, [], [1], 0, "not run"),
+        (BETTER, [2, 2.1], [], 0, "not run (no baseline)"),
+    ],
+)
+def test_every_verdict_and_its_reason(claim, ours, baseline, diverged, expected):
+    by_seed = (dict(enumerate(side)) for side in (ours, baseline))
+    assert str(judge(claim, *by_seed, higher_is_better=True, diverged=diverged)) == expected
+
+
+@pytest.mark.parametrize("baseline", [{}, {1: 1.0, 2: 1.1}], ids=["all", "some"])
+def test_a_baseline_that_diverged_decides_nothing(baseline):
+    verdict = judge(BETTER, {1: 2.0, 2: 2.1, 3: 2.2}, baseline, higher_is_better=True, baselines_diverged=2)
+    assert str(verdict) == "not reproduced (the baseline diverged)"
+
+
+def test_a_table_says_that_the_baseline_diverged_and_takes_no_cost_from_it():
+    runs = records_of("imdb", {"baseline": [None, None], "ga-sam": [86.0, 86.1]})
+    table = study_table(studies.load("table1"), runs, "small")
+    [row] = [row for row in table.rows if row[1].startswith("GA-SAM")]
+    assert row[-1] == "not reproduced (the baseline diverged)"
+    assert "x)" not in " ".join(row)
+    assert next(tally(studies.load("table1"), runs, "small")) == ("Table 1", "imdb", "0", "0", "1", "4")
+
+
+def test_other_seeds_than_the_baselines_are_no_comparison():
+    verdict = judge(BETTER, {3: 2.0, 4: 2.0}, {1: 1.0, 2: 1.0}, higher_is_better=True)
+    assert str(verdict) == "not run (no baseline with its seeds)"
+
+
+def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
+    runs = records_of("imdb", {"baseline": BASELINE, "sam": scores(0), "asam": [None] * 4, "ga-sam": scores(1.6)})
+    assert said(runs) == {
+        "Baseline": "",
+        "SAM": "reproduced",  # the paper's own +0.33 is within its interval
+        "ASAM": "not reproduced (diverged)",
+        "Layer-SAM": "not run",
+        "Multi-step Defense": "not run",
+        "GA-SAM": "reproduced",
+    }
+    found = verdicts(runs)
+    assert found["Baseline"] is None
+    assert found["GA-SAM"] == {"word": "reproduced", "paper": "better", "ours": "better", "reason": ""}
+    assert found["Layer-SAM"] == {"word": "not run", "paper": "better", "ours": None, "reason": ""}
+
+
+def test_verdicts_follow_the_metrics_direction():
+    runs = records_of("ptb", {"baseline": BASELINE, "sam": scores(3), "ga-sam": scores(3)})
+    assert said(runs)["SAM"] == "reproduced"  # worse, there and here
+    assert said(runs)["GA-SAM"] == "not reproduced (worse)"
+
+
+def test_verdicts_are_against_the_baseline_of_as_many_epochs():
+    longer = [
+        record("imdb", "baseline", test, seed=seed, settings={"epochs": 30}) for seed, test in enumerate([90.0] * 4)
+    ]
+    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(1.6)})
+    found = said([*runs, *longer])
+    assert found["GA-SAM"] == "reproduced"
+    assert found["Baseline (epochs 30)"] == ""
+    alone = said([*longer, *(run for run in runs if run["method"] != "baseline")])
+    assert alone["GA-SAM"] == "not run (no baseline)"
+
+
+def test_a_row_with_other_settings_alone_was_not_run():
+    runs = [*records_of("imdb", {"baseline": BASELINE}), record("imdb", "ga-sam", 90.0, settings={"epochs": 30})]
+    assert said(runs)["GA-SAM (epochs 30)"] == ""
+    assert said(runs)["GA-SAM"] == "not run"
+
+
+def test_a_tuned_radius_belongs_to_its_method_never_to_a_rung_of_that_size():
+    """2e-4 is Table 3's "L-inf, 2 x" on imdb and 5e-4 its collapse."""
+    runs = [
+        record("imdb"),
+        tuned("imdb", epsilon=5e-4, test=86.5),
+        record("imdb", "ga-sam", 85.0, walk={"epsilon": 5e-4}),
+    ]
+    assert len(grouped(runs)) == 2, "one configuration: a run counts once, whoever asked for it"
+    group = grouped([record("imdb"), tuned("imdb", epsilon=5e-4)])[1]
+    assert [row.label for row in rows_of(group, studies.load("table1"))] == ["GA-SAM"]
+    assert [row.label for row in rows_of(group, studies.load("table3"))] == ["K = 1", "L-inf, 1 x"]
+    assert paper_of(group).expected.text == "86.11 ± 0.22"
+    plain = grouped([record("imdb", "ga-sam", walk={"epsilon": 5e-4})])[0]
+    assert [row.label for row in rows_of(plain, studies.load("table3"))] == ["L-inf, 5 x"]
+    assert rows_of(plain, studies.load("table1")) == []
+
+
+def test_a_tuned_radius_may_have_another_norm_than_the_papers():
+    group = grouped([tuned("imdb", "sam", epsilon=0.05, norm=2.0)])[0]
+    assert [row.label for row in rows_of(group, studies.load("table1"))] == ["SAM"]
+    own = grouped([tuned("imdb", epsilon=0.05, norm=2.0)])[0]
+    assert [row.label for row in rows_of(own, studies.load("table3"))] == ["K = 1", "L2, 10 x"], (
+        "the paper's best in L2"
+    )
+
+
+def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
+    half = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")])[0]
+    double = grouped([tuned("ptb", epsilon=1e-3, norm=2.0, source="tuned on validation, 2 x")])[0]
+    quarter_more = grouped([tuned("ptb", epsilon=1e-3, source="tuned on validation, 1.25 x")])[0]
+    own = grouped([tuned("ptb", epsilon=8e-4)])[0]
+    steps = grouped([tuned("imdb", epsilon=5e-4, walk={"steps": 3})])[0]
+    three = studies.load("table3")
+    assert [row.label for row in rows_of(half, three)] == ["L-inf, 0.5 x"]
+    assert [row.label for row in rows_of(double, three)] == ["L2, 10 x"], "5 x is the paper's best there"
+    assert [row.label for row in rows_of(quarter_more, three)] == ["L-inf, 1 x"], "GA-SAM's own is 0.8 x on ptb"
+    assert [row.label for row in rows_of(own, three)] == ["K = 1", "L-inf, 0.8 x"]
+    assert [row.label for row in rows_of(steps, three)] == ["K = 3"]
+    for group in (half, double, steps):
+        assert rows_of(group, studies.load("table1")) == []
+    assert paper_of(half).expected.text == "85.54 ± 0.18"
+    assert paper_of(steps).expected.text == "84.97 ± 0.23"
+    odd = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 3 x")])[0]
+    assert rows_of(odd, three) == []
+    assert paper_of(odd) is None
+
+
+def test_a_run_that_was_there_before_is_a_rung_of_the_tuned_ladder():
+    """The paper's 1e-4 is 0.2 x of a tuned 5e-4: it is not run again, and its record keeps its first source."""
+    plain, five = record("imdb", "ga-sam", 85.0), tuned("imdb", epsilon=5e-4)
+    assert said([record("imdb"), plain], "table3")["L-inf, 0.2 x (epsilon 2e-05)"] == "not run"
+    shown = said([record("imdb"), plain, five], "table3")
+    assert shown["L-inf, 0.2 x (epsilon 0.0001)"] == "not reproduced (one seed)"
+    assert "L-inf, 1 x (tuned: L-inf 0.0005)" in shown
+    half = tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")
+    assert "L-inf, 0.2 x (epsilon 0.0001)" in said([record("imdb"), plain, half], "table3")
+    other = tuned("imdb", epsilon=5e-4, norm=2.0)
+    assert "L-inf, 0.2 x (epsilon 0.0001)" not in said([record("imdb"), plain, other], "table3")
+
+
+def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
+    runs = [
+        *records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(0)}),
+        *(tuned("imdb", epsilon=5e-4, test=test, seed=seed) for seed, test in enumerate(scores(1.6), 1)),
+        tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x"),
+    ]
+    groups = grouped(runs)
+    found = [line for line in lines(studies.load("table1"), "imdb", groups) if line.row.label == "GA-SAM"]
+    assert [line.name for line in found] == ["GA-SAM (tuned: L-inf 0.0005)", "GA-SAM"]
+    assert [line.first for line in found] == [True, False]
+    assert [str(line.verdict) for line in found] == ["reproduced", "not reproduced (no difference)"]
+    three = said(runs, "table3")
+    assert three["L-inf, 0.5 x (0.5 x tuned: L-inf 0.00025)"] == "not reproduced (one seed)"
+    assert three["L-inf, 5 x (epsilon 0.0005)"] == "not run"
