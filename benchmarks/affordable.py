@@ -26,11 +26,11 @@ from typing import Any
 
 from gasam import recommended
 from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.engines.step_time import step_times
 from gasam.lab.records import Record
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
-from gasam.lab.training.step_time import step_times
 
 SIZE = "small@2"
 SELECTION = {"imdb": (11,), "docstrings": (11, 12)}
@@ -61,7 +61,7 @@ class Runs:
         jobs = prepare(plans, self.out)
         run_all(jobs, self.out, self.jobs, lambda job, event: print(job.name) if event[0] == "done" else None)
         by_name = {job.name: job for job in jobs}
-        found = [by_name[plan.name({"hash": plan.data()["hash"]})].record for plan in plans]
+        found = [by_name[plan.name({"hash": plan.data().hash})].record for plan in plans]
         return [record for record in found if record is not None]
 
 

@@ -58,7 +58,7 @@ def scores(plans: Sequence[Plan], out: Path, jobs: int) -> list[float | None]:
     runs = prepare(plans, out)
     run_all(runs, out, jobs, lambda job, event: print(job.name, event[0]) if event[0] == "done" else None)
     by_name = {run.name: run.record for run in runs}
-    hashed = {"hash": plans[0].data()["hash"]}
+    hashed = {"hash": plans[0].data().hash}
     records = [by_name[plan.name(hashed)] for plan in plans]
     return [record["test"] if record else None for record in records]
 

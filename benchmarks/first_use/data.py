@@ -12,9 +12,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.corpus import Corpus, Source
 from gasam.lab.data.locations import data_directory
-from gasam.lab.data.source import Source
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import digits, docstrings, imdb, mnist, numerals, ptb, pydoc
 

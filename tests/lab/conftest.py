@@ -12,8 +12,8 @@ from filelock import FileLock
 import local_layout
 from gasam.lab.cli import main
 from gasam.lab.tasks import Origin
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ def trained(shared, data_dir):
         for task, method in wanted:
             plan = make(task, method, "tiny", origin=Origin(data_dir))
             run(plan, shared / "trained", cpu=True)
-            files[f"{task} {method}"] = shared / "trained" / f"{plan.name(plan.data())}.json"
+            files[f"{task} {method}"] = shared / "trained" / f"{plan.name(plan.data().hash)}.json"
         plan = make("en-vi", "baseline", "tiny", origin=Origin(data_dir))
         run(plan, shared / "trained" / "gradient-norms", cpu=True, gradient_norms=True)
     return files

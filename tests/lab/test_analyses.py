@@ -25,8 +25,8 @@ from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.analyses.subjects import load
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import Origin
-from gasam.lab.training.loop import run as train
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run as train
 from gasam.perturbation import Perturbation
 from local_layout import sentence, write_lines
 from tolerances import EXACT, error

@@ -7,14 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from gasam.lab.data.manifest import MANIFESTS
 
 from gasam.lab import records
 from gasam.lab.cli import NEEDED
-from gasam.lab.data.manifest import MANIFESTS
 from gasam.lab.methods import METHODS
 from gasam.lab.paper import studies
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.loop import run
+from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +160,7 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
     )
     assert ended.code == 0
     assert "5 of 6 runs are finished already" in ended.err
-    assert (tmp_path / f"{missing.name(missing.data())}.json").is_file()
+    assert (tmp_path / f"{missing.name(missing.data().hash)}.json").is_file()
     assert "86.11 ± 0.22" in ended.out
     assert {file.name for file in (tmp_path / "tables").iterdir()} == {
         f"table1-tiny.{kind}" for kind in ("json", "md", "png")

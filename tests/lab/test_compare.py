@@ -14,8 +14,9 @@ import torch
 
 from gasam.lab.engines.local import cores, prepare, run_all
 from gasam.lab.errors import InputError
-from gasam.lab.training.loop import run
+from gasam.lab.records import read
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 COMPARE = ("compare", "digits", "--size", "tiny", "--cpu")
 # As many jobs as cores: every process has one thread, as this one has, so that numbers are the same to the bit.
@@ -24,7 +25,7 @@ LONG = 600
 
 
 def name_of(plan):
-    return plan.name(plan.data())
+    return plan.name(plan.data().hash)
 
 
 class Events(list):
@@ -165,7 +166,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
     shown = [int(number) for number in re.findall(rf"epoch (\d+)/{epochs}", ended.err)]
     assert shown == list(range(before["epoch"] + 1, epochs + 1))
     assert f"epoch {before['epoch'] - 1}/{epochs}" not in ended.err
-    record = json.loads((tmp_path / "runs" / f"{name_of(plan)}.json").read_text())
+    record = read(tmp_path / "runs" / f"{name_of(plan)}.json")
     whole = run(plan, tmp_path / "whole", cpu=True)
-    assert [row["loss"] for row in record["curve"]] == [row["loss"] for row in whole["curve"]]
-    assert (record["valid"], record["test"]) == (whole["valid"], whole["test"])
+    assert [row["loss"] for row in record.curve] == [row["loss"] for row in whole.curve]
+    assert (record.valid, record.test) == (whole.valid, whole.test)

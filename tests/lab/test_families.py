@@ -12,13 +12,14 @@ from torch import nn
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.families.classification import TextClassification, TextCNNSettings, words
+from gasam.lab.families.encoded import encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.labelled import accuracy
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
-from gasam.lab.methods import choose
-from gasam.lab.tasks.sizes import SIZES
+from gasam.lab.tasks import TASKS
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.optimisation import learning_rate, optimizer_for
+from gasam.lab.walks import choose
 from tolerances import EXACT, error, same_bits
 
 TRAINED = {"epochs": 1, "batch": 4, "learning_rate": 0.1, "dropout": 0.0}
@@ -42,12 +43,12 @@ TRAINED = {"epochs": 1, "batch": 4, "learning_rate": 0.1, "dropout": 0.0}
     ],
 )
 def test_learning_rates_at_points_computed_by_hand(task, epoch, update, rate):
-    assert learning_rate(SIZES[task]["paper"], epoch, update) == pytest.approx(rate, rel=1e-12)
+    assert learning_rate(TASKS[task].sizes["paper"], epoch, update) == pytest.approx(rate, rel=1e-12)
 
 
 @pytest.mark.parametrize(("task", "kind"), [("imdb", "Adam"), ("ptb", "SGD"), ("en-vi", "AdamW")])
 def test_optimizers_have_the_recipes_numbers(task, kind):
-    recipe = SIZES[task]["paper"]
+    recipe = TASKS[task].sizes["paper"]
     optimizer = optimizer_for(nn.Linear(2, 2), recipe)
     [group] = optimizer.param_groups
     assert type(optimizer).__name__ == kind
@@ -70,9 +71,9 @@ def test_words_are_lower_case_without_markup():
 
 def test_texts_are_the_most_frequent_words_of_training_padded_and_cut():
     """apple, film and good are there twice, the others once: of these the alphabetically first three."""
-    data = TextClassification.encode(REVIEWS, CNN)
-    assert data["words"] == ["<pad>", "<unk>", "apple", "film", "good", "!", "?", "bad"]
-    assert data["classes"] == ["no", "yes"]
+    data = encode(TextClassification, REVIEWS, CNN)
+    assert data.shared["words"] == ["<pad>", "<unk>", "apple", "film", "good", "!", "?", "bad"]
+    assert data.shared["classes"] == ["no", "yes"]
     assert data["train"][0].tolist() == [[4, 4, 3, 1, 1], [7, 3, 5, 0, 0], [1, 2, 2, 0, 0]]
     assert data["valid"][0].tolist() == [[1, 4, 1, 0, 0]]
     assert data["test"][0].tolist() == [[1, 1, 4, 7, 3]]
@@ -80,14 +81,14 @@ def test_texts_are_the_most_frequent_words_of_training_padded_and_cut():
 
 
 def test_fewer_rows_are_a_part_of_training_and_their_words_alone_are_known():
-    data = TextClassification.encode(REVIEWS, TextCNNSettings(**vars(CNN) | {"rows": 1}))
+    data = encode(TextClassification, REVIEWS, TextCNNSettings(**vars(CNN) | {"rows": 1}))
     assert [len(data[split][1]) for split in ("train", "valid", "test")] == [1, 1, 1]
-    assert set(data["words"][2:]) in [set(words(text)) for text, _ in REVIEWS.train]
+    assert set(data.shared["words"][2:]) in [set(words(text)) for text, _ in REVIEWS.train]
 
 
 def test_text_network_is_convolutions_and_their_largest_values():
     """Against numpy: a row of zeros where there is no word, and the largest of each map over all places."""
-    data = TextClassification.encode(REVIEWS, CNN)
+    data = encode(TextClassification, REVIEWS, CNN)
     model = TextClassification(CNN, data).model().double()
     with torch.no_grad():  # one map of each window is largest where there is nothing, if there is such a place
         model.embedding.weight.abs_()
@@ -119,7 +120,7 @@ def test_accuracy_is_the_share_of_right_answers(rows):
 
 def test_every_row_is_in_one_batch_of_an_epoch_and_seeds_change_the_order():
     settings = TextCNNSettings(**TRAINED | {"batch": 2}, vocabulary=8, length=5, embedding=4, maps=3)
-    family = TextClassification(settings, TextClassification.encode(REVIEWS, settings))
+    family = TextClassification(settings, encode(TextClassification, REVIEWS, settings))
     epochs = [family.batches(torch.Generator().manual_seed(seed)) for seed in (1, 1, *range(2, 12))]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [2, 1]
@@ -131,7 +132,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_seeds_change_the_order():
 def test_images_are_numbers_from_zero_to_one():
     corpus = Corpus([(bytes([0, 51, 255]), 1), (bytes([1, 2, 3]), 0)], [(b"abc", 0)], [(b"xyz", 1)], ("a", "b"))
     settings = MLPSettings(**TRAINED, hidden=(5,))
-    family = ImageClassification(settings, ImageClassification.encode(corpus, settings))
+    family = ImageClassification(settings, encode(ImageClassification, corpus, settings))
     images, labels = family.batch(torch.tensor([0, 1]))
     assert error(family.model()[0](images), np.array([[0, 0.2, 1], [1 / 255, 2 / 255, 3 / 255]])) < 1e-7
     assert labels.tolist() == [1, 0]
@@ -159,7 +160,7 @@ LINES = Corpus(["b a", "a <unk> c"], ["a d"], ["c b a b", "a d c"])
 def language_model(**changes):
     settings = LSTMSettings(**TRAINED | {"vocabulary": 4, "length": 3, "hidden": 5} | changes)
     torch.manual_seed(3)
-    family = LanguageModel(settings, LanguageModel.encode(LINES, settings))
+    family = LanguageModel(settings, encode(LanguageModel, LINES, settings))
     model = family.model()
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.9, 0.9)
@@ -169,7 +170,7 @@ def language_model(**changes):
 def test_text_is_one_stream_with_an_end_after_every_line():
     """Of b and c, once each, the alphabetically first is known."""
     data = language_model()[0].data
-    assert data["words"] == ["<unk>", "<eos>", "a", "b"]
+    assert data.shared["words"] == ["<unk>", "<eos>", "a", "b"]
     assert [data[split].tolist() for split in ("train", "valid")] == [[3, 2, 1, 2, 0, 0, 1], [2, 0, 1]]
 
 

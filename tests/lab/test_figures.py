@@ -15,8 +15,8 @@ from gasam.lab.paper.figures.gradients import layers_of
 from gasam.lab.paper.figures.robustness import has_half
 from gasam.lab.paper.figures.substitutions import doubling
 from gasam.lab.tasks import Origin
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 from tolerances import EXACT
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gasam.lab.data.corpus import SPLITS
 from gasam.lab.errors import InputError
-from gasam.lab.tasks import files
+from gasam.lab.tasks import own as files
 from local_layout import sentence, write, write_lines
 
 LABELS = ("spam", "ham")

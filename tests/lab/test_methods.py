@@ -10,8 +10,10 @@ from torch import nn
 
 from gasam import FreeLB, SharpBackward
 from gasam.lab.errors import InputError
-from gasam.lab.methods import METHODS, TABLE1, choose
+from gasam.lab.methods import METHODS, TABLE1
+from gasam.lab.records import EpsilonSource
 from gasam.lab.training.plan import make
+from gasam.lab.walks import choose
 
 L2, LINF = 2.0, math.inf
 TOKENS = 4096  # fairseq's loss is the sum over a batch
@@ -80,7 +82,7 @@ def test_radius_norm_and_steps_are_the_appendixs(method, task):
     norm, epsilon, steps = APPENDIX[method, task]
     assert (choice.norm, choice.steps) == (norm, steps)
     assert choice.epsilon == pytest.approx(epsilon, rel=1e-12)
-    assert choice.epsilon_source.split(",")[0] == "paper"
+    assert choice.epsilon_source.kind == "paper"
     assert choice.start_epoch == (30 if task in ("en-vi", "de-en") else 1)
 
 
@@ -126,7 +128,7 @@ def test_walks_start_at_the_papers_share_of_the_epochs(task, epochs, start):
     ],
 )
 def test_every_radius_says_where_it_comes_from(method, task, given, source):
-    assert choose(method, task, 10, given).epsilon_source == source
+    assert choose(method, task, 10, given).epsilon_source == EpsilonSource.of_sentence(source)
 
 
 def test_what_is_overridden_is_used_and_the_rest_is_kept():
@@ -135,7 +137,7 @@ def test_what_is_overridden_is_used_and_the_rest_is_kept():
     changed = choose("ga-sam", "imdb", 10, given)
     assert changed == replace(
         usual, epsilon=1.0, norm=3.0, steps=4, risk="final", start_epoch=10, same_noise=True,
-        epsilon_source="command line",
+        epsilon_source=EpsilonSource(kind="given"),
     )  # fmt: skip
     assert changed.identity() == json.loads(json.dumps(changed.identity()))
     assert isinstance(changed.epsilon, float)

@@ -83,7 +83,7 @@ def test_guessing_level_of_a_language_model_is_that_of_frequencies():
     plan = make("pydoc", "baseline", "tiny")
     family = plan.family(plan.data())
     train, valid = (family.data[split].tolist() for split in ("train", "valid"))
-    words = len(family.data["words"])
+    words = len(family.data.shared["words"])
     surprise = [-math.log((train.count(word) + 1) / (len(train) + words)) for word in valid[1:]]
     assert family.worthless("valid") == pytest.approx(math.exp(np.mean(surprise)), rel=1e-5)
 
@@ -208,7 +208,7 @@ def test_the_conclusion_names_searches_that_show_nothing():
 def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size):
     question = Question(task, "ga-sam", size, quantity=quantity)
     candidate = Candidate(math.inf, -2, 5)
-    data = question.plan(None).data()["hash"]
+    data = question.plan(None).data().hash
     found = replace(
         finding_of(task, "ga-sam", [response(84.0, exponent=-2, mantissa=5)], size=size),
         quantity=quantity, walk=question.fixed(), data=data,
@@ -223,7 +223,7 @@ def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size)
 
 
 def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
-    data = make("imdb", "baseline", "small@2").data()["hash"]
+    data = make("imdb", "baseline", "small@2").data().hash
     for name, quantity, cap, valid in (
         ("a", "epsilon", None, 90.0),
         ("b", "budget", 0.1, 82.0),

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.subwords import Subwords
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.sizes import SIZE_NAMES, SIZES
+from gasam.lab.tasks import SIZE_NAMES, TASKS
 
 FAIRSEQ = {
     "optimizer": "adamw",
@@ -70,18 +70,17 @@ APPENDIX = {
 
 @pytest.mark.parametrize("task", APPENDIX)
 def test_size_paper_is_the_appendix_to_the_letter(task):
-    settings = vars(SIZES[task]["paper"])
+    settings = vars(TASKS[task].sizes["paper"])
     assert {name: settings[name] for name in APPENDIX[task]} == APPENDIX[task]
     assert settings["rows"] is None
 
 
 def test_every_task_has_every_size_of_its_familys_type_and_twins_have_the_papers():
-    assert SIZES.keys() == TASKS.keys()
     for name, task in TASKS.items():
         assert set(task.sizes) - {"small@2"} == set(SIZE_NAMES)
         assert {type(settings) for settings in task.sizes.values()} == {task.family.settings_type}
         twin = task.kind.removeprefix("twin of ")
-        assert twin == task.kind or SIZES[name]["paper"] == SIZES[twin]["paper"]
+        assert twin == task.kind or TASKS[name].sizes["paper"] == TASKS[twin].sizes["paper"]
 
 
 def numbered(count):
@@ -91,6 +90,7 @@ def numbered(count):
 def built(task, data):
     """A model at the paper's size, without memory for its weights."""
     definition = TASKS[task]
+    data = Encoded(data, {}, "")
     with torch.device("meta"):
         return definition.family(definition.sizes["paper"], data).model()
 
@@ -120,7 +120,7 @@ def test_language_model_of_the_paper():
 
 
 def test_transformer_of_the_paper():
-    model = built("en-vi", {"subwords_0": numbered(17_192), "subwords_1": numbered(7_710)})
+    model = built("en-vi", {"subwords": (numbered(17_192), numbered(7_710))})
     config, found = model.config, shapes(model)
     assert (config.encoder_layers, config.decoder_layers) == (6, 6)
     assert (config.encoder_attention_heads, config.decoder_attention_heads) == (8, 8)
@@ -142,8 +142,7 @@ def test_transformer_of_the_paper():
 
 
 def test_perceptron_of_the_paper():
-    images = torch.zeros(1, 784, dtype=torch.uint8)
-    found = shapes(built("mnist", {"train": (images,), "classes": range(10), "brightest": 255}))
+    found = shapes(built("mnist", {"pixels": 784, "classes": range(10), "brightest": 255}))
     assert [shape for shape in found.values() if len(shape) == 2] == [(100, 784), (100, 100), (10, 100)]
 
 
@@ -186,7 +185,9 @@ def test_a_setting_that_cannot_be_is_told_in_one_sentence(task, name, value, tol
 
 
 def test_null_takes_a_limit_away_and_a_whole_number_is_the_same_number():
-    assert TASKS["ptb"].settings("tiny", rows=None, clip=None) == replace(SIZES["ptb"]["tiny"], rows=None, clip=None)
+    assert TASKS["ptb"].settings("tiny", rows=None, clip=None) == replace(
+        TASKS["ptb"].sizes["tiny"], rows=None, clip=None
+    )
     settings = TASKS["imdb"].settings("tiny", dropout=0, learning_rate=1)
     assert (repr(settings.dropout), repr(settings.learning_rate)) == ("0.0", "1.0")
 

@@ -8,6 +8,7 @@ import pytest
 
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
+from gasam.lab.records import EpsilonSource
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import make
 from local_layout import sentence, write_lines
@@ -33,7 +34,7 @@ def test_every_number_makes_another_run(task):
         if field.name != "epsilon_source":
             changed = replace(plan.choice, **{field.name: other(getattr(plan.choice, field.name))})
             others.append(replace(plan, choice=changed))
-    identities = [made.identity(HASH) for made in (plan, *others)] + [plan.identity({"hash": "other"})]
+    identities = [made.identity(HASH) for made in (plan, *others)] + [plan.identity("other")]
     assert len(set(identities)) == len(identities) > 20
     assert len({made.name(HASH) for made in (plan, *others)}) == len(others) + 1
 
@@ -41,7 +42,9 @@ def test_every_number_makes_another_run(task):
 def test_where_data_lies_and_who_chose_epsilon_make_no_other_run(tmp_path):
     plan = make("imdb", "ga-sam")
     elsewhere = replace(plan, origin=Origin(data_dir=tmp_path))
-    from_config = replace(plan, choice=replace(plan.choice, epsilon_source="paper, table3"))
+    from_config = replace(
+        plan, choice=replace(plan.choice, epsilon_source=EpsilonSource(kind="paper", remark="table3"))
+    )
     assert plan.identity(HASH) == elsewhere.identity(HASH) == from_config.identity(HASH)
 
 
@@ -51,7 +54,7 @@ def test_a_file_is_known_by_its_content_and_not_by_its_name(tmp_path):
     names = []
     for file, text in texts.items():
         plan = make("lm", "baseline", "tiny", origin=Origin(train=str(write_lines(tmp_path / file, text))))
-        names.append(plan.name(plan.data()))
+        names.append(plan.name(plan.data().hash))
     assert names[0] == names[1] != names[2]
 
 

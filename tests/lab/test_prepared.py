@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from gasam.lab import storage
-from gasam.lab.data.corpus import Corpus
-from gasam.lab.data.source import Source
+from gasam.lab.data.corpus import Corpus, Source
 from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded, encoded
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
-from gasam.lab.tasks.prepared import prepare
-from gasam.lab.tasks.sizes import SIZES
+from gasam.lab.tasks import TASKS
 from gasam.lab.training.checkpoints import Checkpoints
 from local_layout import sentence
 
-SETTINGS = SIZES["lm"]["tiny"]
+SETTINGS = TASKS["lm"].sizes["tiny"]
 
 
 @pytest.fixture
@@ -49,32 +48,34 @@ class Counted:
 
 
 def same(first, second):
-    return first.keys() == second.keys() and all(
-        torch.equal(first[key], second[key]) if isinstance(first[key], torch.Tensor) else first[key] == second[key]
-        for key in first
-    )
+    assert isinstance(second, Encoded)
+    assert first.splits.keys() == second.splits.keys()
+    assert all(torch.equal(first[split], second[split]) for split in first.splits)
+    return (first.shared, first.hash, first.notes, first.version) == (
+        second.shared, second.hash, second.notes, second.version,
+    )  # fmt: skip
 
 
 def test_encoded_data_is_made_once(tmp_path, text):
     counted = Counted(text)
-    first = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
-    again = prepare(LanguageModel, counted.source, replace(SETTINGS, dropout=0.3, epochs=9), tmp_path / "cache")
+    first = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    again = encoded(LanguageModel, counted.source, replace(SETTINGS, dropout=0.3, epochs=9), tmp_path / "cache")
     assert counted.reads == 1
     assert same(first, again)
-    assert first["hash"] == counted.read().digest()
-    assert first["notes"] == ["from a test"]
+    assert first.hash == counted.read().digest()
+    assert first.notes == ("from a test",)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_what_a_size_leaves_out_is_noted(tmp_path, text):
-    fewer = prepare(LanguageModel, Counted(text).source, replace(SETTINGS, rows=7), tmp_path)
-    assert fewer["notes"] == ["from a test", "7 of the 20 training examples are used in this size"]
+    fewer = encoded(LanguageModel, Counted(text).source, replace(SETTINGS, rows=7), tmp_path)
+    assert fewer.notes == ("from a test", "7 of the 20 training examples are used in this size")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "half", "one byte", "garbage"])
 def test_a_damaged_file_is_made_again(tmp_path, text, damage):
     counted = Counted(text)
-    first = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    first = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
     [file] = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
     broken = {
@@ -85,27 +86,27 @@ def test_a_damaged_file_is_made_again(tmp_path, text, damage):
         "garbage": os.urandom(len(whole)),
     }
     file.write_bytes(broken[damage])
-    again = prepare(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
+    again = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
     assert counted.reads == 2
     assert same(first, again)
-    assert same(first, torch.load(file, weights_only=True))
+    assert same(first, Encoded(**torch.load(file, weights_only=True)))
 
 
 def test_other_settings_or_content_give_another_file(tmp_path, text):
-    made = [prepare(LanguageModel, Counted(text).source, settings, tmp_path / "cache")
+    made = [encoded(LanguageModel, Counted(text).source, settings, tmp_path / "cache")
             for settings in (SETTINGS, replace(SETTINGS, rows=5), replace(SETTINGS, vocabulary=7))]  # fmt: skip
-    assert [len(data["words"]) for data in made[1:]] != [len(data["words"]) for data in made[:2]]
+    assert [len(data.shared["words"]) for data in made[1:]] != [len(data.shared["words"]) for data in made[:2]]
     text.write_text(text.read_text() + "one more line\n")
-    changed = prepare(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache")
-    assert changed["hash"] != made[0]["hash"]
+    changed = encoded(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache")
+    assert changed.hash != made[0].hash
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
 def test_an_encoding_that_fails_leaves_no_file(tmp_path):
     source = Source("pairs", lambda: Corpus([("a b c", "d e f")] * 9, [("a", "d")], [("a", "d")]))
-    settings = replace(SIZES["translate"]["tiny"], length=2)
+    settings = replace(TASKS["translate"].sizes["tiny"], length=2)
     with pytest.raises(InputError, match="no training pair"):
-        prepare(Translation, source, settings, tmp_path / "cache")
+        encoded(Translation, source, settings, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -113,9 +114,9 @@ TWO_AT_ONCE = """
 import sys, time
 from pathlib import Path
 from gasam.lab.families.language import LanguageModel
-from gasam.lab.tasks.prepared import prepare
-from gasam.lab.tasks.sizes import SIZES
-from gasam.lab.tasks.files import lm
+from gasam.lab.families.encoded import encoded
+from gasam.lab.tasks import TASKS
+from gasam.lab.tasks.own import lm
 
 text, cache, ready = map(Path, sys.argv[1:])
 source = lm(text)
@@ -124,10 +125,10 @@ ready.touch()
 while len(list(ready.parent.iterdir())) < 2:
     time.sleep(0.001)
 for _ in range(5):
-    print(prepare(LanguageModel, source, SIZES["lm"]["tiny"], cache)["hash"])
+    print(encoded(LanguageModel, source, TASKS["lm"].sizes["tiny"], cache).hash)
     for file in cache.glob("lm-*"):
         file.unlink(missing_ok=True)
-prepare(LanguageModel, source, SIZES["lm"]["tiny"], cache)
+encoded(LanguageModel, source, TASKS["lm"].sizes["tiny"], cache)
 """
 
 
@@ -223,10 +224,10 @@ def test_code_in_a_file_is_never_run(tmp_path, text, write):
     with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .*run to run from"):
         checkpoints.load(checkpoints.last)
 
-    first = prepare(LanguageModel, Counted(text).source, SETTINGS, cache)
+    first = encoded(LanguageModel, Counted(text).source, SETTINGS, cache)
     [file] = cache.iterdir()
     write({"words": Evil(touched)}, file)
-    assert same(first, prepare(LanguageModel, Counted(text).source, SETTINGS, cache))
+    assert same(first, encoded(LanguageModel, Counted(text).source, SETTINGS, cache))
     assert not touched.exists()
 
 

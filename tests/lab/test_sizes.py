@@ -1,42 +1,45 @@
 """Sizes have versions: users get the newest, records keep theirs."""
 
+import pytest
 import torch
 
 from gasam import recommended
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.sizes import SIZES, for_users, in_records
+from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded
+from gasam.lab.tasks import TASKS, asked_size, recorded_size
 from gasam.lab.training.plan import make
 
 
 def test_users_get_the_newest_version():
-    assert in_records("imdb", "small") == "small@2"
-    assert in_records("imdb", "small@2") == "small@2"
-    assert in_records("imdb", "small@1") == "small"
-    assert in_records("classify", "small") == "small"  # your own data: one version
-    assert in_records("imdb", "paper") == "paper"
+    assert recorded_size("imdb", "small") == "small@2"
+    assert recorded_size("imdb", "small@2") == "small@2"
+    assert recorded_size("imdb", "small@1") == "small"
+    assert recorded_size("classify", "small") == "small"  # your own data: one version
+    assert recorded_size("imdb", "paper") == "paper"
 
 
 def test_unknown_sizes_and_tasks_are_left_to_the_plan():
-    assert in_records("imdb", "small@9") == "small@9"
-    assert in_records("imdb", "small@new") == "small@new"
-    assert in_records("unknown", "small") == "small"
+    assert recorded_size("imdb", "small@9") == "small@9"
+    assert recorded_size("imdb", "small@new") == "small@new"
+    with pytest.raises(InputError, match=r"task must be one of .*, got 'unknown'"):
+        recorded_size("unknown", "small")
 
 
 def test_every_recorded_size_can_be_asked_for():
     for task in TASKS:
-        for size in SIZES[task]:
-            assert in_records(task, for_users(task, size)) == size
+        for size in TASKS[task].sizes:
+            assert recorded_size(task, asked_size(task, size)) == size
 
 
 def test_versions_are_different_runs_and_the_first_is_as_it_was():
     first, second = make("imdb", "baseline", "small"), make("imdb", "baseline", "small@2")
     assert "embedding_scale" not in first.config()["settings"]
     assert second.config()["settings"]["embedding_scale"] == 0.1
-    assert first.identity({"hash": "data"}) != second.identity({"hash": "data"})
+    assert first.identity("data") != second.identity("data")
 
 
 def test_initial_embeddings_have_the_scale_of_the_size():
-    data = {"words": [str(i) for i in range(2000)], "classes": ["a", "b"]}
+    data = Encoded({"words": [str(i) for i in range(2000)], "classes": ["a", "b"]}, {}, "")
     scales = []
     for size in ("small", "small@2"):
         plan = make("docstrings", "baseline", size)
@@ -50,8 +53,8 @@ def test_initial_embeddings_have_the_scale_of_the_size():
 
 def test_paper_and_tiny_sizes_keep_torchs_scale():
     for task in ("imdb", "docstrings"):
-        assert {SIZES[task][size].embedding_scale for size in ("paper", "small", "tiny")} == {1.0}
-    assert {recipe.embedding_scale for recipe in SIZES["classify"].values()} == {0.1}
+        assert {TASKS[task].sizes[size].embedding_scale for size in ("paper", "small", "tiny")} == {1.0}
+    assert {recipe.embedding_scale for recipe in TASKS["classify"].sizes.values()} == {0.1}
 
 
 def test_newer_sizes_and_own_data_use_the_recommended_walk():

@@ -10,7 +10,7 @@ import torch
 
 from gasam.lab.data.locations import cache_directory, data_directory
 from gasam.lab.errors import InputError
-from gasam.lab.tasks import imdb, iwslt, mnist, ptb
+from gasam.lab.tasks import de_en, en_vi, imdb, mnist, ptb
 from local_layout import (
     PROMISED,
     PUBLISHED,
@@ -32,8 +32,8 @@ from local_layout import (
 LOCAL = {
     "imdb": (write_imdb, imdb.source),
     "ptb": (write_ptb, ptb.source),
-    "en-vi": (write_en_vi, iwslt.en_vi),
-    "de-en": (write_de_en, iwslt.de_en),
+    "en-vi": (write_en_vi, en_vi.source),
+    "de-en": (write_de_en, de_en.source),
     "mnist": (write_mnist, mnist.source),
 }
 
@@ -128,7 +128,7 @@ def test_ptb_gives_stripped_lines(tmp_path):
 
 
 def test_substitutes_are_counted_and_said(tmp_path):
-    corpus = iwslt.en_vi(write_en_vi(tmp_path)).read()
+    corpus = en_vi.source(write_en_vi(tmp_path)).read()
     assert sizes(corpus) == (2 * ROWS, ROWS, ROWS)
     assert corpus.notes == ("40 substitute training pairs, not the paper's 133k",)
     assert corpus.train[0] == (f"ted_small 0 {sentence(0)} en", f"ted_small 0 {sentence(0)} vi")
@@ -138,12 +138,12 @@ def test_substitutes_are_counted_and_said(tmp_path):
 
 
 def test_thousands_of_substitutes_are_rounded(tmp_path):
-    assert iwslt.de_en(write_de_en(tmp_path, rows=1600)).read().notes == ("2k subset of the 160k training pairs",)
+    assert de_en.source(write_de_en(tmp_path, rows=1600)).read().notes == ("2k subset of the 160k training pairs",)
 
 
 @pytest.mark.parametrize(
     ("writer", "source", "folder", "languages"),
-    [(write_en_vi, iwslt.en_vi, "iwslt15", ("en", "vi")), (write_de_en, iwslt.de_en, "iwslt14", ("de", "en"))],
+    [(write_en_vi, en_vi.source, "iwslt15", ("en", "vi")), (write_de_en, de_en.source, "iwslt14", ("de", "en"))],
     ids=["en-vi", "de-en"],
 )
 def test_genuine_training_text_goes_before_substitutes(tmp_path, writer, source, folder, languages):
@@ -160,7 +160,7 @@ def test_pairs_with_an_empty_side_leave_the_training_text_only(tmp_path):
     for name in ("train_subset", "valid"):
         write_lines(tmp_path / f"iwslt14/{name}.de.gz", ["ja", "", "nein", "gut"])
         write_lines(tmp_path / f"iwslt14/{name}.en.gz", ["yes", "no", " ", "good"])
-    corpus = iwslt.de_en(tmp_path).read()
+    corpus = de_en.source(tmp_path).read()
     assert corpus.train == [("ja", "yes"), ("gut", "good")]
     assert corpus.valid == [("ja", "yes"), ("", "no"), ("nein", ""), ("gut", "good")]
 
@@ -169,7 +169,7 @@ def test_unequal_files_are_told_with_both_counts(tmp_path):
     write_de_en(tmp_path)
     short = write_lines(tmp_path / "iwslt14/test.en.gz", ["one"])
     with pytest.raises(InputError) as caught:
-        iwslt.de_en(tmp_path).read()
+        de_en.source(tmp_path).read()
     assert str(caught.value).startswith(f"{tmp_path}/iwslt14/test.de.gz has 20 lines and {short} has 1, but line n")
 
 
@@ -229,8 +229,8 @@ def test_locations_prefer_what_is_given_then_the_environment(monkeypatch, tmp_pa
 REAL = {
     "imdb": (imdb.source, (25_000, 12_500, 12_500)),
     "ptb": (ptb.source, (42_068, 3_370, 3_761)),
-    "en-vi": (iwslt.en_vi, (None, 1_553, 1_268)),
-    "de-en": (iwslt.de_en, (None, 7_283, 6_750)),
+    "en-vi": (en_vi.source, (None, 1_553, 1_268)),
+    "de-en": (de_en.source, (None, 7_283, 6_750)),
     "mnist": (mnist.source, (50_000, 10_000, 10_000)),
 }
 

@@ -11,8 +11,8 @@ from gasam.lab.analyses.subjects import load
 from gasam.lab.errors import InputError
 from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import Origin, prepared
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
 from tolerances import SINGLE, error, same_bits
 
@@ -36,8 +36,8 @@ def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(subject, t
     assert same_bits(found.values(), saved.values())
     assert not subject.model.training
     assert subject.name == file.stem
-    assert subject.score(subject.model, "test") == subject.record["test"] > 0
-    assert subject.score(subject.model, "valid") == subject.record["valid"]
+    assert subject.score(subject.model, "test") == subject.record.test > 0
+    assert subject.score(subject.model, "valid") == subject.record.valid
 
 
 def test_a_folder_names_a_run_as_its_record_does(trained):
@@ -51,14 +51,14 @@ def test_the_objective_is_the_training_loss_of_each_example(subject):
     family, model = subject.family, subject.model
     for batch in subject.examples("train", 32)[:2]:
         losses = subject.objective(model, batch)
-        if subject.record["task"] == "en-vi":
+        if subject.record.task == "en-vi":
             alone = [
                 family.loss(model, tuple(side[i][side[i] != PAD][None] for side in batch), None)[0]
                 for i in range(len(losses))
             ]
             assert error(losses, torch.stack(alone)) < SINGLE
             continue
-        if subject.record["task"] == "ptb":
+        if subject.record.task == "ptb":
             words, following = batch
             columns = [
                 cross_entropy(model(words[:, i : i + 1], None)[0][:, 0], following[:, i]) for i in range(words.shape[1])
@@ -76,7 +76,7 @@ def test_examples_are_always_the_same_and_as_many_as_asked(subject, split):
     assert [len(batch) for batch in first] == [len(batch) for batch in again]
     assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
     count = sum(len(subject.objective(subject.model, batch)) for batch in first)
-    columns = subject.family.settings.batch if subject.record["task"] == "ptb" else 1
+    columns = subject.family.settings.batch if subject.record.task == "ptb" else 1
     assert count == subject.count(split, 6)
     assert 6 <= count < 6 + columns
 
@@ -90,11 +90,11 @@ def test_no_more_examples_than_there_are(subject):
 def test_a_score_can_be_of_the_first_rows(subject):
     family, model = subject.family, subject.model
     found = subject.score(model, "test", 7)
-    if subject.record["task"] == "en-vi":
+    if subject.record.task == "en-vi":
         lines = family.translate(model, "test")
         assert family.translate(model, "test", 7) == lines[:7]
         assert found == bleu(lines[:7], family.data["references"]["test"][:7])[0]
-    elif subject.record["task"] == "ptb":
+    elif subject.record.task == "ptb":
         words = family.data["test"][: 7 * family.settings.length + 1].long()
         with torch.no_grad():
             scores = model(words[:-1, None], None)[0][:, 0]
@@ -145,8 +145,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path)
 def test_a_diverged_run_is_refused(tmp_path):
     plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
     record = run(plan, tmp_path, cpu=True)
-    assert record["diverged"]
-    refused(tmp_path / f"{plan.name(plan.data())}.json", "has no weights to analyse: the run diverged")
+    assert record.diverged
+    refused(tmp_path / f"{plan.name(plan.data().hash)}.json", "has no weights to analyse: the run diverged")
 
 
 def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
@@ -157,7 +157,7 @@ def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
     record = run(plan, tmp_path / "runs", cpu=True)
     [file] = (tmp_path / "runs").glob("*.json")
     subject = load(file, origin, cpu=True)
-    assert subject.score(subject.model, "test") == record["test"]
+    assert subject.score(subject.model, "test") == record.test
     refused(file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns))
     refused(file, "--train", origin=Origin())
     refused(file, "review", origin=Origin(train=str(mine)))
@@ -171,11 +171,11 @@ def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
 def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
     file = trained["digits baseline"]
     record = json.loads(file.read_text())
-    del record["data"]["encoding"]
+    del record.data["encoding"]
     shutil.copytree(file.with_suffix(""), tmp_path / file.stem)
     (tmp_path / file.name).write_text(json.dumps(record))
     subject = load(tmp_path / file.name, Origin(), cpu=True)
-    assert subject.score(subject.model, "test") == record["test"]
+    assert subject.score(subject.model, "test") == record.test
 
 
 def test_files_are_not_for_tasks_that_bring_their_own(trained):

@@ -13,10 +13,12 @@ from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, ga_sam
 from gasam.lab.methods import METHODS
+from gasam.lab.records import as_json, read
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training, run
+from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 PAPER_AND_TWINS = [name for name, task in TASKS.items() if task.kind != "yours"]
 TIMES = ("seconds", "evaluation_seconds", "commit", "dirty")
@@ -24,6 +26,7 @@ TIMES = ("seconds", "evaluation_seconds", "commit", "dirty")
 
 def timeless(record):
     """A record without what may differ between two runs of the same."""
+    record = as_json(record)
     kept = {key: value for key, value in record.items() if key not in TIMES}
     curve = [{key: value for key, value in row.items() if key != "seconds"} for row in record["curve"]]
     return kept | {"curve": curve}
@@ -37,14 +40,14 @@ def test_every_task_trains_two_epochs_and_the_same_seed_gives_the_same_record(ta
     other = run(replace(plan, seed=2), tmp_path / "other", cpu=True)
 
     assert timeless(first) == timeless(again)
-    assert [row["loss"] for row in other["curve"]] != [row["loss"] for row in first["curve"]]
-    assert [row["epoch"] for row in first["curve"]] == [1, 2]
-    assert first["valid"] is not None
-    assert first["test"] is not None
+    assert [row["loss"] for row in other.curve] != [row["loss"] for row in first.curve]
+    assert [row["epoch"] for row in first.curve] == [1, 2]
+    assert first.valid is not None
+    assert first.test is not None
     late = plan.choice.start_epoch - 1
-    assert first["gradient_evaluations"] == first["updates"] // 2 * (late + (2 - late) * (plan.choice.steps + 1))
+    assert first.gradient_evaluations == first.updates // 2 * (late + (2 - late) * (plan.choice.steps + 1))
     [name] = (tmp_path / "first").glob("*.json")
-    assert json.loads(name.read_text()) == first
+    assert json.loads(name.read_text()) == as_json(first)
     assert sorted(file.name for file in (tmp_path / "first" / name.stem).iterdir()) == [".lock", "model.pt"]
 
 
@@ -53,8 +56,8 @@ def test_every_method_trains_and_counts_its_gradients(method, tmp_path):
     plan = make("pydoc", method, "tiny", settings={"epochs": 1, "rows": 60})
     record = run(plan, tmp_path, cpu=True)
     passes = 1 if method == "baseline" else 2
-    assert record["gradient_evaluations"] == passes * record["updates"]
-    assert record["diverged"] is False
+    assert record.gradient_evaluations == passes * record.updates
+    assert record.diverged is False
 
 
 def test_loop_equals_one_written_out(tmp_path):
@@ -90,17 +93,18 @@ def test_loop_equals_one_written_out(tmp_path):
             total, count = total + float(value), count + 1
         losses.append(total / count)
         weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    assert [row["loss"] for row in record["curve"]] == pytest.approx(losses, rel=1e-12)
-    best = torch.load(tmp_path / plan.name(data) / "model.pt", weights_only=True)
-    assert all(torch.equal(best[name], tensor) for name, tensor in weights[record["best_epoch"] - 1].items())
+    assert [row["loss"] for row in record.curve] == pytest.approx(losses, rel=1e-12)
+    best = torch.load(tmp_path / plan.name(data.hash) / "model.pt", weights_only=True)
+    assert all(torch.equal(best[name], tensor) for name, tensor in weights[record.best_epoch - 1].items())
 
 
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from gasam.lab import storage
-from gasam.lab.training import loop as train
+from gasam.lab import records, storage
+from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 out, task, method, moment, number, walk = sys.argv[1:]
 plan = make(task, method, "tiny", settings={"epochs": 3}, walk=json.loads(walk))
@@ -116,14 +120,14 @@ def killing(function):
     return killer
 
 if moment.endswith("step"):
-    train.Training.train_step = killing(train.Training.train_step)
+    Training.train_step = killing(Training.train_step)
 elif moment.endswith("write"):
     os.fsync = killing(os.fsync)
 elif moment.endswith("move"):
     Path.replace = killing(Path.replace)
 elif moment.endswith("record"):
-    train.write_json = killing(train.write_json)
-train.run(plan, Path(out), cpu=True)
+    records.write = killing(records.write)
+run(plan, Path(out), cpu=True)
 """
 
 
@@ -153,7 +157,7 @@ def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp
     plan = make(task, "ga-sam", "tiny", settings={"epochs": 3}, walk=walk)
     expected = run(plan, whole, cpu=True)
     if walk:
-        assert expected["updates"] < expected["gradient_evaluations"] < 2 * expected["updates"]
+        assert expected.updates < expected.gradient_evaluations < 2 * expected.updates
 
     first = run_until_killed(killed, task, "ga-sam", moment, number, walk)
     stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
@@ -162,7 +166,7 @@ def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp
     record = run(plan, killed, cpu=True)
 
     assert timeless(record) == timeless(expected)
-    name = plan.name(plan.data())
+    name = plan.name(plan.data().hash)
     weights = [torch.load(folder / name / "model.pt", weights_only=True) for folder in (whole, killed)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -178,9 +182,9 @@ def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy valid") == 1
     [file] = (tmp_path / "shared").glob("*.json")
-    shared = json.loads(file.read_text())
-    assert shared["machine"]["processes"] == 2
-    losses = [[row["loss"] for row in record["curve"]] for record in (alone, shared)]
+    shared = read(file)
+    assert shared.machine["processes"] == 2
+    losses = [[row["loss"] for row in record.curve] for record in (alone, shared)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     weights = [
         torch.load(tmp_path / where / file.stem / "model.pt", weights_only=True) for where in ("alone", "shared")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded, encode
 from gasam.lab.families.subwords import SPECIALS, Subwords
 from gasam.lab.families.translation import (
     TransformerSettings,
@@ -88,7 +89,8 @@ def test_pieces_are_as_many_as_asked_and_the_same_every_time():
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), tokens=st.integers(1, 90))
 def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(lengths, tokens):
     lines = [torch.full((length,), 4 + row) for row, length in enumerate(lengths)]
-    data = {"train_0": joined(lines), "train_1": joined([line[: (len(line) + 1) // 2] for line in lines])}
+    shorter = [line[: (len(line) + 1) // 2] for line in lines]
+    data = Encoded({}, {"train": {"source": joined(lines), "target": joined(shorter)}}, "")
     family = Translation(TransformerSettings(**TRAINED | {"batch": tokens}, units="bpe"), data)
     epochs = [family.batches(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     for batches in epochs:
@@ -122,7 +124,7 @@ def corpus(rows):
 def translator():
     """Trained until it knows the words: judged sentences are of many lengths and not sorted by them."""
     settings = TransformerSettings(**TRAINED | SMALL | {"batch": 256}, units="words")
-    family = Translation(settings, Translation.encode(corpus(320), settings))
+    family = Translation(settings, encode(Translation, corpus(320), settings))
     torch.manual_seed(1)
     model = family.model().train()
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
@@ -136,7 +138,7 @@ def translator():
 
 def test_beam_search_translates_in_the_order_of_the_text(translator):
     family, model = translator
-    lengths = [len(line) for line in family.lines["test_0"]]
+    lengths = [len(line) for line in family.lines["test", "source"]]
     assert lengths != sorted(lengths)
     assert family.translate(model, "test") == [target for _, target in corpus(320).test]
     assert family.score(model, "test") == pytest.approx(100)
@@ -146,7 +148,7 @@ def test_validation_is_the_perplexity_of_the_right_words(translator):
     """Written out sentence by sentence: no padding, and no smoothing."""
     family, model = translator
     surprises = []
-    for source, target in zip(family.lines["valid_0"], family.lines["valid_1"], strict=True):
+    for source, target in zip(family.lines["valid", "source"], family.lines["valid", "target"], strict=True):
         before = torch.cat([torch.tensor([BEGIN]), target[:-1].long()])
         with torch.no_grad():
             scores = model(input_ids=source.long()[None], decoder_input_ids=before[None]).logits[0].double()
@@ -179,8 +181,12 @@ def test_a_record_says_the_bleu_of_copying(translator):
 def test_long_pairs_are_left_out_and_none_left_is_told():
     pairs = corpus(60)
     settings = TransformerSettings(**TRAINED, units="words", length=6)
-    lines = Translation(settings, Translation.encode(pairs, settings)).lines
-    assert len(lines["train_0"]) == len(lines["train_1"]) == sum(len(source.split()) < 6 for source, _ in pairs.train)
-    assert len(lines["test_0"]) == 10
+    lines = Translation(settings, encode(Translation, pairs, settings)).lines
+    assert (
+        len(lines["train", "source"])
+        == len(lines["train", "target"])
+        == sum(len(source.split()) < 6 for source, _ in pairs.train)
+    )
+    assert len(lines["test", "source"]) == 10
     with pytest.raises(InputError, match="no training pair has at most 3 pieces in both languages: raise length"):
-        Translation.encode(pairs, TransformerSettings(**TRAINED, units="words", length=3))
+        encode(Translation, pairs, TransformerSettings(**TRAINED, units="words", length=3))

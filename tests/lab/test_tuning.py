@@ -26,8 +26,8 @@ from gasam.lab.search.strategy import Candidate
 from gasam.lab.search.trial import BehindBaseline, Withheld, WithheldError, Worth, try_out
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
 EPSILON = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon")
@@ -300,7 +300,7 @@ def searched(folder, method, norm, exponent, mantissa):
         "seconds": 1,
     }
     tried = {"norm": norm, "exponent": exponent, "mantissa": mantissa, **outcome, "valid": 81.0}
-    settings, data = plan.config()["settings"], plan.data()["hash"]
+    settings, data = plan.config()["settings"], plan.data().hash
     found = finding.Finding(1, method, "imdb", "small", method, 0, settings, data, (-6, 0), 0.02, outcome, (tried,))
     write_json(folder / "tuning" / f"{method}-{norm}.json", found.as_json())
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gasam.analysis.objective import gradient
 from gasam.lab import tasks
 from gasam.lab.analyses import Analysis
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.subjects import Subject, checked
 from gasam.lab.errors import InputError
 from gasam.lab.families import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
@@ -72,16 +72,16 @@ def on_the_cpu(subject: Subject) -> Subject:
 
 def softmax_regression(subject: Subject) -> nn.Module:
     """From zero, in double precision, on brightness as the run's own model has it."""
-    images, classes = subject.family.data["train"][0], subject.family.data["classes"]
+    images, classes = subject.family.data["train"][0], subject.family.data.shared["classes"]
     linear = nn.Linear(images.shape[1], len(classes), dtype=torch.float64)
     for weight in linear.parameters():
         nn.init.zeros_(weight)
-    return nn.Sequential(Brightness(subject.family.data["brightest"]), linear)
+    return nn.Sequential(Brightness(subject.family.data.shared["brightest"]), linear)
 
 
 def whole(subject: Subject, split: str, rows: int) -> Iterator[Labelled]:
     """Large batches: nothing here depends on how examples are batched."""
-    inputs, labels = subject.family.data[split]
+    inputs, labels = subject.family.data[checked(split)]
     for some in torch.split(drawn(rows, len(labels)), 5000):
         yield inputs[some], labels[some]
 
@@ -92,7 +92,7 @@ def as_double(batch: Labelled) -> Labelled:
 
 def drawn_mixture(subject: Subject, eta: float, seed: int) -> Labelled:
     """As many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
-    (train, train_labels), (test, test_labels) = (subject.family.data[split] for split in ("train", "test"))
+    (train, train_labels), (test, test_labels) = subject.family.data["train"], subject.family.data["test"]
     generator = torch.Generator().manual_seed(seed)
     count = min(len(train_labels), len(test_labels))
     shifted = round(eta * count)
@@ -109,7 +109,7 @@ def fine_tuned(subject: Subject, data: Labelled, epochs: int, seed: int) -> tupl
     config = subject.record.config
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in config["settings"].items()}
     plan = make(config["task"], "baseline", config["size"], seed, settings=settings | {"epochs": epochs})
-    family = plan.family(subject.family.data | {"train": data})
+    family = plan.family(subject.family.data.with_train(data))
     with TemporaryDirectory() as folder:
         training = Training(plan, family, Checkpoints(Path(folder)), lambda update: None, Accelerator(cpu=True))
         training.plain_model.load_state_dict(subject.model.state_dict())

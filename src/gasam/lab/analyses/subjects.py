@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from gasam.analysis.objective import Objective
 from gasam.lab import records, tasks
 from gasam.lab.data.corpus import SPLITS, Split
-from gasam.lab.data.locations import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
 from gasam.lab.records import RunRecord
 from gasam.lab.tasks import Origin
-from gasam.lab.tasks.prepared import prepare
 from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.training.plan import encoded_data
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,16 @@ def family_of(record: RunRecord, origin: Origin) -> Family[Any]:
     task.check(origin)
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in config["settings"].items()}
     settings = task.settings(config["size"], **given)
-    data = prepare(task.family, task.source(origin), settings, cache_directory() / "prepared")
-    if data["hash"] != record.data.hash:
+    data = encoded_data(task, origin, settings)
+    if data.hash != record.data.hash:
         raise InputError(
             f"the data found for {record.task} is not the data of this run: name the run's own with --data-dir, "
             "or with --train, --valid and --test"
         )
-    then = record.data.encoding or data["encoding"]  # the first records do not say
-    if data["encoding"] != then:
+    then = record.data.encoding or data.version  # the first records do not say
+    if data.version != then:
         raise InputError(
-            f"the data of {record.task} is encoded otherwise since this run was made (version {data['encoding']}, "
+            f"the data of {record.task} is encoded otherwise since this run was made (version {data.version}, "
             f"not {then}): run it again with another --out"
         )
     return task.family(settings, data)

@@ -75,8 +75,7 @@ def train(
     `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
     """
     from gasam.lab.cli.sessions import run_here
-    from gasam.lab.tasks import Origin
-    from gasam.lab.tasks.sizes import in_records
+    from gasam.lab.tasks import Origin, recorded_size
     from gasam.lab.training.plan import make
 
     walk = {
@@ -98,7 +97,7 @@ def train(
     }
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     chosen = opt.settings(settings, epochs)
-    plan = make(task, method, in_records(task, size), seed, origin=origin, settings=chosen, walk=walk)
+    plan = make(task, method, recorded_size(task, size), seed, origin=origin, settings=chosen, walk=walk)
     run_here(plan, out, cpu, json, gradient_norms)
 
 
@@ -135,11 +134,10 @@ def compare(
     from gasam.lab.methods import TABLE1
     from gasam.lab.report.comparison import comparison
     from gasam.lab.search.tuned import with_tuned_walk
-    from gasam.lab.tasks import Origin
-    from gasam.lab.tasks.sizes import in_records
+    from gasam.lab.tasks import Origin, recorded_size
     from gasam.lab.training.plan import make
 
-    size = in_records(task, size)
+    size = recorded_size(task, size)
     origin = Origin(data_dir, train, valid, test, text_column, label_column)
     names = opt.listed("--methods", methods) if methods is not None else list(TABLE1)
     chosen = opt.settings(settings, epochs)
@@ -265,10 +263,9 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
 @data_app.command()
 def get(task: TaskName, data_dir: opt.DataDir = None) -> None:
     """Download a task's data from the Hugging Face hub into the local layout. Needs gasam[download]."""
-    from gasam.lab.data import download
-    from gasam.lab.data.locations import data_directory
+    from gasam.lab.cli.listings import get_data
 
-    for file in download.get(task, data_directory(data_dir)):
+    for file in get_data(task, data_dir):
         typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")
 
 

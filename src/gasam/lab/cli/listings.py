@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.cli.display import print_json, print_table
-from gasam.lab.data import download
 from gasam.lab.data.locations import data_directory
-from gasam.lab.data.manifest import MANIFESTS
+from gasam.lab.data.published import FileState, get, inspect
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
 from gasam.lab.report.comparison import Table
-from gasam.lab.tasks import TASKS, find
-from gasam.lab.tasks.sizes import for_users, in_records
+from gasam.lab.tasks import TASKS, asked_size, find, recorded_size
 from gasam.lab.training.plan import make
 
 
@@ -32,16 +30,16 @@ def list_tasks(json: bool) -> None:
 
 def _task(name: str) -> dict[str, Any]:
     task = TASKS[name]
-    sizes = {for_users(name, size): asdict(settings) for size, settings in task.sizes.items()}
+    sizes = {asked_size(name, size): asdict(settings) for size, settings in task.sizes.items()}
     return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
 
 
 def list_methods(task: str, size: str, json: bool) -> None:
-    find(task).settings(in_records(task, size))
+    find(task).settings(recorded_size(task, size))
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
         try:
-            choice = make(task, name, in_records(task, size)).choice
+            choice = make(task, name, recorded_size(task, size)).choice
             found[name] = {"about": method.about, "epsilon_source": str(choice.epsilon_source)} | choice.identity()
         except InputError as error:
             found[name] = {"about": method.about, "epsilon_source": str(error)}
@@ -66,7 +64,7 @@ def _walk(entry: dict[str, Any]) -> str:
 
 def list_data(given: Path | None, json: bool) -> None:
     directory = data_directory(given)
-    states = {task: download.inspect(task, directory) for task in MANIFESTS}
+    states = {task.name: inspect(task.published, directory) for task in TASKS.values() if task.published}
     if json:
         found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
         print_json({"directory": str(directory), "tasks": found})
@@ -79,7 +77,16 @@ def list_data(given: Path | None, json: bool) -> None:
     print_table(Table("Data", ("task", "file", "size", "checksum"), tuple(rows), notes))
 
 
-def _state(file: download.FileState) -> tuple[str, str]:
+def get_data(name: str, given: Path | None) -> list[FileState]:
+    """Download what is not there."""
+    published = TASKS[name].published if name in TASKS else None
+    if published is None:
+        known = ", ".join(task.name for task in TASKS.values() if task.published)
+        raise InputError(f"data of {name!r} cannot be downloaded: those of {known} can")
+    return get(name, published, data_directory(given))
+
+
+def _state(file: FileState) -> tuple[str, str]:
     if not file.found:
         return "optional" if file.substitute else "missing", ""
     return f"{file.size / 2**20:.1f} MB", {"ok": "as known", "unknown": "none known"}.get(file.checksum, "different")

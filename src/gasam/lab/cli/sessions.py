@@ -13,6 +13,7 @@ from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_try, errors, label, print_json, print_table
 from gasam.lab.cli.options import positive
 from gasam.lab.engines.local import Job, default_jobs, prepare, run_all
+from gasam.lab.engines.step_time import mean_step_times
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
 from gasam.lab.report.comparison import Table, as_json, markdown
@@ -21,9 +22,8 @@ from gasam.lab.report.tuning import conclusion, tuning_figure, tuning_table
 from gasam.lab.search.question import Question
 from gasam.lab.search.tuning import TryFailedError, tune
 from gasam.lab.storage import replaced, write_json
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.step_time import mean_step_times
+from gasam.lab.training.run import run
 
 
 def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool = False) -> None:
@@ -38,7 +38,7 @@ def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool 
             job.record = run(
                 plan,
                 out,
-                watch=lambda update: live.watch(job, ("update", update)),
+                on_update=lambda update: live.watch(job, ("update", update)),
                 cpu=cpu,
                 gradient_norms=gradient_norms,
             )

@@ -87,15 +87,14 @@ def tune(
     """
     from gasam.lab.cli.sessions import search
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
-    from gasam.lab.tasks import Origin
-    from gasam.lab.tasks.sizes import in_records
+    from gasam.lab.tasks import Origin, recorded_size
 
     quantity = quantity or usual_quantity(method)
     texts = None if norms is None else opt.listed("--norms", norms)
     question = Question(
         task,
         method,
-        in_records(task, size),
+        recorded_size(task, size),
         seed,
         Origin(data_dir, train, valid, test, text_column, label_column),
         opt.settings(settings, epochs),

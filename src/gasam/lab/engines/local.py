@@ -1,4 +1,4 @@
-"""Many runs at once: a process each, one watcher, finished ones skipped, failures kept apart."""
+"""Many runs at once on this machine: a process each, one watcher, finished ones skipped, failures kept apart."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ import torch
 
 from gasam.lab import records
 from gasam.lab.errors import InputError
-from gasam.lab.families import Encoded
+from gasam.lab.families.encoded import Encoded
 from gasam.lab.records import RunRecord
-from gasam.lab.training import progress
-from gasam.lab.training.loop import run
 from gasam.lab.training.plan import Plan
-
-Event = tuple[str, Any]
-Watch = Callable[["Job", Event], None]
-"""Told of ("start", None), ("update", an Update), ("done", its record) and ("failed", message) of each job."""
+from gasam.lab.training.progress import OnUpdate
+from gasam.lab.training.run import run
 
 
 @dataclass
 class Job:
+    """A run to be computed; `record` is its result, None before and when it failed."""
+
     plan: Plan
     name: str
     notes: tuple[str, ...] = ()
@@ -41,7 +39,10 @@ class Job:
     remark: str = ""
 
 
-Work = Callable[[Any, Path, progress.Watch], Any]
+Event = tuple[str, Any]
+OnEvent = Callable[[Job, Event], None]
+"""Told of ("start", None), ("update", an Update), ("done", its record) and ("failed", message) of each job."""
+Work = Callable[[Any, Path, OnUpdate], Any]
 """What a process does for a job, telling how far it is; it can be pickled."""
 
 
@@ -76,26 +77,22 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
     known: dict[Hashable, Encoded] = {}
     for plan in plans:
         if plan.data_key not in known:
-            known[plan.data_key] = _without_examples(plan.data())
+            known[plan.data_key] = plan.data()
         data = known[plan.data_key]
-        name = plan.name(data)
+        name = plan.name(data.hash)
         file = folder / f"{name}.json"
-        jobs[name] = Job(plan, name, tuple(data["notes"]), records.read(file) if file.exists() else None)
+        jobs[name] = Job(plan, name, data.notes, records.read(file) if file.exists() else None)
     return list(jobs.values())
 
 
-def _without_examples(data: Encoded) -> Encoded:
-    return {"hash": data["hash"], "notes": data["notes"]}
-
-
 def run_all(
-    jobs: list[Job], folder: Path, parallel: int, watch: Watch, *, cpu: bool = False, gradient_norms: bool = False
+    jobs: list[Job], folder: Path, parallel: int, on_event: OnEvent, *, cpu: bool = False, gradient_norms: bool = False
 ) -> None:
     """Run what has no record yet."""
-    do_all(jobs, folder, parallel, watch, partial(_train, cpu=cpu, gradient_norms=gradient_norms))
+    do_all(jobs, folder, parallel, on_event, partial(_train, cpu=cpu, gradient_norms=gradient_norms))
 
 
-def do_all(jobs: Sequence[Job], folder: Path, parallel: int, watch: Watch, work: Work) -> None:
+def do_all(jobs: Sequence[Job], folder: Path, parallel: int, on_event: OnEvent, work: Work) -> None:
     """`work` on every job that has no record yet, each in a process. Ctrl-C, or whatever else ends this early, lets
     every running one write its checkpoint first."""
     if parallel < 1:
@@ -107,17 +104,18 @@ def do_all(jobs: Sequence[Job], folder: Path, parallel: int, watch: Watch, work:
         while waiting or running:
             while waiting and len(running) < parallel:
                 running.append(_start(waiting.pop(0), folder, threads, work))
-                watch(running[-1].job, ("start", None))
+                on_event(running[-1].job, ("start", None))
             ready = wait([worker.pipe for worker in running])
-            for worker in [worker for worker in running if worker.pipe in ready]:
-                _listen(worker, folder, watch)
+            for worker in running:
+                if worker.pipe in ready:
+                    _listen(worker, folder, on_event)
             running = [worker for worker in running if not worker.ended]
     finally:
         _stop(running)
 
 
-def _train(job: Job, folder: Path, watch: progress.Watch, *, cpu: bool, gradient_norms: bool) -> RunRecord:
-    return run(job.plan, folder, watch=watch, cpu=cpu, gradient_norms=gradient_norms)
+def _train(job: Job, folder: Path, on_update: OnUpdate, *, cpu: bool, gradient_norms: bool) -> RunRecord:
+    return run(job.plan, folder, on_update=on_update, cpu=cpu, gradient_norms=gradient_norms)
 
 
 def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
@@ -131,7 +129,8 @@ def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
 
 def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) -> None:
     """A process of its own: a crash, of whatever kind, is this run's alone."""
-    os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
     torch.set_num_threads(threads)
     try:
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
@@ -148,32 +147,34 @@ def _send_failure(pipe: Connection, message: str) -> None:
         pipe.send(("failed", message))
 
 
-def _listen(worker: Worker, folder: Path, watch: Watch) -> None:
+def _listen(worker: Worker, folder: Path, on_event: OnEvent) -> None:
+    """What a worker says. One that was killed says nothing, or half of something."""
     job = worker.job
     try:
         kind, value = worker.pipe.recv()
-    except EOFError:
+    except Exception:  # EOFError, OSError, or whatever the torn bytes of a message raise
+        kind, value = "ended", None
+    if kind == "ended":
         worker.process.join()
         worker.ended = True
         if job.record is None and job.error is None:
-            _fail(job, f"the process ended with code {worker.process.exitcode}", folder, watch)
-        return
-    if kind == "failed":
-        _fail(job, value, folder, watch)
-        return
-    if kind == "done":
-        job.record = value
-        _log(job, folder).unlink(missing_ok=True)  # of an attempt before
-    watch(job, (kind, value))
+            _fail(job, f"the process ended with code {worker.process.exitcode}", folder, on_event)
+    elif kind == "failed":
+        _fail(job, value, folder, on_event)
+    else:
+        if kind == "done":
+            job.record = value
+            _log(job, folder).unlink(missing_ok=True)  # of an attempt before
+        on_event(job, (kind, value))
 
 
-def _fail(job: Job, message: str, folder: Path, watch: Watch) -> None:
+def _fail(job: Job, message: str, folder: Path, on_event: OnEvent) -> None:
     """The first line is for the eye, all of it is kept in a file."""
     job.error = message.partition("\n")[0]
     job.log = _log(job, folder)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.write_text(message + "\n", encoding="utf-8")
-    watch(job, ("failed", job.error))
+    on_event(job, ("failed", job.error))
 
 
 def _log(job: Job, folder: Path) -> Path:
@@ -185,7 +186,7 @@ def _stop(running: list[Worker]) -> None:
         if worker.process.pid is not None and worker.process.is_alive():
             os.kill(worker.process.pid, signal.SIGTERM)
     for worker in running:
-        with suppress(EOFError):
+        with suppress(EOFError, OSError):
             while True:
                 worker.pipe.recv()
         worker.process.join()

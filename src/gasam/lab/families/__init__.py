@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -12,11 +13,8 @@ from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.values import check
-
-Encoded = dict[str, Any]
-"""A corpus as tensors, with the words that decode them: what preprocessing is cached as."""
-
 
 Settings = TypeVar("Settings", bound="Recipe")
 
@@ -108,9 +106,26 @@ class Family(ABC, Generic[Settings]):
         self.data = data
 
     @staticmethod
+    def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
+        """The examples of a split that are used: `rows` of the training split, drawn once and for all."""
+        if split != "train" or settings.rows is None or settings.rows >= len(examples):
+            return examples
+        return random.Random(0).sample(examples, settings.rows)
+
+    @staticmethod
     @abstractmethod
-    def encode(corpus: Corpus, settings: Any) -> Encoded:
-        """Tensors, words, and under "notes" what should be said of it."""
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        """What the encoding of all splits needs, such as a vocabulary. The corpus has its training split alone."""
+
+    @staticmethod
+    @abstractmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> Any:
+        """The examples of a split as tensors."""
+
+    @staticmethod
+    def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
+        """What should be said of the encoding."""
+        return []
 
     @abstractmethod
     def model(self) -> nn.Module: ...

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gasam.lab.data.corpus import SPLITS, Corpus
-from gasam.lab.families import Encoded, Recipe
-from gasam.lab.families.labelled import Labelled, some
+from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.families import Recipe
+from gasam.lab.families.labelled import Labelled
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 PADDING = "<pad>"
@@ -38,22 +38,22 @@ class TextClassification(Labelled[TextCNNSettings]):
     settings_type = TextCNNSettings
 
     @staticmethod
-    def encode(corpus: Corpus, settings: TextCNNSettings) -> Encoded:
-        training = some(corpus.train, settings.rows)
-        texts = [words(text) for text, _ in training]
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        texts = (words(text) for text, _ in training.train)
         vocabulary = Vocabulary.most_frequent(texts, settings.vocabulary, (PADDING, UNKNOWN))
-        data: Encoded = {"words": vocabulary.words, "classes": list(corpus.classes)}
-        for split in SPLITS:
-            examples = training if split == "train" else getattr(corpus, split)
-            tokens = torch.zeros(len(examples), settings.length, dtype=torch.int32)
-            for row, (text, _) in enumerate(examples):
-                numbers = vocabulary.encode(words(text)[: settings.length])
-                tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
-            data[split] = (tokens, torch.tensor([label for _, label in examples]))
-        return data
+        return {"words": vocabulary.words, "classes": list(training.classes)}
+
+    @staticmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> tuple[Tensor, Tensor]:
+        vocabulary = Vocabulary(shared["words"])
+        tokens = torch.zeros(len(examples), settings.length, dtype=torch.int32)
+        for row, (text, _) in enumerate(examples):
+            numbers = vocabulary.encode(words(text)[: settings.length])
+            tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+        return tokens, torch.tensor([label for _, label in examples])
 
     def model(self) -> nn.Module:
-        return TextCNN(len(self.data["words"]), len(self.data["classes"]), self.settings)
+        return TextCNN(len(self.data.shared["words"]), len(self.data.shared["classes"]), self.settings)
 
 
 class TextCNN(nn.Module):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from gasam.lab.data.corpus import SPLITS, Corpus
-from gasam.lab.families import Encoded, Recipe
-from gasam.lab.families.labelled import Labelled, some
+from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.families import Recipe
+from gasam.lab.families.labelled import Labelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,23 +25,25 @@ class ImageClassification(Labelled[MLPSettings]):
     has_embeddings = False
 
     @staticmethod
-    def encode(corpus: Corpus, settings: MLPSettings) -> Encoded:
-        data: Encoded = {"classes": list(corpus.classes)}
-        for split in SPLITS:
-            examples = getattr(corpus, split)
-            examples = some(examples, settings.rows) if split == "train" else examples
-            pixels = numpy.frombuffer(b"".join(image for image, _ in examples), dtype=numpy.uint8)
-            images = torch.from_numpy(pixels.copy()).view(len(examples), -1)
-            data[split] = (images, torch.tensor([label for _, label in examples]))
-        data["brightest"] = int(data["train"][0].max())
-        return data
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        return {
+            "classes": list(training.classes),
+            "pixels": len(training.train[0][0]),
+            "brightest": max(max(image) for image, _ in training.train),
+        }
+
+    @staticmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> tuple[Tensor, Tensor]:
+        pixels = numpy.frombuffer(b"".join(image for image, _ in examples), dtype=numpy.uint8)
+        images = torch.from_numpy(pixels.copy()).view(len(examples), -1)
+        return images, torch.tensor([label for _, label in examples])
 
     def model(self) -> nn.Module:
-        sizes = (self.data["train"][0].shape[1], *self.settings.hidden)
-        layers: list[nn.Module] = [Brightness(self.data["brightest"])]
+        sizes = (self.data.shared["pixels"], *self.settings.hidden)
+        layers: list[nn.Module] = [Brightness(self.data.shared["brightest"])]
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(self.settings.dropout)]
-        return nn.Sequential(*layers, nn.Linear(sizes[-1], len(self.data["classes"])))
+        return nn.Sequential(*layers, nn.Linear(sizes[-1], len(self.data.shared["classes"])))
 
 
 class Brightness(nn.Module):

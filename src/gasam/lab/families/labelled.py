@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,10 +64,3 @@ def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, rows: int = 250) 
         for x, y in zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True)
     )
     return 100 * int(right) / len(labels)
-
-
-def some(examples: list[Any], rows: int | None) -> list[Any]:
-    """That many examples, drawn once and for all."""
-    if rows is None or rows >= len(examples):
-        return examples
-    return random.Random(0).sample(examples, rows)

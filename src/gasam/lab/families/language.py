@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
-from gasam.lab.data.corpus import SPLITS, Corpus, Split
-from gasam.lab.families import Encoded, Family, Metric, Recipe, Score, drawn
+from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.families import Family, Metric, Recipe, Score, drawn
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
@@ -39,18 +39,26 @@ class LanguageModel(Family[LSTMSettings]):
     example_dim = 1
 
     @staticmethod
-    def encode(corpus: Corpus, settings: LSTMSettings) -> Encoded:
-        lines = {split: getattr(corpus, split) for split in SPLITS}
-        lines["train"] = lines["train"][: settings.rows]
-        words = {split: [[*line.split(), END] for line in lines[split]] for split in SPLITS}
-        vocabulary = Vocabulary.most_frequent(words["train"], settings.vocabulary, (UNKNOWN, END))
-        data: Encoded = {"words": vocabulary.words}
-        for split in SPLITS:
-            data[split] = torch.tensor([n for line in words[split] for n in vocabulary.encode(line)], dtype=torch.int32)
-        return data
+    def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
+        """The first `rows` lines of the training text: they belong together."""
+        return examples[: settings.rows] if split == "train" else examples
+
+    @staticmethod
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        lines = ([*line.split(), END] for line in training.train)
+        return {"words": Vocabulary.most_frequent(lines, settings.vocabulary, (UNKNOWN, END)).words}
+
+    @staticmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> Tensor:
+        """The words of all lines, one after the other."""
+        vocabulary = Vocabulary(shared["words"])
+        numbers: list[int] = []
+        for line in examples:
+            numbers += vocabulary.encode([*line.split(), END])
+        return torch.tensor(numbers, dtype=torch.int32)
 
     def model(self) -> nn.Module:
-        return LSTM(len(self.data["words"]), self.settings)
+        return LSTM(len(self.data.shared["words"]), self.settings)
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """Text in its own order: the state is carried on, so nothing is drawn."""
@@ -83,7 +91,7 @@ class LanguageModel(Family[LSTMSettings]):
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The perplexity of the words' frequencies in the training text, each counted once more than seen."""
-        seen = self.data["train"].long().bincount(minlength=len(self.data["words"])) + 1
+        seen = self.data["train"].long().bincount(minlength=len(self.data.shared["words"])) + 1
         read = None if rows is None else rows * self.settings.length + 1
         return math.exp(-float((seen / seen.sum()).log()[self.data[split][1:read].long()].mean()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
-from gasam.lab.data.corpus import SPLITS, Corpus, Split
+from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families import Encoded, Family, Metric, Recipe, Score, drawn
-from gasam.lab.families.labelled import some
+from gasam.lab.families import Family, Metric, Recipe, Score, drawn
 from gasam.lab.families.subwords import END, PADDING, SPECIALS, START, Subwords
 
+Side = Literal["source", "target"]
 PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
 
 
@@ -54,39 +54,58 @@ class Translation(Family[TransformerSettings]):
     settings_type = TransformerSettings
 
     @staticmethod
-    def encode(corpus: Corpus, settings: TransformerSettings) -> Encoded:
-        pairs = {split: getattr(corpus, split)[: settings.judged] for split in SPLITS}
-        pairs["train"] = some(corpus.train, settings.rows)
-        shipped = corpus.vocabularies or ((), ())
-        data: Encoded = {}
-        lines: dict[str, list[Tensor]] = {}
+    def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
+        """Of validation and test the first that are judged."""
+        return Family.select(split, examples, settings) if split == "train" else examples[: settings.judged]
+
+    @staticmethod
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        """The pieces of both languages; word lists that come with the data say which words may be among them."""
+        found = []
         for side, size in enumerate(settings.vocabularies):
-            text = [pair[side] for pair in pairs["train"]]
-            subwords = Subwords.learn(text, settings.units, size, shipped[side])
-            data[f"subwords_{side}"] = subwords.saved
-            for split in SPLITS:
-                lines[f"{split}_{side}"] = subwords.encode([pair[side] for pair in pairs[split]])
-        kept = [max(len(s), len(t)) <= settings.length for s, t in zip(lines["train_0"], lines["train_1"], strict=True)]
-        if not any(kept):
+            text = [pair[side] for pair in training.train]
+            shipped = training.vocabularies[side] if training.vocabularies else ()
+            found.append(Subwords.learn(text, settings.units, size, shipped).saved)
+        return {"subwords": found}
+
+    @staticmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> dict[str, Any]:
+        """The numbers of both sides; pairs that are too long are dropped from the training split only.
+
+        The text is kept where it is judged: BLEU is taken of text.
+        """
+        sources, targets = ([pair[side] for pair in examples] for side in (0, 1))
+        source_lines = Subwords(shared["subwords"][0]).encode(sources)
+        target_lines = Subwords(shared["subwords"][1]).encode(targets)
+        if split != "train":
+            numbers = {"source": joined(source_lines), "target": joined(target_lines)}
+            return numbers | {"source_text": sources, "target_text": targets}
+        pairs = zip(source_lines, target_lines, strict=True)
+        kept = [(s, t) for s, t in pairs if max(len(s), len(t)) <= settings.length]
+        if not kept:
             raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
-        if dropped := kept.count(False):
-            data["notes"] = [f"{dropped:,} training pairs longer than {settings.length} pieces are left out"]
-        for side in (0, 1):
-            lines[f"train_{side}"] = [line for line, keep in zip(lines[f"train_{side}"], kept, strict=True) if keep]
-        data |= {name: joined(some_lines) for name, some_lines in lines.items()}
-        data["copied"] = [source for source, _ in pairs["test"]]
-        data["references"] = {split: [target for _, target in pairs[split]] for split in ("valid", "test")}
-        return data
+        numbers = {"source": joined([s for s, _ in kept]), "target": joined([t for _, t in kept])}
+        return numbers | {"dropped": len(examples) - len(kept)}
+
+    @staticmethod
+    def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
+        said = []
+        if settings.judged is not None and settings.judged < max(len(corpus.valid), len(corpus.test)):
+            said.append(f"BLEU is of the first {settings.judged:,} sentences of validation and test in this size")
+        if dropped := splits["train"]["dropped"]:
+            said.append(f"{dropped:,} training pairs longer than {settings.length} pieces are left out")
+        return said
 
     @cached_property
-    def lines(self) -> dict[str, tuple[Tensor, ...]]:
-        """The lines of each split and side, such as "train_0"."""
-        names = [f"{split}_{side}" for split in SPLITS for side in (0, 1)]
-        return {name: separated(*self.data[name]) for name in names if name in self.data}
+    def lines(self) -> dict[tuple[Split, Side], tuple[Tensor, ...]]:
+        """The lines of each split and side."""
+        sides: tuple[Side, Side] = ("source", "target")
+        return {(split, side): separated(*part[side]) for split, part in self.data.splits.items() for side in sides}
 
     @cached_property
     def subwords(self) -> tuple[Subwords, Subwords]:
-        return Subwords(self.data["subwords_0"]), Subwords(self.data["subwords_1"])
+        source, target = self.data.shared["subwords"]
+        return Subwords(source), Subwords(target)
 
     def model(self) -> nn.Module:
         """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
@@ -122,9 +141,12 @@ class Translation(Family[TransformerSettings]):
 
     @cached_property
     def lengths(self) -> Tensor:
-        return torch.tensor(
-            [max(len(s), len(t)) for s, t in zip(self.lines["train_0"], self.lines["train_1"], strict=True)]
-        )
+        return self._lengths("train")
+
+    def _lengths(self, split: Split) -> Tensor:
+        """Of the longer side of each pair."""
+        pairs = zip(self.lines[split, "source"], self.lines[split, "target"], strict=True)
+        return torch.tensor([max(len(source), len(target)) for source, target in pairs])
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """Pairs of like length together, at most `batch` tokens with padding; the batches in random order."""
@@ -134,11 +156,14 @@ class Translation(Family[TransformerSettings]):
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        rows = chosen.tolist()
-        return self._padded("train_0", rows), self._padded("train_1", rows)
+        return self._pairs("train", chosen.tolist())
 
-    def _padded(self, name: str, rows: Sequence[int]) -> Tensor:
-        return pad_sequence([self.lines[name][row] for row in rows], batch_first=True, padding_value=PAD).long()
+    def _pairs(self, split: Split, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self._padded(split, "source", rows), self._padded(split, "target", rows)
+
+    def _padded(self, split: Split, side: Side, rows: Sequence[int]) -> Tensor:
+        lines = [self.lines[split, side][row] for row in rows]
+        return pad_sequence(lines, batch_first=True, padding_value=PAD).long()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
@@ -151,12 +176,11 @@ class Translation(Family[TransformerSettings]):
         )
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        sides = [self.lines[f"{split}_{side}"] for side in (0, 1)]
-        lengths = torch.tensor([max(len(s), len(t)) for s, t in zip(*sides, strict=True)])
+        lengths = self._lengths(split)
         chosen = drawn(rows, len(lengths))
         by_length = chosen[lengths[chosen].sort(stable=True).indices]
         batches = packed(by_length, lengths[by_length].tolist(), self.settings.batch)
-        return [tuple(self._padded(f"{split}_{side}", some.tolist()) for side in (0, 1)) for some in batches]
+        return [self._pairs(split, some.tolist()) for some in batches]
 
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's scores and the words that were right, padding left out."""
@@ -169,20 +193,20 @@ class Translation(Family[TransformerSettings]):
         device = next(model.parameters()).device
         total, count = 0.0, 0
         for rows in self._sorted("valid"):
-            batch = (self._padded(f"valid_{side}", rows).to(device) for side in (0, 1))
-            scores, right = self._scores(model, *batch)
+            source, target = self._pairs("valid", rows)
+            scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
             count += len(right)
         return math.exp(min(total / count, 100.0))
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        lines, references = self.translate(model, split, rows), self.data["references"][split][:rows]
+        lines, references = self.translate(model, split, rows), self.data[split]["target_text"][:rows]
         return Score(bleu(lines, references)[0], bleu_error(lines, references))
 
     def remarks(self) -> dict[str, Any]:
         """What BLEU is, and what it would be for the source itself, untranslated."""
-        references = self.data["references"]["test"]
-        value, signature = bleu(self.data["copied"], references)
+        test = self.data["test"]
+        value, signature = bleu(test["source_text"], test["target_text"])
         return {"bleu_signature": signature, "bleu_of_copying": value}
 
     @torch.no_grad()
@@ -190,7 +214,7 @@ class Translation(Family[TransformerSettings]):
         device = next(model.parameters()).device
         lines: dict[int, str] = {}
         for some_rows in self._sorted(split, count=rows):
-            source = self._padded(f"{split}_0", some_rows).to(device)
+            source = self._padded(split, "source", some_rows).to(device)
             found = model.generate(  # type: ignore[operator]
                 input_ids=source,
                 attention_mask=(source != PAD).long(),
@@ -203,7 +227,7 @@ class Translation(Family[TransformerSettings]):
 
     def _sorted(self, split: Split, rows: int = 64, count: int | None = None) -> list[list[int]]:
         """Rows of like length together: little padding."""
-        lines = self.lines[f"{split}_0"][:count]
+        lines = self.lines[split, "source"][:count]
         order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 

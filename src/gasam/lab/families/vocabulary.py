@@ -11,7 +11,7 @@ UNKNOWN = "<unk>"
 class Vocabulary:
     """Numbers `specials` first, then `words`; what is not listed becomes <unk>, which must be among them."""
 
-    def __init__(self, words: Iterable[str], specials: Sequence[str] = (UNKNOWN,)) -> None:
+    def __init__(self, words: Iterable[str], specials: Sequence[str] = ()) -> None:
         self.words = list(dict.fromkeys([*specials, *words]))
         self.numbers = {word: number for number, word in enumerate(self.words)}
         self.unknown = self.numbers[UNKNOWN]

@@ -9,7 +9,7 @@ from gasam.lab import tasks
 from gasam.lab.report.groups import Group, baseline_of
 from gasam.lab.report.statistics import summary
 from gasam.lab.search.trial import Worth
-from gasam.lab.tasks.sizes import for_users
+from gasam.lab.tasks import asked_size
 
 SHARE = 0.1
 """A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
@@ -53,7 +53,7 @@ def never_walked(group: Group) -> bool:
 
 
 def _tune(group: Group) -> str:
-    return f"gasam tune {group.task} --method {group.method} --size {for_users(group.task, group.size)}"
+    return f"gasam tune {group.task} --method {group.method} --size {asked_size(group.task, group.size)}"
 
 
 def _error(group: Group) -> float | None:

@@ -11,9 +11,9 @@ from typing import Any
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
 from gasam.lab.families import Recipe
-from gasam.lab.methods import LATER, METHODS, choose
-from gasam.lab.records import EpsilonSource, RunSummary
-from gasam.lab.training.plan import configuration_key
+from gasam.lab.methods import METHODS
+from gasam.lab.records import EpsilonSource, RunSummary, configuration_key
+from gasam.lab.walks import LATER, choose
 
 CIRCUMSTANCES = ("start_epoch", "same_noise")
 """What a walk is the same without: the first follows the number of epochs, the second is the user's wish for all."""

@@ -10,7 +10,7 @@ from gasam.lab.records import RunRecord
 from gasam.lab.report import cells
 from gasam.lab.report.groups import TUNED, Group
 from gasam.lab.report.matching import lines
-from gasam.lab.tasks.sizes import for_users
+from gasam.lab.tasks import asked_size
 
 
 def origin(runs: Sequence[RunRecord], again: str) -> str:
@@ -24,7 +24,7 @@ def commands(groups: Sequence[Group]) -> str:
     for group in groups:
         alike.setdefault((_seeds(group), _options(group)), []).append(group)
     return _quoted(
-        f"gasam compare {some[0].task} --size {for_users(some[0].task, some[0].size)} "
+        f"gasam compare {some[0].task} --size {asked_size(some[0].task, some[0].size)} "
         f"--methods {','.join(dict.fromkeys(group.method for group in some))} --seeds {seeds}{options}"
         for (seeds, options), some in alike.items()
     )

@@ -32,8 +32,7 @@ from gasam.lab.search import finding
 from gasam.lab.search.finding import Finding
 from gasam.lab.storage import replaced
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.sizes import RECORDED_SIZES, SIZE_NAMES
+from gasam.lab.tasks import RECORDED_SIZES, SIZE_NAMES, TASKS
 
 PAGE, README = Path("docs/results.md"), Path("README.md")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"

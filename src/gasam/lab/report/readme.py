@@ -13,8 +13,7 @@ from gasam.lab.report.groups import Group, baseline_of, grouped, labels
 from gasam.lab.report.headline import headline
 from gasam.lab.report.matching import paper_of, usual_settings
 from gasam.lab.tables import Table, markdown
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.sizes import RECORDED_SIZES
+from gasam.lab.tasks import RECORDED_SIZES, TASKS
 
 SHOWN = (*TABLE1, "freelb")
 NOTHING = "Nothing has been measured on the paper's tasks yet: no record is in `results/`."

@@ -16,8 +16,7 @@ from gasam.lab.report.tuning import tuning_figure, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import CAP, EXPONENTS, SEED, TOLERANCE
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import find
-from gasam.lab.tasks.sizes import for_users
+from gasam.lab.tasks import asked_size, find
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +63,7 @@ def sections(
 def again(found: Finding) -> str:
     """The command that searches as this search did."""
     norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
-    size = for_users(found.task, found.size)
+    size = asked_size(found.task, found.size)
     words = [f"gasam tune {found.task} --method {found.method} --size {size} --norms {','.join(norms)}"]
     words += [f"--quantity {found.quantity}", "--full-grid" if found.full_grid else f"--trials {len(found.tries)}"]
     usual_exponents = EXPONENTS[found.quantity]

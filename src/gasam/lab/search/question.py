@@ -11,7 +11,7 @@ from typing import Any
 
 from gasam import recommended
 from gasam.lab.errors import InputError
-from gasam.lab.methods import METHODS, recommended_norm
+from gasam.lab.methods import METHODS
 from gasam.lab.search.strategy import NORMS, Candidate
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan as plans
@@ -34,7 +34,7 @@ def usual_quantity(method: str) -> str:
 
 def usual_norms(method: str, quantity: str) -> tuple[float, ...]:
     """For a budget the norm of the recommended walk, for an epsilon both."""
-    return NORMS if quantity == "epsilon" or method not in METHODS else (recommended_norm(METHODS[method]),)
+    return NORMS if quantity == "epsilon" or method not in METHODS else (METHODS[method].preset.norm,)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Question:
         """The recommended walk, if its norm is searched."""
         if self.quantity == "epsilon":
             return ()
-        norm, perturbation = recommended_norm(METHODS[self.method]), recommended()[0]
+        norm, perturbation = METHODS[self.method].preset.norm, recommended()[0]
         mantissa, exponent = f"{perturbation.budget:.0e}".split("e")
         cap = None if perturbation.cap == self.cap else perturbation.cap
         return (Candidate(norm, int(exponent), int(mantissa), cap),) if norm in self.norms else ()

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, NoReturn
 import optuna
 from accelerate import Accelerator
 
-from gasam.lab.families import Encoded, Metric
+from gasam.lab.families import Metric
 from gasam.lab.search.journal import Journal
 from gasam.lab.storage import write_json
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import Watch
+from gasam.lab.training.progress import OnUpdate
+from gasam.lab.training.run import scores
 
 HOPELESS = 3
 """How many times the tolerance a try may be behind the baseline."""
@@ -92,7 +93,7 @@ class BehindBaseline(optuna.pruners.BasePruner):
 
 
 def try_out(
-    plan: Plan, folder: Path, watch: Watch, journal: Journal | None, number: int | None, cpu: bool = False
+    plan: Plan, folder: Path, watch: OnUpdate, journal: Journal | None, number: int | None, cpu: bool = False
 ) -> dict[str, Any]:
     """Train and judge on validation. The outcome is stored before anything is deleted.
 
@@ -100,8 +101,8 @@ def try_out(
         journal: Where the outcome goes; without one it goes into `folder/NAME.json`.
         number: The trial's number in the journal; None is the baseline's run.
     """
-    data: Encoded = Withheld(plan.data())
-    checkpoints = Checkpoints(folder / plan.name(data))
+    data = plan.data().without_test()
+    checkpoints = Checkpoints(folder / plan.name(data.hash))
     with checkpoints.alone():
         family = plan.family(data)
         training = Training(plan, family, checkpoints, watch, Accelerator(cpu=cpu))
@@ -112,10 +113,10 @@ def try_out(
         training.resume()
         training.train()
         given_up = training.progress.diverged or training.progress.epoch < plan.settings.epochs
-        scores = {} if given_up else training.scores("valid")
+        found = {} if given_up else scores(training, "valid")
         outcome = {
-            "valid": finite(scores.get("valid", math.nan)),
-            "error": scores.get("valid_error"),
+            "valid": finite(found.get("valid", math.nan)),
+            "error": found.get("valid_error"),
             "worthless": family.worthless("valid"),
             "diverged": training.progress.diverged,
             "curve": [row["valid"] for row in training.progress.curve],
@@ -124,7 +125,7 @@ def try_out(
             **training.code,
         }
         if journal is None:
-            write_json(folder / f"{plan.name(data)}.json", outcome)
+            write_json(folder / f"{plan.name(data.hash)}.json", outcome)
         else:
             journal.tell(trial, outcome)
         checkpoints.forget()

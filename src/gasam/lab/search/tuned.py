@@ -11,12 +11,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gasam.lab.errors import InputError
-from gasam.lab.methods import WALK, choose
 from gasam.lab.records import EpsilonSource
 from gasam.lab.search.finding import Finding, files, in_words, read
 from gasam.lab.search.strategy import NORMS
-from gasam.lab.tasks.sizes import for_users
+from gasam.lab.tasks import asked_size
 from gasam.lab.training.plan import Plan
+from gasam.lab.walks import WALK, choose
 
 
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
@@ -64,14 +64,14 @@ def _own_options(plan: Plan) -> dict[str, Any]:
 
 def _found_for(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
     """The search with the largest gain; a budget comes before an epsilon, because it is what is searched by default."""
-    data_hash = plan.data()["hash"]
+    data_hash = plan.data().hash
     serving = [_at_its_end(file) for file in files(folder) if read(file).serves(plan, data_hash)]
     usable = [found for found in serving if found.chosen(norms) and (found.quantity == "epsilon" or not only_epsilon)]
     return max(usable, key=lambda found: (found.quantity == "budget", max(found.gains(norms).values())), default=None)
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
-    method, size = plan.choice.method, for_users(plan.task, plan.size)
+    method, size = plan.choice.method, asked_size(plan.task, plan.size)
     wanted = "" if times is None else f" --quantity epsilon --norms {in_words(plan.choice.norm)}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gasam.lab.engines.local import Job, Watch, do_all, prepare
+from gasam.lab.engines.local import Job, OnEvent, do_all, prepare
 from gasam.lab.errors import InputError
 from gasam.lab.search.finding import GRID, Finding, described, read
 from gasam.lab.search.journal import Journal
@@ -21,7 +21,7 @@ from gasam.lab.search.strategy import Candidate, FullGrid, TwoStages, finalists
 from gasam.lab.search.trial import try_out
 from gasam.lab.storage import write_json
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import Watch as Told
+from gasam.lab.training.progress import OnUpdate as Told
 
 
 class TryFailedError(RuntimeError):
@@ -41,7 +41,7 @@ class Runner:
 
     folder: Path
     parallel: int
-    watch: Watch
+    watch: OnEvent
     cpu: bool
 
     def run(self, attempts: Sequence[Attempt], place: str, journal: Journal | None) -> None:
@@ -61,7 +61,7 @@ def tune(
     seeds: int = 1,
     full_grid: bool = False,
     parallel: int = 1,
-    watch: Watch = lambda job, event: None,
+    watch: OnEvent = lambda job, event: None,
     cpu: bool = False,
 ) -> Finding:
     """Search, continuing what an earlier call left; the answer is in `out/tuning/NAME.json` after every round.
@@ -81,7 +81,7 @@ def tune(
     question.plan(None, seeds - 1)  # a seed that is too large is named before anything is run
     runner = Runner(out / "tuning", parallel, watch, cpu)
     [baseline] = prepare([question.plan(None)], runner.folder / "tries")
-    data_hash = baseline.plan.data()["hash"]
+    data_hash = baseline.plan.data().hash
     name = question.name(data_hash) + (GRID if full_grid else "")
     file, journal = runner.folder / f"{name}.json", Journal(runner.folder / f"{name}.journal", name, None)
     with _alone(runner.folder / f"{name}.lock", name):
@@ -140,7 +140,7 @@ def _repeat(question: Question, runner: Runner, found: Finding, seeds: int) -> F
 
 
 def _repetition(candidate: Candidate | None, plan: Plan, data_hash: str, place: Path) -> Attempt:
-    name = plan.name({"hash": data_hash})
+    name = plan.name(data_hash)
     file = place / f"{name}.json"
     outcome = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     return Attempt(plan, name, record=outcome, remark="" if candidate is None else str(candidate))

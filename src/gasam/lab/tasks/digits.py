@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from gasam.lab.data.corpus import Corpus
-from gasam.lab.data.packages import installed
-from gasam.lab.data.source import Source
-from gasam.lab.data.splitting import cut, permuted
+from dataclasses import replace
+
+from gasam.lab.data.corpus import Corpus, Source, cut, permuted
+from gasam.lab.data.locations import installed
+from gasam.lab.families.images import ImageClassification
+from gasam.lab.tasks import mnist
+from gasam.lab.tasks.task import Task, l2, linf, sizes
 
 CLASSES = tuple("0123456789")
 TRAIN, VALID = 1_000, 297
@@ -26,3 +29,23 @@ def _read() -> Corpus:
     images = [(image.tobytes(), int(label)) for image, label in zip(shades, labels, strict=True)]
     train, valid, test = cut(permuted(images), TRAIN, VALID)
     return Corpus(train, valid, test, classes=CLASSES)
+
+
+TASKS = (
+    Task(
+        name="digits",
+        about="scikit-learn's 8 x 8 digits, MLP",
+        kind="twin of mnist",
+        family=ImageClassification,
+        source=lambda origin: source(),
+        sizes=sizes(paper=mnist.PAPER, small=replace(mnist.PAPER, epochs=60), tiny=mnist.TINY),
+        chosen_radii={
+            "sam": l2(0.05),
+            "asam": linf(5e-2),
+            "layer-sam": l2(1e-3),
+            "multi-step-defense": linf(1e-2),
+            "ga-sam": linf(2e-3),
+        },
+        borrows_from=("mnist", "imdb"),
+    ),
+)

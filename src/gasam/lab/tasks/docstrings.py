@@ -6,13 +6,15 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus
-from gasam.lab.data.packages import installed
-from gasam.lab.data.source import Source
-from gasam.lab.data.splitting import cut, permuted
+from gasam.lab.data.corpus import Corpus, Source, cut, permuted
+from gasam.lab.data.locations import installed
+from gasam.lab.families.classification import TextClassification
+from gasam.lab.tasks import imdb
+from gasam.lab.tasks.task import Task, l2, linf, sizes
 
 LIBRARIES = {
     "matplotlib": "matplotlib",
@@ -40,6 +42,8 @@ PROSE_ENDS = re.compile(
 FOREIGN = re.compile(
     r"(?:^|_)(?:tests?|testing|conftest|testutils)(?:_|\.|$)|vendor|extern|array_api|uarray|cobyqa|pyprima"
 )
+
+SMALL = replace(imdb.SMALL, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -116,3 +120,28 @@ def _folder(library: str) -> Path:
     folders = installed("docstrings", library).submodule_search_locations
     assert folders, f"{library} is a package"
     return Path(folders[0])
+
+
+TASKS = (
+    Task(
+        name="docstrings",
+        about="which library wrote this docstring? TextCNN",
+        kind="twin of imdb",
+        family=TextClassification,
+        source=lambda origin: source(),
+        sizes=sizes(
+            paper=imdb.PAPER,
+            small=SMALL,
+            small_2=replace(SMALL, embedding_scale=imdb.GOOD_SCALE),
+            tiny=imdb.TINY,
+        ),
+        chosen_radii={
+            "sam": linf(2e-3),
+            "asam": linf(5e-2),
+            "layer-sam": l2(3e-4),
+            "multi-step-defense": linf(2e-3),
+            "ga-sam": linf(5e-3),
+        },
+        borrows_from=("imdb", "en-vi"),
+    ),
+)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.corpus import Corpus, Source, cut, permuted
+from gasam.lab.data.published import HubSplit, Published, Row
 from gasam.lab.data.reading import content, required
-from gasam.lab.data.source import Source
-from gasam.lab.data.splitting import cut, permuted
 from gasam.lab.errors import InputError
+from gasam.lab.families.images import ImageClassification, MLPSettings
+from gasam.lab.tasks.task import Task, sizes
 
 FILES = tuple(
     f"mnist/{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -21,6 +23,9 @@ VALID_SHARE = 6
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
+
+PAPER = MLPSettings(epochs=20, batch=64, learning_rate=1e-3, dropout=0.0)
+TINY = replace(PAPER, rows=200, epochs=2)
 
 
 def source(directory: Path) -> Source:
@@ -64,3 +69,40 @@ def _array(path: Path, magic: int, dimensions: int) -> tuple[bytes, tuple[int, .
 
 def _fault(path: Path, fault: str) -> InputError:
     return InputError(f"{path}: {fault}: get it again with `gasam data get mnist`")
+
+
+def _from_hub(table: list[Row]) -> list[bytes]:
+    """The idx format: a magic number, the sizes, the bytes."""
+    pictures = [row["image"].convert("L") for row in table]
+    width, height = pictures[0].size
+    pixels = b"".join(picture.tobytes() for picture in pictures)
+    labels = bytes(row["label"] for row in table)
+    return [struct.pack(">4I", 2051, len(table), height, width) + pixels, struct.pack(">2I", 2049, len(table)) + labels]
+
+
+PUBLISHED = Published(
+    tuple(
+        HubSplit(files, _from_hub, "ylecun/mnist", "mnist", split)
+        for files, split in ((FILES[:2], "train"), (FILES[2:], "test"))
+    ),
+    "idx files as published",
+    """
+mnist/t10k-images-idx3-ubyte.gz 10000 0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7
+mnist/t10k-labels-idx1-ubyte.gz 10000 ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2
+mnist/train-images-idx3-ubyte.gz 60000 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
+mnist/train-labels-idx1-ubyte.gz 60000 65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
+""",
+)
+
+TASKS = (
+    Task(
+        name="mnist",
+        about="handwritten digits, MLP 784-100-100-10",
+        kind="paper",
+        family=ImageClassification,
+        source=lambda origin: source(origin.folder),
+        sizes=sizes(paper=PAPER, small=replace(PAPER, rows=10_000), tiny=TINY),
+        borrows_from=("digits", "imdb"),
+        published=PUBLISHED,
+    ),
+)

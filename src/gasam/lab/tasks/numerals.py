@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
-from gasam.lab.data.corpus import Corpus
-from gasam.lab.data.packages import installed
-from gasam.lab.data.source import Source
-from gasam.lab.data.splitting import SEED, cut, permuted
+from gasam.lab.data.corpus import SEED, Corpus, Source, cut, permuted
+from gasam.lab.data.locations import installed
 from gasam.lab.errors import InputError
+from gasam.lab.families.translation import Translation
+from gasam.lab.tasks import en_vi
+from gasam.lab.tasks.task import Task, linf, sizes
 
 Direction = Literal["en-vi", "de-en"]
 
+SMALL = replace(
+    en_vi.SMALL_MODEL, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
+)
 TRAIN, VALID, TEST = 4_000, 500, 500
 DIGITS = 6
 
@@ -72,3 +77,18 @@ def _spelled(number: int, language: str) -> str:
 
 
 LANGUAGES: dict[str, Callable[[int], str]] = {"en": _english, "vi": _vietnamese, "de": _german}
+
+
+TASKS = (
+    Task(
+        name="numerals",
+        about="number words, English to Vietnamese, Transformer",
+        kind="twin of en-vi",
+        family=Translation,
+        source=lambda origin: source(),
+        sizes=sizes(paper=en_vi.PAPER, small=SMALL, tiny=en_vi.TINY),
+        chosen_radii={"sam": linf(1e-4), "ga-sam": linf(2e-5, 2)},
+        start_epoch=en_vi.TASKS[0].start_epoch,
+        borrows_from=("en-vi",),
+    ),
+)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.corpus import Corpus, Source
+from gasam.lab.data.published import HubSplit, Published, Row, as_lines
 from gasam.lab.data.reading import lines, required
-from gasam.lab.data.source import Source
+from gasam.lab.families.language import LanguageModel, LSTMSettings
+from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
 
 FILES = ("ptb/ptb.train.txt.gz", "ptb/ptb.valid.txt.gz", "ptb/ptb.test.txt.gz")
+
+PAPER = LSTMSettings(
+    epochs=20,
+    batch=20,
+    optimizer="sgd",
+    learning_rate=50.0,
+    clip=0.25,
+    schedule="halving",
+    halve_after=10,
+    dropout=0.5,
+    vocabulary=10_000,
+    length=70,
+    hidden=500,
+)
+SMALL = replace(
+    PAPER, rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
+)
+TINY = replace(PAPER, rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
 
 
 def source(directory: Path) -> Source:
@@ -20,3 +41,49 @@ def source(directory: Path) -> Source:
         return Corpus(train, valid, test)
 
     return Source("ptb", read, files=files)
+
+
+def _from_hub(table: list[Row]) -> list[bytes]:
+    return [as_lines(row["sentence"] for row in table)]
+
+
+PUBLISHED = Published(
+    tuple(
+        HubSplit((f"ptb/ptb.{name}.txt.gz",), _from_hub, "ptb-text-only/ptb_text_only", "penn_treebank", split)
+        for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
+    ),
+    "a tokenised sentence a line",
+    """
+ptb/ptb.test.txt.gz 3761 38a777800d6c33e401453fe41d87d4548247bed3bdd9d54a58928f53ef6e84d6
+ptb/ptb.train.txt.gz 42068 05c01a9258233ad1eaa215f507c0b3b12ce2130dd579ea16099e037debab6dca
+ptb/ptb.valid.txt.gz 3370 ef32d560607be130628303616ea6aefc6f906223135adfb49d9e516a3a7865e4
+""",
+)
+
+TASKS = (
+    Task(
+        name="ptb",
+        about="language model of the Penn TreeBank, LSTM",
+        kind="paper",
+        family=LanguageModel,
+        source=lambda origin: source(origin.folder),
+        sizes=sizes(paper=PAPER, small=SMALL, tiny=TINY),
+        paper_radii={
+            "sam": l2(5e-3),
+            "asam": linf(5e-4),
+            "asam-filter": filter_wise(2e-5),
+            "layer-sam": l2(1e-6),
+            "multi-step-defense": linf(1e-3),
+            "ga-sam": linf(8e-6),
+            "single-step": l2(5e-3),
+            "element-wise": linf(2e-6),
+            "model-wise": linf(5e-6),
+            "scale-weight-over-gradient": l2(2e-5),
+            "scale-inverse-gradient": linf(5e-6),
+            "scale-weight-rms": linf(1e-4),
+            "scale-weight": linf(1e-7),
+        },
+        borrows_from=("en-vi",),
+        published=PUBLISHED,
+    ),
+)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.source import Source
+from gasam.lab.data.corpus import Corpus, Source, Split
+from gasam.lab.families.language import LanguageModel
+from gasam.lab.tasks import ptb
+from gasam.lab.tasks.task import Task, sizes
+
+SMALL = replace(ptb.SMALL, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64)
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
 RULE = re.compile(r"^[*=~^\"'-]{3,}$", re.MULTILINE)
@@ -43,3 +48,16 @@ def _paragraphs(text: str) -> Iterator[str]:
         tokens = TOKEN.findall(paragraph.lower())
         if tokens:
             yield " ".join(tokens)
+
+
+TASKS = (
+    Task(
+        name="pydoc",
+        about="language model of Python's language reference, LSTM",
+        kind="twin of ptb",
+        family=LanguageModel,
+        source=lambda origin: source(),
+        sizes=sizes(paper=ptb.PAPER, small=SMALL, tiny=ptb.TINY),
+        borrows_from=("ptb", "en-vi"),
+    ),
+)

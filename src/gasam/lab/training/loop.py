@@ -6,11 +6,9 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,62 +17,26 @@ from torch import Tensor
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
-from gasam.lab import provenance, records
-from gasam.lab.data.corpus import Split
+from gasam.lab import provenance
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
-from gasam.lab.records import DataOfRun, RunRecord
 from gasam.lab.training.checkpoints import Checkpoints, Weights
 from gasam.lab.training.interruption import Interruption
 from gasam.lab.training.optimisation import learning_rate, optimizer_for
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import Progress, Update, Watch
-
-Judged = TypeVar("Judged")
-
-
-def run(
-    plan: Plan, folder: Path, *, watch: Watch = lambda update: None, cpu: bool = False, gradient_norms: bool = False
-) -> RunRecord:
-    """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
-
-    Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
-    Started by torchrun or accelerate, the processes share every batch; all must see the same folder.
-    `gradient_norms` adds to each row of the curve an epoch's mean |g| of every tensor, of layers and of all: of the
-    gradient that the optimizer is given, folded where the method walks, before it is clipped.
-    """
-    data = plan.data()
-    name = plan.name(data)
-    file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
-    accelerator = Accelerator(cpu=cpu)
-    if not file.exists():
-        with checkpoints.alone() if accelerator.is_main_process else nullcontext():
-            training = Training(plan, plan.family(data), checkpoints, watch, accelerator)
-            training.resume(gradient_norms)
-            training.train()
-            if accelerator.is_main_process:
-                records.write(file, training.finish())
-                checkpoints.clean()
-            accelerator.wait_for_everyone()
-    elif accelerator.is_main_process:
-        checkpoints.clean()  # should the run have been killed just after its record was written
-    record = records.read(file)
-    if gradient_norms and not all("gradient_norms" in row for row in record.curve):
-        raise without_norms(file)
-    return record
-
-
-def without_norms(file: Path) -> InputError:
-    return InputError(f"{file} was made without gradient norms: choose another --out, or do not ask for them")
+from gasam.lab.training.progress import OnUpdate, Progress, Update
 
 
 class Training:
-    """One run in progress. All randomness comes from seed, epoch and step, so a checkpoint holds no generator."""
+    """One run in progress. All randomness comes from seed, epoch and step, so a checkpoint holds no generator.
+
+    `give_up` is asked after every epoch, with the curve so far, whether to stop.
+    """
 
     def __init__(
-        self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, watch: Watch, accelerator: Accelerator
+        self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, on_update: OnUpdate, accelerator: Accelerator
     ) -> None:
-        self.plan, self.family, self.checkpoints, self.watch = plan, family, checkpoints, watch
+        self.plan, self.family, self.checkpoints, self.on_update = plan, family, checkpoints, on_update
         self.settings, self.choice, self.accelerator = plan.settings, plan.choice, accelerator
         torch.manual_seed(self.draw("model"))
         self.model = self.accelerator.prepare(family.model())
@@ -95,43 +57,6 @@ class Training:
         """A seed of its own for everything that is drawn."""
         text = " ".join(str(part) for part in (self.plan.seed, *what))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-    def resume(self, gradient_norms: bool = False) -> None:
-        """Go on from the checkpoint if there is one; if it has gradient norms, they are recorded on in any case."""
-        saved = self.checkpoints.load(self.checkpoints.last)
-        if gradient_norms or (saved and saved.get("norms")):
-            self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
-        if saved is None:
-            return
-        self.plain_model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.progress = Progress(**saved["progress"])
-        self.loss.fill_(self.progress.loss)
-        self.carried = to_device(saved["carried"], self.accelerator.device)
-        if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
-            states, own = saved["schedule"], self.accelerator.process_index
-            self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        if self.norms is not None:
-            if saved.get("norms") is None:
-                raise without_norms(self.checkpoints.last)
-            self.norms.load_state_dict(saved["norms"])
-
-    def save(self) -> None:
-        self.progress.loss = float(self.loss)
-        state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
-        if isinstance(self.sharp, SharpBackward) and self.sharp.strength.schedule is not None:
-            state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
-        norms = self.norms.state_dict() if self.norms is not None else None
-        self.keep(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
-
-    def keep(self, file: Path, value: dict[str, Any]) -> None:
-        """By one process; the others go on when it is on disk."""
-        if self.accelerator.is_main_process:
-            self.checkpoints.save(file, value)
-        self.accelerator.wait_for_everyone()
-
-    def weights(self) -> Weights:
-        return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
 
     def train(self) -> None:
         self.model.train()
@@ -197,25 +122,14 @@ class Training:
             return batch
         return tuple(part.tensor_split(count, dim=dim)[self.accelerator.process_index] for part in batch)
 
-    def show(self, steps: int) -> None:
-        valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
-        done = self.progress.epoch * steps + self.progress.step
-        self.watch(Update(done, steps * self.settings.epochs, self.progress.epoch + 1, self.settings.epochs, valid))
-
     def end_epoch(self) -> None:
         """Validate, keep the weights if they are to be chosen or averaged, and write the epoch down."""
         progress, begun = self.progress, time.perf_counter()
         steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
         self.loss.zero_()
-        valid = self.judge(lambda: self.family.validate(self.plain_model)) if math.isfinite(loss) else math.nan
-        if self.settings.average:
-            self.keep(self.checkpoints.epoch(progress.epoch), self.weights())
-            self.checkpoints.forget_epoch(progress.epoch - self.settings.average - 1)
-        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
-            progress.best, progress.best_epoch = valid, progress.epoch
-            if not self.settings.average:
-                self.keep(self.checkpoints.best, self.weights())
+        valid = self.validate() if math.isfinite(loss) else math.nan
+        self.keep_weights(valid)
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
@@ -225,62 +139,70 @@ class Training:
         progress.curve.append(row)
         self.show(steps)
 
-    def judge(self, score: Callable[[], Judged]) -> Judged:
+    def validate(self) -> float:
         self.model.eval()
         try:
-            return score()
+            return self.family.validate(self.plain_model)
         finally:
             self.model.train()
 
-    def chosen(self) -> Weights | None:
-        """The weights to be judged: averaged, or best on validation; none if training never gave a finite number."""
-        if self.settings.average and not self.progress.diverged:
-            return self.checkpoints.average(self.progress.epoch, min(self.settings.average, self.progress.epoch))
-        return self.checkpoints.load(self.checkpoints.best)
+    def keep_weights(self, valid: float) -> None:
+        """Those of the last epochs where they are averaged, else those that are best on validation."""
+        progress, count = self.progress, self.settings.average
+        if count:
+            self.write(self.checkpoints.epoch(progress.epoch), self.weights())
+            self.checkpoints.forget_epoch(progress.epoch - count - 1)
+        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
+            progress.best, progress.best_epoch = valid, progress.epoch
+            if not count:
+                self.write(self.checkpoints.best, self.weights())
 
-    def scores(self, *splits: Split) -> dict[str, Any]:
-        """The metric of the chosen weights with its standard error, if there are any; they are kept as the model."""
-        weights, begun = self.chosen(), time.perf_counter()
-        found: dict[str, Any] = {}
-        if weights is not None:
-            self.plain_model.load_state_dict(weights)
-            for split in splits:
-                value, error = self.judge(partial(self.family.measure, self.plain_model, split))
-                found |= {split: value, f"{split}_error": None if error is None else finite(error)}
-        self.checkpoints.save(self.checkpoints.model, weights or {})
-        return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
+    def show(self, steps: int) -> None:
+        valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
+        done = self.progress.epoch * steps + self.progress.step
+        epochs = self.settings.epochs
+        self.on_update(Update(done, steps * epochs, self.progress.epoch + 1, epochs, valid))
 
-    def finish(self) -> RunRecord:
-        plan, progress, family = self.plan, self.progress, self.family
-        measured = {
-            "valid": None,
-            "test": None,
-            "worthless": family.worthless("test"),
-            **self.scores("valid", "test"),
-            **family.remarks(),
-        }
-        return RunRecord(
-            task=plan.task,
-            size=plan.size,
-            method=plan.choice.method,
-            seed=plan.seed,
-            metric=family.metric.name,
-            gradient_evaluations=progress.passes,
-            updates=progress.updates,
-            seconds=round(progress.seconds, 2),
-            best_epoch=progress.best_epoch,
-            diverged=progress.diverged,
-            epsilon_source=plan.choice.epsilon_source,
-            config=plan.config(),
-            identity=plan.identity(family.data),
-            data=DataOfRun(hash=family.data["hash"], encoding=family.data["encoding"], notes=family.data["notes"]),
-            parameters=sum(p.numel() for p in self.plain_model.parameters()),
-            machine=provenance.machine(self.accelerator.device),
-            versions=provenance.versions(),
-            curve=progress.curve,
-            **self.code,
-            **measured,
-        )
+    def weights(self) -> Weights:
+        return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
+
+    def write(self, file: Path, value: dict[str, Any]) -> None:
+        """By one process; the others go on when it is on disk."""
+        if self.accelerator.is_main_process:
+            self.checkpoints.save(file, value)
+        self.accelerator.wait_for_everyone()
+
+    def save(self) -> None:
+        self.progress.loss = float(self.loss)
+        state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
+        if isinstance(self.sharp, SharpBackward) and self.sharp.strength.schedule is not None:
+            state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
+        norms = self.norms.state_dict() if self.norms is not None else None
+        self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
+
+    def resume(self, gradient_norms: bool = False) -> None:
+        """Go on from the checkpoint if there is one; if it has gradient norms, they are recorded on in any case."""
+        saved = self.checkpoints.load(self.checkpoints.last)
+        if gradient_norms or (saved and saved.get("norms")):
+            self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
+        if saved is None:
+            return
+        self.plain_model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.progress = Progress(**saved["progress"])
+        self.loss.fill_(self.progress.loss)
+        self.carried = to_device(saved["carried"], self.accelerator.device)
+        if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
+            states, own = saved["schedule"], self.accelerator.process_index
+            self.sharp.load_state_dict(states[own if own < len(states) else 0])
+        if self.norms is not None:
+            if saved.get("norms") is None:
+                raise without_norms(self.checkpoints.last)
+            self.norms.load_state_dict(saved["norms"])
+
+
+def without_norms(file: Path) -> InputError:
+    return InputError(f"{file} was made without gradient norms: choose another --out, or do not ask for them")
 
 
 def finite(number: float) -> float | None:

@@ -11,10 +11,12 @@ from typing import Any
 from gasam.lab import tasks
 from gasam.lab.data.locations import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.families import Encoded, Family, Recipe
-from gasam.lab.methods import METHODS, Choice, choose
+from gasam.lab.families import Family, Recipe
+from gasam.lab.families.encoded import Encoded, encoded
+from gasam.lab.methods import METHODS
+from gasam.lab.records import configuration_key
 from gasam.lab.tasks import Origin, Task
-from gasam.lab.tasks.prepared import prepare
+from gasam.lab.walks import Choice, choose
 
 DEFAULT_SIZE = "small"
 
@@ -33,9 +35,7 @@ class Plan:
         return tasks.find(self.task)
 
     def data(self) -> Encoded:
-        return prepare(
-            self.definition.family, self.definition.source(self.origin), self.settings, cache_directory() / "prepared"
-        )
+        return encoded_data(self.definition, self.origin, self.settings)
 
     @property
     def data_key(self) -> Hashable:
@@ -52,20 +52,16 @@ class Plan:
 
     @property
     def key(self) -> str:
+        """The same for all seeds of a configuration, and for its records."""
         return configuration_key(self.config())
 
-    def identity(self, data: Encoded) -> str:
-        text = json.dumps([self.config(), data["hash"], self.seed], sort_keys=True)
+    def identity(self, data_hash: str) -> str:
+        text = json.dumps([self.config(), data_hash, self.seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def name(self, data: Encoded) -> str:
+    def name(self, data_hash: str) -> str:
         """The name of the run's record: to be read by people, and one of its own for every other identity."""
-        return f"{self.task}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data)[:8]}"
-
-
-def configuration_key(config: Mapping[str, Any]) -> str:
-    """The same for all seeds of a configuration, and for its records."""
-    return json.dumps([config["settings"], config["method"]], sort_keys=True)
+        return f"{self.task}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data_hash)[:8]}"
 
 
 def make(
@@ -87,3 +83,8 @@ def make(
     if method in METHODS and METHODS[method].moved == "embeddings" and not definition.family.has_embeddings:
         raise InputError(f"{method} moves word embeddings, and the model of {task} has none: name another method")
     return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk, size), origin)
+
+
+def encoded_data(task: Task, origin: Origin, settings: Recipe) -> Encoded:
+    """From the user's cache, else made."""
+    return encoded(task.family, task.source(origin), settings, cache_directory() / "prepared")

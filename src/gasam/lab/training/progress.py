@@ -37,4 +37,8 @@ class Update(NamedTuple):
     valid: float | None
 
 
-Watch = Callable[[Update], None]
+OnUpdate = Callable[[Update], None]
+
+
+def nobody(update: Update) -> None:
+    """For runs that nobody watches."""

@@ -13,10 +13,11 @@ import torch
 from accelerate import Accelerator
 
 from gasam.lab.engines.local import Job, threads_of_a_run
-from gasam.lab.families import Encoded
+from gasam.lab.families.encoded import Encoded
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import Plan
+from gasam.lab.training.progress import nobody
 
 ROUNDS, SECONDS = 15, 20.0
 """A measurement ends after that many rounds, or after that many seconds and at least one round."""
@@ -75,7 +76,7 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
         if plan.data_key not in data:
             data[plan.data_key] = plan.data()
         family, unused = plan.family(data[plan.data_key]), Checkpoints(Path("unused"))
-        found[name] = Training(replace(plan, choice=choice), family, unused, lambda update: None, Accelerator(cpu=cpu))
+        found[name] = Training(replace(plan, choice=choice), family, unused, nobody, Accelerator(cpu=cpu))
         found[name].model.train()
     return found
 

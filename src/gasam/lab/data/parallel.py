@@ -1,4 +1,4 @@
-"""IWSLT'15 English to Vietnamese and IWSLT'14 German to English: aligned, tokenised lines, a file a language."""
+"""Parallel corpora in the local layout: aligned, tokenised lines, a file a language, with substitutes for training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus
+from gasam.lab.data.corpus import Corpus, Source
 from gasam.lab.data.reading import aligned, lines, required
-from gasam.lab.data.source import Source
 
 
 @dataclass(frozen=True)
@@ -24,45 +23,14 @@ class Layout:
     note: str
     has_vocabularies: bool = False
 
-    def files(self, *splits: str) -> list[str]:
-        return [f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.languages]
+    def files(self, *splits: str) -> tuple[str, ...]:
+        return tuple(f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.languages)
 
-    def vocabularies(self) -> list[str]:
-        return [f"{self.folder}/vocab.{language}" for language in self.languages if self.has_vocabularies]
-
-
-EN_VI = Layout(
-    task="en-vi",
-    folder="iwslt15",
-    languages=("en", "vi"),
-    valid="tst2012",
-    test="tst2013",
-    substitutes=("ted_small", "news_wiki"),
-    note="{} substitute training pairs, not the paper's 133k",
-    has_vocabularies=True,
-)
-DE_EN = Layout(
-    task="de-en",
-    folder="iwslt14",
-    languages=("de", "en"),
-    valid="valid",
-    test="test",
-    substitutes=("train_subset",),
-    note="{} subset of the 160k training pairs",
-)
+    def vocabularies(self) -> tuple[str, ...]:
+        return tuple(f"{self.folder}/vocab.{language}" for language in self.languages if self.has_vocabularies)
 
 
-def en_vi(directory: Path) -> Source:
-    """Valid is tst2012, test tst2013, with the vocabularies that Stanford gave with them."""
-    return _source(EN_VI, directory)
-
-
-def de_en(directory: Path) -> Source:
-    """Lower-case text as fairseq prepares it; what vocabulary to build is the model's affair."""
-    return _source(DE_EN, directory)
-
-
-def _source(layout: Layout, directory: Path) -> Source:
+def parallel_source(layout: Layout, directory: Path) -> Source:
     """Trains on `train` where that is, else on the substitutes if they are; training pairs with an empty side go."""
     genuine = _there(directory, layout.files("train"))
     training = ("train",) if genuine or not _there(directory, layout.files(*layout.substitutes)) else layout.substitutes
@@ -79,7 +47,7 @@ def _source(layout: Layout, directory: Path) -> Source:
     return Source(layout.task, read, files=files, options=" ".join(splits))
 
 
-def _there(directory: Path, names: list[str]) -> bool:
+def _there(directory: Path, names: tuple[str, ...]) -> bool:
     return all((directory / name).is_file() for name in names)
 
 

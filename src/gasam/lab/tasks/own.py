@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gasam.lab.data.corpus import SPLITS, Corpus, Split
+from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split, cut, permuted
 from gasam.lab.data.reading import aligned, fault_at, lines, rows
-from gasam.lab.data.source import Source
-from gasam.lab.data.splitting import cut, permuted
 from gasam.lab.errors import InputError
+from gasam.lab.families.classification import TextClassification, TextCNNSettings
+from gasam.lab.families.language import LanguageModel
+from gasam.lab.families.translation import Translation
+from gasam.lab.tasks import de_en, en_vi, imdb, ptb
+from gasam.lab.tasks.task import Task
 
 Given = str | Path | None
 Files = dict[Split, tuple[Path, ...]]
@@ -163,3 +167,47 @@ def _held_out(path: Path, examples: list[Any], missing: list[Split], in_order: b
     pieces = cut(examples if in_order else permuted(examples), kept, *[each] * (len(missing) - 1))
     splits: list[Split] = ["train", *missing]
     return dict(zip(splits, pieces, strict=True))
+
+
+def _well_initialised(settings: TextCNNSettings) -> TextCNNSettings:
+    return replace(settings, embedding_scale=imdb.GOOD_SCALE)
+
+
+TASKS = (
+    Task(
+        name="classify",
+        about="your own texts and labels (CSV, TSV or JSONL), TextCNN",
+        kind="yours",
+        family=TextClassification,
+        source=lambda o: classify(o.train, o.valid, o.test, o.text_column, o.label_column),
+        sizes={
+            "paper": _well_initialised(imdb.PAPER),
+            "small": _well_initialised(imdb.SMALL),
+            "tiny": _well_initialised(imdb.TINY),
+        },
+        borrows_from=("docstrings", "imdb", "en-vi"),
+    ),
+    Task(
+        name="lm",
+        about="a language model of your own text, LSTM",
+        kind="yours",
+        family=LanguageModel,
+        source=lambda origin: lm(origin.train, origin.valid, origin.test),
+        sizes={"paper": ptb.PAPER, "small": replace(ptb.SMALL, rows=None), "tiny": ptb.TINY},
+        borrows_from=("pydoc", "ptb", "en-vi"),
+    ),
+    Task(
+        name="translate",
+        about="your own two aligned files, Transformer",
+        kind="yours",
+        family=Translation,
+        source=lambda origin: translate(origin.train, origin.valid, origin.test),
+        sizes={
+            "paper": de_en.PAPER,
+            "small": replace(de_en.SMALL, rows=None, judged=None),
+            "tiny": de_en.TINY,
+        },
+        start_epoch=en_vi.TASKS[0].start_epoch,
+        borrows_from=("numerals", "en-vi"),
+    ),
+)

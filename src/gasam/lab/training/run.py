@@ -1,0 +1,107 @@
+"""One run from its plan to its record: trained, judged, written down, and continued where it was interrupted."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from gasam.lab import provenance, records
+from gasam.lab.data.corpus import Split
+from gasam.lab.records import DataOfRun, RunRecord
+from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.loop import Training, finite, without_norms
+from gasam.lab.training.plan import Plan
+from gasam.lab.training.progress import OnUpdate, nobody
+
+
+def run(
+    plan: Plan, folder: Path, *, on_update: OnUpdate = nobody, cpu: bool = False, gradient_norms: bool = False
+) -> RunRecord:
+    """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
+
+    Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
+    Started by torchrun or accelerate, the processes share every batch; all must see the same folder.
+
+    Args:
+        plan: What to train.
+        folder: Of the records.
+        on_update: Is told how far the run is.
+        cpu: Do not use an accelerator.
+        gradient_norms: Add to each row of the curve an epoch's mean |g| of every tensor, of layers and of all: of the
+            gradient that the optimizer is given, folded where the method walks, before it is clipped.
+    """
+    data = plan.data()
+    name = plan.name(data.hash)
+    file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
+    accelerator = Accelerator(cpu=cpu)
+    if not file.exists():
+        with checkpoints.alone() if accelerator.is_main_process else nullcontext():
+            training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
+            training.resume(gradient_norms)
+            training.train()
+            if accelerator.is_main_process:
+                records.write(file, record_of(training))
+                checkpoints.clean()
+            accelerator.wait_for_everyone()
+    elif accelerator.is_main_process:
+        checkpoints.clean()  # should the run have been killed just after its record was written
+    record = records.read(file)
+    if gradient_norms and not all("gradient_norms" in row for row in record.curve):
+        raise without_norms(file)
+    return record
+
+
+def record_of(training: Training) -> RunRecord:
+    """The record of a run whose training ended; the weights that it judges are kept as the model."""
+    plan, family, progress = training.plan, training.family, training.progress
+    return RunRecord(
+        task=plan.task,
+        size=plan.size,
+        method=plan.choice.method,
+        seed=plan.seed,
+        metric=family.metric.name,
+        gradient_evaluations=progress.passes,
+        updates=progress.updates,
+        seconds=round(progress.seconds, 2),
+        best_epoch=progress.best_epoch,
+        diverged=progress.diverged,
+        epsilon_source=plan.choice.epsilon_source,
+        config=plan.config(),
+        identity=plan.identity(family.data.hash),
+        data=DataOfRun(hash=family.data.hash, encoding=family.data.version, notes=list(family.data.notes)),
+        parameters=sum(p.numel() for p in training.plain_model.parameters()),
+        machine=provenance.machine(training.accelerator.device),
+        versions=provenance.versions(),
+        curve=progress.curve,
+        worthless=family.worthless("test"),
+        **training.code,
+        **{"valid": None, "test": None} | scores(training, "valid", "test"),
+        **family.remarks(),
+    )
+
+
+def scores(training: Training, *splits: Split) -> dict[str, Any]:
+    """The metric of the chosen weights with its standard error, if there are any; they are kept as the model."""
+    weights, begun = chosen_weights(training), time.perf_counter()
+    found: dict[str, Any] = {}
+    if weights is not None:
+        training.plain_model.load_state_dict(weights)
+        training.model.eval()
+        for split in splits:
+            value, error = training.family.measure(training.plain_model, split)
+            found |= {split: value, f"{split}_error": None if error is None else finite(error)}
+        training.model.train()
+    training.checkpoints.save(training.checkpoints.model, weights or {})
+    return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
+
+
+def chosen_weights(training: Training) -> Weights | None:
+    """The weights to be judged: averaged, or best on validation; none if training never gave a finite number."""
+    count, progress, checkpoints = training.settings.average, training.progress, training.checkpoints
+    if count and not progress.diverged:
+        return checkpoints.average(progress.epoch, min(count, progress.epoch))
+    return checkpoints.load(checkpoints.best)

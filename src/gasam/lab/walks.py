@@ -1,0 +1,223 @@
+"""The walk of one run: a method's preset with the numbers that the task, the size and the user give it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import nn
+
+from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended, same_noise
+from gasam.lab.errors import InputError
+from gasam.lab.families import Family
+from gasam.lab.methods import Method, Moved, find_method
+from gasam.lab.records import EpsilonSource
+from gasam.lab.tasks import Radius, Task, find
+from gasam.passes import plainly
+
+Backward = Callable[..., None]
+
+LATER = {
+    "budget": None,
+    "cap": None,
+    "walk_progress": None,
+    "walk_start": 0,
+    "walk_warmup": 0,
+    "walk_every": 1,
+    "walk_weight": None,
+}
+"""Options that came after the first records, with their defaults."""
+FLOATS = ("epsilon", "norm", "budget", "cap", "walk_progress", "walk_weight")
+"""Options in which 2 and 2.0 must not make two runs of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A method with every number it needs for one run; `start_epoch` counts from 1.
+
+    With a budget, epsilon is 0 and not used. The `walk_...` options are those of `gasam.Schedule`.
+    """
+
+    method: str
+    moved: Moved
+    epsilon: float
+    norm: float
+    scale: str
+    granularity: str
+    risk: str
+    steps: int
+    start_epoch: int = 1
+    same_noise: bool = False
+    budget: float | None = None
+    cap: float | None = None
+    walk_progress: float | None = None
+    walk_start: float = 0
+    walk_warmup: float = 0
+    walk_every: int = 1
+    walk_weight: float | None = None
+    epsilon_source: EpsilonSource
+
+    def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
+        """What stands in for loss.backward(); with epsilon 0 that is a plain pass."""
+        around = same_noise() if self.same_noise else plainly
+        if self.moved == "embeddings":
+            return FreeLB(
+                family.embeddings(model),
+                self.epsilon,
+                norm=self.norm,
+                steps=self.steps,
+                example_dim=family.example_dim,
+                backward=backward,
+                around=around,
+            )
+        return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
+
+    def perturbation(self) -> Perturbation:
+        names = {field.name for field in fields(Perturbation)}
+        options = {name: value for name, value in self._options().items() if name in names}
+        return Perturbation(**options | {"epsilon": self.epsilon if self.budget is None else None})
+
+    def schedule(self) -> Schedule | None:
+        made = Schedule(
+            progress=self.walk_progress,
+            start=self.walk_start,
+            warmup=self.walk_warmup,
+            every=self.walk_every,
+            weight=self.walk_weight,
+        )
+        return None if made == Schedule() else made
+
+    def passes(self, epoch: int) -> float:
+        """Mean gradient evaluations a step in that epoch, counted from 1, at a strength above 0."""
+        walks = (self.epsilon or self.budget) and epoch >= self.start_epoch
+        return 1 + self.steps / self.walk_every if walks else 1
+
+    def identity(self) -> dict[str, Any]:
+        """Every number as JSON can hold it; where epsilon comes from does not change a run.
+
+        Newer options are left out at their defaults, so that older records keep their identity.
+        """
+        options = {name: value for name, value in self._options().items() if name not in LATER or value != LATER[name]}
+        return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
+
+    def _options(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "epsilon_source"}
+
+
+WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
+"""What may be overridden."""
+
+
+def choose(
+    method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None, size: str = "paper"
+) -> Choice:
+    """The paper's settings of a method for a task, or the nearest there are, with what the user overrides.
+
+    On the user's own data and in the newer sizes it is the recommended walk, unless an epsilon is given.
+    """
+    found, definition = find_method(method), find(task)
+    given = _checked(found, overrides or {})
+    if found.moved == "nothing":
+        return _choice(found, Radius(math.inf, 0.0), EpsilonSource(kind="none"))
+    user_says_all = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
+    radius, source = _radius(found, definition, user_says_all)
+    choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(definition, epochs))
+    if definition.recommends_walk(size) and found.moved == "weights" and "epsilon" not in given:
+        choice = _recommended(choice, found)
+    return _overridden(choice, given, epochs)
+
+
+def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
+    preset = method.preset
+    return Choice(
+        method=method.name,
+        moved=method.moved,
+        epsilon=radius.epsilon,
+        norm=radius.norm,
+        scale=str(preset.scale),
+        granularity=preset.granularity,
+        risk=preset.risk,
+        steps=radius.steps if method.has_many_steps else 1,
+        epsilon_source=source,
+    )
+
+
+def _radius(method: Method, task: Task, user_says_all: bool) -> tuple[Radius, EpsilonSource]:
+    """The first that there is: the paper's, one chosen on validation, one of a task of the same kind."""
+    for place in (task, *map(find, task.borrows_from)):
+        borrowed = None if place is task else place.name
+        if method.name in place.paper_radii:
+            radius = place.paper_radii[method.name]
+            return radius, EpsilonSource(kind="paper", borrowed_from=borrowed, remark=radius.remark)
+        if method.name in place.chosen_radii:
+            return place.chosen_radii[method.name], EpsilonSource(kind="chosen", borrowed_from=borrowed)
+    if user_says_all:
+        return Radius(math.inf, 0.0), EpsilonSource(kind="given")
+    raise InputError(f"no epsilon is known for {method.name} on {task.name}: give an epsilon and a norm")
+
+
+def _recommended(choice: Choice, method: Method) -> Choice:
+    """The setting for everybody, for data of which nothing is known; the norm is that of the method's preset."""
+    perturbation, schedule = recommended()
+    return replace(
+        choice,
+        epsilon=0.0,
+        budget=perturbation.budget,
+        cap=perturbation.cap,
+        norm=method.preset.norm,
+        steps=perturbation.steps,
+        walk_progress=schedule.progress,
+        start_epoch=1,
+        epsilon_source=EpsilonSource(kind="recommended"),
+    )
+
+
+def _start_epoch(task: Task, epochs: int) -> int:
+    """The paper's start epoch, as a share of the epochs."""
+    start, of = task.start_epoch
+    return max(1, round(start * epochs / of))
+
+
+def _checked(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not None, once the method is known to have them."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if unknown := given.keys() - WALK:
+        raise InputError(f"a walk has no {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
+    if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
+        raise InputError(f"the baseline does not walk: leave out {_as_option(left)}, or name a method")
+    if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk", *LATER}):
+        raise InputError(f"{method.name} moves embeddings, not weights: leave out {_as_option(left)}")
+    if "budget" in given and "epsilon" in given:
+        raise InputError("give either --epsilon or --budget: both are the size of the walk")
+    if not isinstance(given.get("same_noise", False), bool):
+        raise InputError(f"same_noise must be true or false, got {given['same_noise']!r}")
+    return given
+
+
+def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice:
+    values: dict[str, Any] = {
+        name: float(value) if name in FLOATS and type(value) is int else value for name, value in given.items()
+    }
+    if values.keys() & {"epsilon", "norm", "budget"}:
+        values["epsilon_source"] = EpsilonSource(kind="given")
+    if "budget" in values:
+        values["epsilon"] = 0.0
+    choice = replace(choice, **values)
+    if choice.walk_weight == choice.walk_every:
+        choice = replace(choice, walk_weight=None)  # the default: not another run
+    try:
+        choice.perturbation()
+        choice.schedule()
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if choice.start_epoch not in range(1, epochs + 1):
+        raise InputError(f"start_epoch must be a whole number from 1 to {epochs}, got {choice.start_epoch!r}")
+    return choice
+
+
+def _as_option(names: Collection[str]) -> str:
+    """As the command line names it."""
+    name = min(names)
+    return f"--{name.removeprefix('walk_') if name in ('walk_every', 'walk_weight') else name.replace('_', '-')}"
