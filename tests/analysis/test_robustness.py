@@ -10,10 +10,9 @@ from torch import nn
 
 from gasam.analysis.attack import attack, plain
 from gasam.analysis.corruption import applied, random_corruption
-from gasam.analysis.curve import Curve, HalfRadius, Point, half_radius
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
-from gasam.analysis.robustness import TABLE4, robustness
+from gasam.analysis.robustness import TABLE4, Curve, HalfRadius, Point, half_radius, robustness
 from problems import batch, network
 from tolerances import same_bits
 

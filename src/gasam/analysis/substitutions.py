@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from gasam.analysis.checks import check_whole
 from gasam.analysis.examples import example_gradients, squares
 from gasam.analysis.lanczos import random_normal, random_signs, top_eigenvalue
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import GIBIBYTE, Products, connected
-from gasam.analysis.values import Result, check_whole
+from gasam.analysis.results import Result
 from gasam.portions import wide
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.experiments import records
 from gasam.experiments.errors import InputError
 from gasam.experiments.records import Record

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gasam.analysis.landscape import line, plane
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.experiments.analyses import Analysis, Found, Watch
 from gasam.experiments.analyses.showing import counted, panels, run_labels
 from gasam.experiments.checkpoints import Checkpoints
