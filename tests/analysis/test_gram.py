@@ -7,8 +7,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, linear, relu
 
-from gasam.analysis.examples import example_gradients
-from gasam.analysis.factors import factored
+from gasam.analysis.examples import example_gradients, factored
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.analysis.spectrum import top_eigenvalues

@@ -14,11 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.examples import example_gradients as from_batch
 from gasam.analysis.examples import squares
-from gasam.analysis.lanczos import top_eigenvalue
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
 from gasam.analysis.objective import Objective, examined
 from gasam.analysis.products import Products
-from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation
+from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation, top_eigenvalue
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
