@@ -129,16 +129,15 @@ def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = Fal
             raise ValueError(f"direction has {name!r}, which weights has not: give both the same names")
         check_shape("direction", name, values, weights[name])
     check_real({name: weights[name] for name in direction})
-    return {name: _normalised(values, weights[name].detach(), vectors) for name, values in direction.items()}
-
-
-def _normalised(values: Tensor, weight: Tensor, vectors: bool) -> Tensor:
-    values = values.to(wide(values.dtype))
-    if weight.ndim < 2 and not vectors:
-        return torch.zeros_like(values)
-    over = tuple(range(1 if weight.ndim >= 2 else 0, weight.ndim))
-    size: Tensor = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
-    return values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
+    normalised = {}
+    for name, given in direction.items():
+        values, weight = given.to(wide(given.dtype)), weights[name].detach()
+        over = tuple(range(1 if weight.ndim >= 2 else 0, weight.ndim))
+        size = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
+        if weight.ndim < 2 and not vectors:
+            size = torch.zeros_like(size)
+        normalised[name] = values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
+    return normalised
 
 
 def _along(model: nn.Module, direction: Offset, alpha: float) -> AbstractContextManager[None]:

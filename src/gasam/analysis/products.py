@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, get_args
 
 import torch
@@ -54,8 +54,8 @@ class Products:
         self.batches, self.memory, self.work = batches, memory, work or Work()
         self.weights = list(weights.values())
         self.n = sum(weight.numel() for weight in self.weights)
-        # An empty tensor with the type and device of the vectors.
-        self.like = torch.empty(0, dtype=vector_type(self.weights), device=self.weights[0].device)
+        kind = reduce(torch.promote_types, [weight.dtype for weight in self.weights], torch.float32)
+        self.like = torch.empty(0, dtype=kind, device=self.weights[0].device)  # has the vectors' type and device
         self._build = partial(action_on, matrix, model, objective, self.weights)
         self._fits: bool | None = None
         self._kept: list[tuple[Action, int]] = []
@@ -162,14 +162,6 @@ def check_matrix(matrix: str, objective: Objective) -> None:
             f"matrix 'fisher' needs losses with a known distribution, CrossEntropy() or SquaredError(), got {name}: "
             "give one of these, or take matrix 'empirical_fisher' or 'hessian'"
         )
-
-
-def vector_type(weights: Sequence[Tensor]) -> torch.dtype:
-    """At least float32."""
-    found = torch.float32
-    for weight in weights:
-        found = torch.promote_types(found, weight.dtype)
-    return found
 
 
 def split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -141,7 +141,10 @@ def robustness(
             return found[radius]
 
         if wanted is None:
-            _search(clean, measure, _relative_radius(weights.values(), norm), factor)
+            n = sum(weight.numel() for weight in weights.values())
+            # The p-norm of an offset with entries +-c that is as long as the weights.
+            unit = length(weights.values(), 2.0) * n ** (1 / norm - 0.5)
+            _search(clean, measure, unit, factor)
         else:
             for radius in wanted:
                 measure(radius)
@@ -251,13 +254,6 @@ def _search(clean: Curve, measure: Callable[[float], Point], unit: float, factor
     for radius in powers(first, 1 / factor):
         if clean.kept(measure(radius).metric) > 0.5:
             break
-
-
-def _relative_radius(weights: Iterable[Tensor], norm: float) -> float:
-    """|w|_2 n^(1/p - 1/2): the p-norm of an offset with entries +-c that is as long as the weights."""
-    tensors = list(weights)
-    count = sum(tensor.numel() for tensor in tensors)
-    return float(length(tensors, 2.0) * count ** (1 / norm - 0.5))
 
 
 def _checked_radii(radii: Iterable[float]) -> list[float]:

@@ -97,13 +97,13 @@ def top_eigenvalues(
         watch: Called with the count after each unit of work.
     """
     check_matrix(matrix, objective)
-    _check_options(k, tolerance, method, matrix, max_products, memory)
+    _check_options(k, tolerance, method, matrix, max_products)
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         if k > products.n:
             raise ValueError(f"k must be at most the number of weights that need a gradient, {products.n}, got {k}")
         chosen = method or _cheapest(matrix, k, len(examples), products.n, max_products, memory)
         if chosen == "gram":
-            found = largest_of(gram(examples, products.weights, memory * GIBIBYTE), k, tolerance)
+            found = largest_of(gram(examples, products, memory * GIBIBYTE), k, tolerance)
         elif chosen == "dense":
             found = largest_of(_formed(products), k, tolerance)
         else:
@@ -135,7 +135,6 @@ def spectral_density(
         check_whole(name, count, least)
     if width is not None and not 0 < width < math.inf:
         raise ValueError(f"width must be a finite number > 0, or None for a hundredth of the range, got {width}")
-    _check_memory(memory)
     generator = torch.Generator().manual_seed(seed)
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         rules = [
@@ -166,6 +165,8 @@ def _curvature(
     watch: Callable[[int], object] | None,
 ) -> Iterator[tuple[Examples, Products]]:
     """Give the examples and the products with their matrix; restore the model afterwards."""
+    if not memory > 0:
+        raise ValueError(f"memory must be a number of GiB > 0, got {memory}")
     with examined(model, batches) as weights, twice_differentiable(), torch.enable_grad():
         work = Work(watch)
         examples = Examples(model, objective, batches, work)
@@ -197,7 +198,7 @@ def _by_lanczos(products: Products, k: int, tolerance: float, max_products: int,
     return largest(products, start, k, size=size, tolerance=tolerance, max_products=max_products, generator=generator)
 
 
-def _check_options(k: int, tolerance: float, method: str | None, matrix: str, max_products: int, memory: float) -> None:
+def _check_options(k: int, tolerance: float, method: str | None, matrix: str, max_products: int) -> None:
     check_whole("k", k, 1)
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a finite number >= 0, a share of the largest value, got {tolerance}")
@@ -207,9 +208,3 @@ def _check_options(k: int, tolerance: float, method: str | None, matrix: str, ma
         raise ValueError(f"method 'gram' is for matrix 'empirical_fisher', got {matrix!r}: take method None")
     if max_products < k:
         raise ValueError(f"max_products must be at least k, {k}, got {max_products}")
-    _check_memory(memory)
-
-
-def _check_memory(memory: float) -> None:
-    if not memory > 0:
-        raise ValueError(f"memory must be a number of GiB > 0, got {memory}")

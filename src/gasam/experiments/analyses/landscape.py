@@ -125,10 +125,10 @@ class Towards(Analysis):
         return Table("Loss along a line", ("run", "alpha", *(f"{s} loss" for s in splits)), tuple(rows), (note,))
 
     def draw(self, found: Sequence[Record]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def drawn(each: Record, **style: Any) -> Line:
-            return Line(x=each["found"]["alphas"], y=list(map(float, each["found"]["losses"][self.split])), **style)
+        def drawn(each: Record, **style: Any) -> PlotLine:
+            return PlotLine(x=each["found"]["alphas"], y=list(map(float, each["found"]["losses"][self.split])), **style)
 
         return panels(found, drawn, title=f"{self.split} loss along a line", x="alpha", y="loss", log="")
 

@@ -126,13 +126,13 @@ class Robustness(Analysis):
         return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
 
     def draw(self, found: Sequence[Record]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def line(each: Record, **style: Any) -> Line:
+        def line(each: Record, **style: Any) -> PlotLine:
             points = each["found"]["points"]
             heights = [float(point["metric"]) for point in points]
             half = each["found"]["half_radius"]["radius"]
-            return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
+            return PlotLine(x=[point["radius"] for point in points], y=heights, marked=half, **style)
 
         figure = panels(
             found,

@@ -85,11 +85,11 @@ class Rises(Analysis):
         return Table("Sharpness", columns, tuple(rows), notes, values)
 
     def draw(self, found: Sequence[Record]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def line(each: Record, **style: Any) -> Line:
+        def line(each: Record, **style: Any) -> PlotLine:
             balls = each["found"]["balls"]
-            return Line(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
+            return PlotLine(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
 
         return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
 
