@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from curvature import dense_values
 from torch import nn
 from torch.func import functional_call, vmap
@@ -13,8 +14,6 @@ from gasam.analysis.objective import Objective
 from gasam.analysis.spectrum import top_eigenvalues
 from problems import batch, network
 from tolerances import EXACT, error
-
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 
 
 class Net(nn.Module):

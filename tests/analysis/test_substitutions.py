@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from scipy.stats import spearmanr
 from torch import nn
 from torch.autograd import grad
@@ -21,7 +22,6 @@ from gasam.analysis.substitutions import fisher_substitution, norm_substitution,
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 SIZES = [30, 5, 15, 3]
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
-from torch.utils._pytree import tree_map_only
 
 from gasam.analysis.gradients import squared_norm
 from gasam.analysis.lanczos import random_signs
@@ -31,12 +29,22 @@ def example_gradients(
     same numbers. Otherwise each loss is propagated back through the whole batch.
     """
 
+    size = losses.detach().abs()
+
     def within_batch(i: int) -> Gradients:
         return grad(losses[i], weights, retain_graph=True, allow_unused=True)
 
-    alone = partial(_alone, model, objective, batch, losses, weights)
-    largest = int(losses.detach().abs().argmax())
+    def alone(dimension: int, i: int) -> Gradients | None:
+        """None where row i of the batch has another loss without the others."""
+        try:
+            found = objective(model, _row(batch, dimension, i, len(losses)))
+        except Exception:  # the caller's code may fail on a part of a batch, and the whole batch remains
+            return None
+        same = found.requires_grad and same_losses(found, losses[i : i + 1], size.max())
+        return grad(found.squeeze(0), weights, allow_unused=True) if same else None
+
     dimension = None
+    largest = int(size.argmax())
     for candidate in (0, 1) if len(losses) > 1 else ():
         found = alone(candidate, largest)
         if found is not None and _same_gradients(found, within_batch(largest)):
@@ -47,28 +55,17 @@ def example_gradients(
         yield within_batch(i) if found is None else found
 
 
-def _alone(
-    model: nn.Module,
-    objective: Objective,
-    batch: Any,
-    losses: Tensor,
-    weights: Sequence[Tensor],
-    dimension: int,
-    i: int,
-) -> Gradients | None:
-    """The gradient of loss i from row i of every tensor that has as many rows as there are losses."""
-
-    def cut(tensor: Tensor) -> Tensor:
-        has_rows = tensor.ndim > dimension and tensor.shape[dimension] == len(losses)
-        return tensor.narrow(dimension, i, 1) if has_rows else tensor
-
-    try:
-        found = objective(model, tree_map_only(Tensor, cut, batch))
-    except Exception:  # the caller's code may fail on a part of a batch, and the whole batch remains
-        return None
-    if not found.requires_grad or not same_losses(found, losses[i : i + 1], losses.detach().abs().max()):
-        return None
-    return grad(found.squeeze(0), weights, allow_unused=True)
+def _row(batch: Any, dimension: int, i: int, rows: int) -> Any:
+    """The batch with only row i of every tensor that has that many rows."""
+    if isinstance(batch, Tensor):
+        has_rows = batch.ndim > dimension and batch.shape[dimension] == rows
+        return batch.narrow(dimension, i, 1) if has_rows else batch
+    if isinstance(batch, dict):
+        return {name: _row(part, dimension, i, rows) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        parts = [_row(part, dimension, i, rows) for part in batch]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    return batch
 
 
 def same_losses(found: Tensor, expected: Tensor, size: Tensor) -> bool:
