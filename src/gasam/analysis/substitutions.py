@@ -27,9 +27,9 @@ from gasam.portions import wide
 
 @dataclass(frozen=True)
 class TensorNorms:
-    """`batch` is |g_i| of a batch's mean loss, averaged over the examples of all batches, and `examples` is
-    E|grad_i l|. Their ratio is at most 1, and None where gradients are zero up to rounding, as those of the keys'
-    biases in attention are."""
+    """`batch` is |g_i| of a batch's mean loss, the mean over batches weighted by size; `examples` is E|grad_i l|.
+    Their ratio is at most 1, and None where gradients are zero up to rounding, as those of the keys' biases in
+    attention are."""
 
     name: str
     size: int
@@ -126,8 +126,8 @@ def norm_substitution(model: nn.Module, objective: Objective, batches: Batches) 
             losses = connected(objective(model, batch))
             whole = grad(losses.mean(), weights, retain_graph=True, allow_unused=True)
             joint += len(losses) * squares(whole).sqrt()
-            for gradients in example_gradients(model, objective, batch, losses, weights):
-                single += squares(gradients).sqrt()
+            every = example_gradients(model, objective, batch, losses, weights)
+            single += sum(squares(gradients).sqrt() for gradients in every)
             sizes.append(len(losses))
     _check_gradients(named, single)
     joint, single = joint / sum(sizes), single / sum(sizes)
@@ -219,8 +219,7 @@ def _fisher_traces(
     total, rows = torch.zeros(len(weights), dtype=torch.float64), 0
     for batch in each(batches):
         losses = connected(objective(model, batch))
-        for gradients in example_gradients(model, objective, batch, losses, weights):
-            total += squares(gradients)
+        total += sum(map(squares, example_gradients(model, objective, batch, losses, weights)))
         rows += len(losses)
     return total / rows, rows
 
