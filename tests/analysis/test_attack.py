@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from classified import OBJECTIVE, bits, uneven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,10 +18,9 @@ from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
 from gasam.groups import GRANULARITIES
 from gasam.walk import Visit
-from problems import SHAPES, Wavy, batch, network
+from problems import SHAPES, Wavy, network
 from tolerances import EXACT, error, flat, same_bits
 
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 NORMS = (1.5, 2.0, 3.0, math.inf)
 
 
@@ -54,15 +54,6 @@ class Quadratic(nn.Module):
 
 
 QUADRATIC = Objective(lambda m, b: m.w @ m.hessian @ m.w / 2 + m.slope @ m.w, lambda loss, b: loss.reshape(1))
-
-
-def uneven(dtype=torch.float64):
-    x, y = batch(dtype, rows=12)
-    return [(x[:5], y[:5]), (x[5:], y[5:])]
-
-
-def bits(model):
-    return [p.detach().clone() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("norm", NORMS)

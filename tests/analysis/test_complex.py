@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from torch import nn
 
 from gasam.analysis import (
-    CrossEntropy,
-    Objective,
     applied,
     attack,
     filter_normalised,
@@ -28,7 +27,6 @@ from gasam.analysis import (
 from problems import batch
 from tolerances import EXACT, error
 
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 DATA = [batch(rows=12)]
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from classified import bits
 from torch import nn
 
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
@@ -17,10 +18,6 @@ NORMS = (1.2, 1.5, 2.0, 3.0, 20.0, math.inf)
 def convolution(dtype=torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(45, 7)).to(dtype)
-
-
-def bits(model):
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def matrices(model):

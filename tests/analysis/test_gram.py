@@ -2,20 +2,18 @@
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from curvature import dense_values
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, linear, relu
 
-from gasam.analysis.examples import example_gradients
-from gasam.analysis.factors import factored
+from gasam.analysis.examples import example_gradients, factored
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.analysis.spectrum import top_eigenvalues
 from problems import batch, network
 from tolerances import EXACT, error
-
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 
 
 class Net(nn.Module):

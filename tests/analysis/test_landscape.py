@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from classified import OBJECTIVE, uneven
 from torch import nn
 
 from gasam.analysis.landscape import filter_normalised, line, plane, random_directions
@@ -14,13 +15,7 @@ from gasam.analysis.objective import Objective, mean_loss
 from problems import batch, network
 from tolerances import EXACT, error, same_bits
 
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 ALPHAS = (-0.5, 0.0, 0.3, 1.0, 2.0)
-
-
-def uneven(dtype=torch.float64):
-    x, y = batch(dtype, rows=12)
-    return [(x[:5], y[:5]), (x[5:], y[5:])]
 
 
 def normalised_network(seed: int) -> nn.Sequential:

@@ -2,26 +2,19 @@
 
 import pytest
 import torch
+from classified import OBJECTIVE, uneven
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
-from gasam.analysis.objective import Objective, back_propagate, each, examined, example_losses, gradient, mean_loss
+from gasam.analysis.objective import Objective, back_propagate, each, examined, gradient, mean_loss
 from problems import batch, network
 from tolerances import EXACT, error, flat
-
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
-
-
-def uneven():
-    x, y = batch(rows=12)
-    return [(x[:5], y[:5]), (x[5:], y[5:])]
 
 
 def test_mean_is_over_examples_not_over_batches():
     model, (x, y) = network(), batch(rows=12)
     assert error(mean_loss(model, OBJECTIVE, uneven()), cross_entropy(model(x), y)) < EXACT
-    assert len(example_losses(model, OBJECTIVE, uneven())) == 12
 
 
 def test_gradient_is_that_of_the_mean_loss():

@@ -6,31 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from classified import OBJECTIVE, bits, uneven
 from torch import nn
 
 from gasam.analysis.attack import attack, plain
 from gasam.analysis.corruption import applied, random_corruption
-from gasam.analysis.curve import Curve, HalfRadius, Point, half_radius
-from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
-from gasam.analysis.robustness import TABLE4, robustness
-from problems import batch, network
+from gasam.analysis.robustness import TABLE4, Curve, HalfRadius, Point, half_radius, robustness
+from problems import network
 from tolerances import same_bits
-
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
-
-
-def uneven():
-    x, y = batch(rows=12)
-    return [(x[:5], y[:5]), (x[5:], y[5:])]
 
 
 def perplexity(model) -> float:
     return math.exp(mean_loss(model, OBJECTIVE, uneven()))
-
-
-def bits(model):
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def curve(*pairs, clean=10.0, higher=True, kind="adversarial"):

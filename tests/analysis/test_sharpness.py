@@ -7,6 +7,7 @@ import math
 import pytest
 import scipy.stats
 import torch
+from classified import OBJECTIVE, bits, uneven
 from torch import nn
 
 from gasam import Perturbation, asam, ga_sam
@@ -14,10 +15,8 @@ from gasam.analysis.attack import attack, plain
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.analysis.sharpness import estimate, sharpness
-from problems import batch, network
+from problems import network
 from tolerances import EXACT, error, same_bits
-
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 
 
 class Point(nn.Module):
@@ -41,15 +40,6 @@ def matrix(*rows):
 
 SPD = matrix([4.0, 1, 0], [1, 2, 0.5], [0, 0.5, 1])
 FLAT = torch.zeros(3, dtype=torch.float64)
-
-
-def uneven(dtype=torch.float64):
-    x, y = batch(dtype, rows=12)
-    return [(x[:5], y[:5]), (x[5:], y[5:])]
-
-
-def bits(model):
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def test_worst_rise_of_one_step_is_closed_form():

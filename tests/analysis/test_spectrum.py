@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from curvature import NETS, Called, Tied, curvature, dense_values, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from tolerances import error, same_bits
 # Values against dense ones, as a share of the largest: Lanczos stops at residuals of 1e-8.
 VALUES = 1e-6
 MATRICES = ["empirical_fisher", "fisher", "hessian"]
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 
 
 def uneven(x, y):

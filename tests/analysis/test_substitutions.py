@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from classified import OBJECTIVE
 from scipy.stats import spearmanr
 from torch import nn
 from torch.autograd import grad
@@ -14,15 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.examples import example_gradients as from_batch
 from gasam.analysis.examples import squares
-from gasam.analysis.lanczos import top_eigenvalue
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
 from gasam.analysis.objective import Objective, examined
 from gasam.analysis.products import Products
-from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation
+from gasam.analysis.substitutions import fisher_substitution, norm_substitution, rank_correlation, top_eigenvalue
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
-OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 SIZES = [30, 5, 15, 3]
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gasam.analysis.attack import attack
 from gasam.analysis.landscape import line, plane
-from gasam.analysis.robustness import _Probe, robustness
+from gasam.analysis.robustness import robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
 from gasam.lab import analyses
@@ -162,8 +163,13 @@ def test_a_killed_attack_goes_on_and_ends_as_one_never_stopped(how, code, comman
     assert kept.name.startswith(".attack")
     assert [point["radius"] for point in json.loads(kept.read_text())["points"]] == [0.1]
 
-    radii, measure = [], _Probe.measure
-    monkeypatch.setattr(_Probe, "measure", lambda self, radius: radii.append(radius) or measure(self, radius))
+    radii = []
+
+    def recorded(model, objective, batches, ball, **options):
+        radii.append(ball.epsilon)
+        return attack(model, objective, batches, ball, **options)
+
+    monkeypatch.setattr(sys.modules[robustness.__module__], "attack", recorded)
     assert command("attack", two[0], *options, tmp_path / "killed").code == 0
     assert radii == [0.2, 0.5]
     whole, again = (

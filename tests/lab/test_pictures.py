@@ -7,7 +7,7 @@ import sys
 import pytest
 from matplotlib.axes import Axes
 
-from gasam.analysis.pictures import OKABE_ITO, Line, draw_lines, draw_plane, save, sheet
+from gasam.analysis.pictures import OKABE_ITO, PlotLine, draw_lines, draw_plane, save, sheet
 
 
 def drawn(*lines, **described):
@@ -26,7 +26,9 @@ def test_a_sheet_has_as_many_panels_as_asked_for(panels, rows, columns):
 
 
 def test_lines_are_drawn_as_given_with_gaps_where_nothing_was_measured():
-    _, axes = drawn(Line("a", [1, 2, 3], [4.0, None, 6.0], marked=2.5), Line("b", [1, 2], [5.0, 7.0], "#123456", "--"))
+    _, axes = drawn(
+        PlotLine("a", [1, 2, 3], [4.0, None, 6.0], marked=2.5), PlotLine("b", [1, 2], [5.0, 7.0], "#123456", "--")
+    )
     first, mark, second = axes.lines
     assert list(first.get_xdata()) == [1, 2, 3]
     assert [None if math.isnan(y) else y for y in first.get_ydata()] == [4.0, None, 6.0]
@@ -39,13 +41,13 @@ def test_lines_are_drawn_as_given_with_gaps_where_nothing_was_measured():
 
 @pytest.mark.parametrize("log", ["", "x", "y", "xy"])
 def test_scales_are_those_asked_for(log):
-    _, axes = drawn(Line("a", [1, 10], [2.0, 20.0]), log=log)
+    _, axes = drawn(PlotLine("a", [1, 10], [2.0, 20.0]), log=log)
     assert (axes.get_xscale() == "log", axes.get_yscale() == "log") == ("x" in log, "y" in log)
 
 
 @pytest.mark.parametrize("heights", [[0.0, 0.0], [None, None], [-1.0, math.inf]])
 def test_what_has_no_logarithm_is_drawn_straight_and_without_a_warning(heights, tmp_path):
-    figure, axes = drawn(Line("a", [1, 2], heights), log="xy")
+    figure, axes = drawn(PlotLine("a", [1, 2], heights), log="xy")
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert all(file.stat().st_size > 1000 for file in save(figure, tmp_path / "p"))
 
@@ -74,7 +76,7 @@ def test_the_same_figure_gives_the_same_bytes_as_png_and_svg(tmp_path):
     files = []
     for name in ("one.tiny", "two.tiny"):
         figure, [left, right] = sheet(2)
-        draw_lines(left, [Line("a", [1, 2], [3.0, 4.0])], title="t", x="x", y="y", log="xy")
+        draw_lines(left, [PlotLine("a", [1, 2], [3.0, 4.0])], title="t", x="x", y="y", log="xy")
         draw_plane(right, [0, 1], [0, 1], [[0.0, 1.0], [2.0, 3.0]], title="p")
         files.append(save(figure, tmp_path / "folder" / name))
     assert [file.name for file in files[0]] == ["one.tiny.png", "one.tiny.svg"]

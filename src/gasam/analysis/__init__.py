@@ -2,12 +2,11 @@
 
 from gasam.analysis.attack import Attack, attack, plain
 from gasam.analysis.corruption import applied, pruned, quantised, random_corruption
-from gasam.analysis.curve import Curve, HalfRadius, Point, half_radius
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.analysis.landscape import Line, Plane, filter_normalised, line, plane
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
 from gasam.analysis.objective import Objective, gradient, mean_loss
-from gasam.analysis.robustness import TABLE4, robustness
+from gasam.analysis.robustness import TABLE4, Curve, HalfRadius, Point, half_radius, robustness
 from gasam.analysis.sharpness import Sharpness, sharpness
 from gasam.analysis.spectrum import Density, Eigenvalues, spectral_density, top_eigenvalues
 from gasam.analysis.substitutions import (

@@ -1,4 +1,4 @@
-"""Weights corrupted without a look at the loss: by an offset, at random, by rounding, by pruning."""
+"""Weights corrupted without looking at the loss: by an offset, at random, by rounding, by pruning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from gasam.analysis.checks import check_choice, check_number, check_radius, check_real, check_shape, check_whole
 from gasam.analysis.objective import trained
-from gasam.analysis.values import check_choice, check_number, check_radius, check_real, check_shape, check_whole
 from gasam.ball import uniform_start
 from gasam.perturbation import Perturbation
 from gasam.portions import wide
@@ -24,7 +24,7 @@ Among = Literal["tensor", "model"]
 
 @contextmanager
 def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
-    """The model at w + offset inside the block, and the very same bits again afterwards, whatever happens there.
+    """Hold the model at w + offset inside the block, and restore the weights bit for bit, whatever happens there.
 
     A weight that the offset does not name stays where it is.
     """
@@ -36,7 +36,7 @@ def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
 def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, seed: int = 0) -> dict[str, Tensor]:
     """An offset of all trained weights with |a|_norm = radius, as long as an attack may be, in a random direction.
 
-    Uniform on the sphere for norm 2, a random corner of the box for norm inf, where attacks go too; for another p
+    Uniform on the sphere for norm 2, a random corner of the box for norm inf, where attacks end too; for another p
     by the cone measure of the p-sphere. The direction depends neither on the radius nor on the device. For weights in
     low precision the offset is float32, so that its norm is right, and `applied` rounds once.
     """
@@ -54,7 +54,7 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
 
 @contextmanager
 def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: bool = False) -> Iterator[None]:
-    """The model with weights of `bits` bits inside the block, and the very same bits again afterwards.
+    """Hold the model with weights of `bits` bits inside the block, and restore them bit for bit.
 
     Symmetric, to the nearest: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1), so 2^bits - 1 levels and an error
     of s / 2 at most; s is of a tensor or, for "channel", of each row of the first dimension. Vectors such as biases
@@ -69,7 +69,7 @@ def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: 
 
 @contextmanager
 def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterator[None]:
-    """The model without its smallest weights inside the block, and the very same bits again afterwards.
+    """Hold the model without its smallest weights inside the block, and restore them bit for bit.
 
     Of the n weights of each tensor with two and more dimensions round(fraction n) with the smallest |w| are zero, of
     equal ones the first. Among those of the whole "model" a tensor of small weights, such as a convolution beside a
@@ -86,7 +86,7 @@ def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterat
 
 @contextmanager
 def held(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """The tensors hold these values inside the block, and the very same bits as before afterwards."""
+    """Hold these values in the tensors inside the block, and restore the tensors bit for bit."""
     with displaced(tensors, [tensor.new_zeros(()) for tensor in tensors]):  # it saves and restores
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
@@ -101,18 +101,18 @@ def length(tensors: Iterable[Tensor], norm: float) -> float:
     return float(torch.linalg.vector_norm(torch.stack(sizes), norm)) if sizes else 0.0
 
 
-def matched(model: nn.Module, named: Offset, argument: str) -> dict[str, nn.Parameter]:
-    """The parameters that `named` names, with shapes that fit."""
-    if not isinstance(named, Mapping):
-        raise TypeError(f"{argument} must be a dictionary of tensors by parameter name, got {type(named).__name__}")
+def matched(model: nn.Module, offset: Offset, argument: str) -> dict[str, nn.Parameter]:
+    """The parameters that an offset names, with shapes that fit."""
+    if not isinstance(offset, Mapping):
+        raise TypeError(f"{argument} must be a dictionary of tensors by parameter name, got {type(offset).__name__}")
     parameters = dict(model.named_parameters())
-    for name, values in named.items():
+    for name, values in offset.items():
         if name not in parameters:
             raise ValueError(
                 f"{argument} has {name!r}, which is no parameter of the model: take names of model.named_parameters()"
             )
         check_shape(argument, name, values, parameters[name])
-    weights = {name: parameters[name] for name in named}
+    weights = {name: parameters[name] for name in offset}
     check_real(weights)
     return weights
 
@@ -134,15 +134,10 @@ def _rounded(weight: Tensor, bits: int, per: Per) -> Tensor:
 
 
 def _without_smallest(weights: Sequence[Tensor], fraction: float) -> list[Tensor]:
-    """By a threshold and a count, not by sorting: weights in low precision have many equals."""
     device = weights[0].device
     sizes = torch.cat([weight.abs().reshape(-1).to(device, wide(weight.dtype)) for weight in weights])
-    count = round(fraction * len(sizes))
-    if not count:
-        return list(weights)
-    threshold = sizes.kthvalue(count).values
-    gone = sizes < threshold
-    equal = (sizes == threshold).nonzero().squeeze(1)
-    gone[equal[: count - int(gone.sum())]] = True
+    smallest = sizes.argsort(stable=True)[: round(fraction * len(sizes))]
+    gone = torch.zeros(len(sizes), dtype=torch.bool, device=device)
+    gone[smallest] = True
     masks = torch.split(gone, [weight.numel() for weight in weights])
     return [w.masked_fill(mask.view(w.shape).to(w.device), 0.0) for w, mask in zip(weights, masks, strict=True)]

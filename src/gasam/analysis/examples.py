@@ -1,4 +1,4 @@
-"""The gradients of single examples."""
+"""The gradients of single examples, and the factors that those of a linear layer consist of."""
 
 from __future__ import annotations
 
@@ -10,72 +10,137 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from gasam.analysis.gradients import squared_norm
+from gasam.analysis.lanczos import random_signs
 from gasam.analysis.objective import Objective
-from gasam.analysis.products import dense
+from gasam.analysis.products import connected, dense
 
 Gradients = tuple[Tensor | None, ...]
+Factors = tuple[Tensor, ...]  # a row for each example: b and, for weights, a
+ROUNDINGS = 100
 
 
 def example_gradients(
     model: nn.Module, objective: Objective, batch: Any, losses: Tensor, weights: Sequence[Tensor]
 ) -> Iterator[Gradients]:
-    """Of each of the batch's losses, in order; None for a weight that it does not depend on.
+    """The gradient of each of the batch's losses, in order, with None for a weight that a loss does not depend on.
 
-    They cost least when each example is alone in its batch, so the batch is cut into rows where that gives the very
-    losses that the whole batch gave, and of the largest one the very gradient: losses that depend on each other's rows
-    may round to the same numbers. Else a loss is sent back through the whole batch.
+    They cost least when each example is alone in its batch. The batch is cut into rows if that gives the losses of the
+    whole batch and, for the largest loss, also the gradient: losses that depend on each other's rows may round to the
+    same numbers. Otherwise each loss is propagated back through the whole batch.
     """
-    rows, sizes = len(losses), losses.detach().abs()
-    largest = int(sizes.argmax())
 
-    def together(i: int) -> Gradients:
+    size = losses.detach().abs()
+
+    def within_batch(i: int) -> Gradients:
         return grad(losses[i], weights, retain_graph=True, allow_unused=True)
 
     def alone(dimension: int, i: int) -> Gradients | None:
+        """None where row i of the batch has another loss without the others."""
         try:
-            found = objective(model, row(batch, dimension, i, rows))
-        except Exception:  # whatever the user's code makes of half a batch, there is another way
+            found = objective(model, _row(batch, dimension, i, len(losses)))
+        except Exception:  # the caller's code may fail on a part of a batch, and the whole batch remains
             return None
-        equal = found.requires_grad and same(found.detach(), losses[i : i + 1].detach(), sizes[largest])
-        return grad(found.squeeze(0), weights, allow_unused=True) if equal else None
+        same = found.requires_grad and same_losses(found, losses[i : i + 1], size.max())
+        return grad(found.squeeze(0), weights, allow_unused=True) if same else None
 
-    def cuts(dimension: int) -> bool:
-        single = alone(dimension, largest)
-        return single is not None and alike(single, together(largest))
+    dimension = None
+    largest = int(size.argmax())
+    for candidate in (0, 1) if len(losses) > 1 else ():
+        found = alone(candidate, largest)
+        if found is not None and _same_gradients(found, within_batch(largest)):
+            dimension = candidate
+            break
+    for i in range(len(losses)):
+        found = None if dimension is None else alone(dimension, i)
+        yield within_batch(i) if found is None else found
 
-    dimension = next((d for d in (0, 1) if rows > 1 and cuts(d)), None)
-    for i in range(rows):
-        single = None if dimension is None else alone(dimension, i)
-        yield together(i) if single is None else single
 
-
-def row(batch: Any, dimension: int, i: int, rows: int) -> Any:
-    """The batch with row i alone in every tensor that has that many of them."""
+def _row(batch: Any, dimension: int, i: int, rows: int) -> Any:
+    """The batch with only row i of every tensor that has that many rows."""
     if isinstance(batch, Tensor):
-        counts = batch.ndim > dimension and batch.shape[dimension] == rows
-        return batch.narrow(dimension, i, 1) if counts else batch
+        has_rows = batch.ndim > dimension and batch.shape[dimension] == rows
+        return batch.narrow(dimension, i, 1) if has_rows else batch
     if isinstance(batch, dict):
-        return {name: row(part, dimension, i, rows) for name, part in batch.items()}
+        return {name: _row(part, dimension, i, rows) for name, part in batch.items()}
     if isinstance(batch, list | tuple):
-        parts = [row(part, dimension, i, rows) for part in batch]
+        parts = [_row(part, dimension, i, rows) for part in batch]
         return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
     return batch
 
 
-def same(found: Tensor, expected: Tensor, size: Tensor) -> bool:
+def same_losses(found: Tensor, expected: Tensor, size: Tensor) -> bool:
     """Alone or in a batch, a loss is rounded differently: by a share of `size`, the largest loss beside it."""
     near = torch.finfo(expected.dtype).eps ** 0.5
-    return found.shape == expected.shape and bool(((found - expected).abs() <= near * size).all())
+    return found.shape == expected.shape and bool(((found - expected).detach().abs() <= near * size).all())
 
 
-def alike(found: Gradients, expected: Gradients) -> bool:
-    """Two gradients of one loss, rounded differently."""
-    away = [a if b is None else b if a is None else dense(a) - dense(b) for a, b in zip(found, expected, strict=True)]
+def _same_gradients(found: Gradients, expected: Gradients) -> bool:
+    """Whether two gradients of one loss differ only by rounding."""
+    difference: list[Tensor | None] = []
+    for a, b in zip(found, expected, strict=True):
+        if a is not None and b is not None:
+            difference.append(dense(a) - dense(b))
+        else:
+            difference.append(a if b is None else b)
     eps = max((torch.finfo(part.dtype).eps for part in expected if part is not None), default=0.0)
-    return bool(squares(away).sum() <= eps * squares(expected).sum())
+    return bool(squares(difference).sum() <= eps * squares(expected).sum())
 
 
 def squares(gradients: Sequence[Tensor | None]) -> Tensor:
-    """|g_i|^2 by tensor, 0 where there is none, in double precision on the CPU."""
+    """|g_i|^2 by tensor, 0 where there is no gradient, in double precision on the CPU."""
     found = [torch.zeros(()) if gradient is None else squared_norm(gradient) for gradient in gradients]
     return torch.stack([square.double().cpu() for square in found])
+
+
+def factored(
+    model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
+) -> tuple[Tensor, dict[int, Factors]]:
+    """The batch's losses, and the factors of those weights, by number, whose gradients have them.
+
+    The gradient of a linear layer is b_i a_i' for its weights and b_i for its bias, where a_i is its input for example
+    i and b_i the derivative of the loss by its output. That is checked: a layer may be called twice, share its weights
+    or see the rows in another order, and losses may depend on each other's rows. With random signs c_i,
+    d (sum c_i l_i) / dW must be sum c_i b_i a_i'.
+    """
+    losses, calls = _called(model, objective, batch)
+    outputs = [output for _, output in calls.values()]
+    try:
+        slopes = grad(losses.sum(), outputs, retain_graph=True, materialize_grads=True) if outputs else ()
+    except RuntimeError:  # outputs that are no part of the losses' graph, such as those inside of a vmap
+        return losses, {}
+    candidates: dict[Tensor, Factors] = {}
+    for (layer, (entered, _)), slope in zip(calls.items(), slopes, strict=True):
+        candidates[layer.weight] = slope, entered
+        if layer.bias is not None:
+            candidates[layer.bias] = (slope,)
+    numbers = [i for i, weight in enumerate(weights) if weight in candidates]
+    chosen = [weights[i] for i in numbers]
+    signs = random_signs(losses.detach(), len(losses), torch.Generator().manual_seed(0))
+    sums = grad(losses, chosen, signs, retain_graph=True, materialize_grads=True) if chosen else ()
+    found = {}
+    for i, expected in zip(numbers, sums, strict=True):
+        factors = candidates[weights[i]]
+        signed = factors[0] * signs[:, None]
+        total = signed.T @ factors[1] if len(factors) == 2 else signed.sum(0)
+        if (total - expected).norm() <= ROUNDINGS * torch.finfo(expected.dtype).eps * expected.norm():
+            found[i] = factors
+    return losses, found
+
+
+def _called(
+    model: nn.Module, objective: Objective, batch: Any
+) -> tuple[Tensor, dict[nn.Linear, tuple[Tensor, Tensor]]]:
+    """The batch's losses, and the input and output of each linear layer that had a row for each of them."""
+    calls: dict[nn.Linear, tuple[Tensor, Tensor]] = {}
+
+    def note(layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if inputs and inputs[0].ndim == 2 and output.requires_grad and inputs[0].dtype == output.dtype:
+            calls[layer] = inputs[0].detach(), output
+
+    hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        losses = connected(objective(model, batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return losses, {layer: call for layer, call in calls.items() if len(call[0]) == len(losses)}

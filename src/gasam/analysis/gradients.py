@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from gasam.portions import sum_of_squares, wide
 
 Layers = Mapping[str, str] | Callable[[str], str]
-Named = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+NamedTensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Norms:
-    """|g_i|_2 at one step or, where `step` is None, the mean over an epoch's steps that had a gradient.
+    """|g_i|_2 at one step or, where `step` is None, the mean over the steps of an epoch that had a gradient.
 
-    A layer's norm is the root of the sum of its tensors' squares, `whole` that of all. None where there was no gradient
-    at all, which is not a gradient of zero, and where the number is not finite.
+    A layer's norm is the root of the sum of its tensors' squares; `whole` is that of all tensors. A norm is None where
+    there was no gradient, which is not a gradient of zero, and where it is not finite.
     """
 
     epoch: int
@@ -35,87 +35,84 @@ class Norms:
         return asdict(self)
 
 
-@dataclass
-class _Sum:
-    """Of one epoch: which entries had a gradient is known without asking the device, so the counts are plain."""
-
-    total: Tensor
-    counts: list[int]
-    last: int
-
-
-@dataclass(frozen=True)
-class _Row:
+class _Step(NamedTuple):
     epoch: int
     step: int
-    norms: Tensor
-    present: tuple[bool, ...]  # of the tensors
+    norms: Tensor  # of the tensors, the layers and the whole
+    present: tuple[bool, ...]  # which tensors had a gradient
+
+
+class _Epoch(NamedTuple):
+    total: Tensor  # of its steps' norms
+    counts: list[int]  # steps that had each norm; plain numbers, because that is known without the device
+    last_step: int
 
 
 class GradientNorms:
-    """Notes the norms of what lies in `.grad`, in any training loop, and never waits for the device.
+    """Records the norms of what lies in `.grad`, in any training loop, and never synchronises with the device.
 
         norms = GradientNorms(model)
         ...
         loss.backward()
         norms.record(epoch=epoch, step=step)  # before clipping and zero_grad; with a GradScaler after unscale_
 
-    After a sharpness-aware backward that is the folded gradient, the one the optimizer is given.
-    `layers` says which layer a tensor belongs to, by its name; else it is the module that owns it.
-    `every_step=False` keeps an epoch's sums alone, so that memory does not grow with the steps.
-    Sparse gradients are coalesced first, for which a GPU does wait.
+    After a sharpness-aware backward that is the folded gradient, the one the optimizer is given. Only sparse gradients
+    make a GPU synchronise, because they are coalesced first.
+
+    Args:
+        model: A module, or its tensors by name.
+        layers: Gives the layer of a tensor by the tensor's name; by default it is the module that owns the tensor.
+        every_step: False keeps only the sums of an epoch, so that memory does not grow with the steps.
     """
 
-    def __init__(self, model: Named, layers: Layers | None = None, *, every_step: bool = True) -> None:
-        weights = _named(model)
+    def __init__(self, model: NamedTensors, layers: Layers | None = None, *, every_step: bool = True) -> None:
+        weights = _checked_tensors(model)
         self.names, self._weights = list(weights), list(weights.values())
         self.labels = [_label(name, layers) for name in self.names]
         self.layers = list(dict.fromkeys(self.labels))
         self.every_step = every_step
-        members = [[i for i, label in enumerate(self.labels) if label == layer] for layer in self.layers]
-        self._members = members
-        self._order = torch.tensor([i for member in members for i in member])
-        self._lengths = torch.tensor([len(member) for member in members])
-        self._entries: dict[tuple[bool, ...], list[bool]] = {}
-        self._epochs: dict[int, _Sum] = {}
-        self._rows: list[_Row] = []
+        of_layer = [[label == layer for label in self.labels] for layer in self.layers]
+        own, every = torch.eye(len(weights), dtype=torch.bool), torch.ones(1, len(weights), dtype=torch.bool)
+        self._members = torch.cat([own, torch.tensor(of_layer), every])  # a row for each norm: its tensors
+        self._steps: list[_Step] = []
+        self._epochs: dict[int, _Epoch] = {}
 
     @torch.no_grad()
     def record(self, *, epoch: int, step: int) -> None:
-        """Note the gradients of one step; epochs and steps are numbered as the caller likes, steps upwards."""
+        """Record the gradients of one step. Number epochs and steps as you like, with growing steps in an epoch."""
         gradients = [weight.grad for weight in self._weights]
         present = tuple(gradient is not None for gradient in gradients)
         norms, found = self._norms(gradients), self._found(present)
         before = self._epochs.get(epoch)
         if before is None:
-            self._epochs[epoch] = _Sum(norms, [int(there) for there in found], step)
-        elif step <= before.last:
+            self._epochs[epoch] = _Epoch(norms, [int(there) for there in found], step)
+        elif step <= before.last_step:
             raise ValueError(
-                f"step must grow within an epoch, got {step} after {before.last} in epoch {epoch}: "
+                f"step must grow within an epoch, got {step} after {before.last_step} in epoch {epoch}: "
                 "whoever goes back to a checkpoint must load the recorder's state as well"
             )
         else:
             counts = [count + there for count, there in zip(before.counts, found, strict=True)]
-            self._epochs[epoch] = _Sum(before.total + norms, counts, step)
+            self._epochs[epoch] = _Epoch(before.total + norms, counts, step)
         if self.every_step:
-            self._rows.append(_Row(epoch, step, norms, present))
+            self._steps.append(_Step(epoch, step, norms, present))
 
     def by_step(self) -> list[Norms]:
         if not self.every_step:
             raise ValueError("every_step=False keeps no single steps: ask by_epoch, or record with every_step=True")
-        if not self._rows:
+        if not self._steps:
             return []
-        values = torch.stack([row.norms for row in self._rows]).tolist()
+        norms = torch.stack([kept.norms for kept in self._steps]).tolist()
         return [
-            self._read(row.epoch, row.step, norms, self._found(row.present))
-            for row, norms in zip(self._rows, values, strict=True)
+            self._read(kept.epoch, kept.step, numbers, self._found(kept.present))
+            for kept, numbers in zip(self._steps, norms, strict=True)
         ]
 
     def by_epoch(self) -> list[Norms]:
         return [self.mean(epoch) for epoch in self._epochs]
 
     def mean(self, epoch: int) -> Norms:
-        """Over the steps of one epoch."""
+        """The mean over the steps of one epoch."""
         if epoch not in self._epochs:
             raise ValueError(f"epoch must be one that was recorded, of {sorted(self._epochs)}, got {epoch}")
         kept = self._epochs[epoch]
@@ -123,20 +120,20 @@ class GradientNorms:
         return self._read(epoch, None, means, kept.counts)
 
     def as_json(self) -> dict[str, Any]:
-        steps = [row.as_json() for row in self.by_step()] if self.every_step else None
+        steps = [norms.as_json() for norms in self.by_step()] if self.every_step else None
         return {"steps": steps, "epochs": [mean.as_json() for mean in self.by_epoch()]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values, for `torch.load(weights_only=True)`: what is recorded later does not change it."""
-        rows = self._rows
+        """Tensors and plain values, for `torch.load(weights_only=True)`; later records do not change them."""
+        steps = self._steps
         return {
             "names": list(self.names),
             "labels": list(self.labels),
             "every_step": self.every_step,
-            "epochs": {epoch: (kept.total, kept.counts, kept.last) for epoch, kept in self._epochs.items()},
-            "steps": [(row.epoch, row.step) for row in rows],
-            "norms": torch.stack([row.norms for row in rows]) if rows else None,
-            "present": torch.tensor([row.present for row in rows]) if rows else None,
+            "epochs": {epoch: tuple(kept) for epoch, kept in self._epochs.items()},
+            "steps": [(kept.epoch, kept.step) for kept in steps],
+            "norms": torch.stack([kept.norms for kept in steps]) if steps else None,
+            "present": torch.tensor([kept.present for kept in steps]) if steps else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -149,42 +146,33 @@ class GradientNorms:
                 )
         device = self._weights[0].device
         self._epochs = {
-            epoch: _Sum(total.to(device), list(counts), last)
-            for epoch, (total, counts, last) in state["epochs"].items()
+            epoch: _Epoch(total.to(device), list(counts), last_step)
+            for epoch, (total, counts, last_step) in state["epochs"].items()
         }
-        self._rows = []
+        self._steps = []
         if state["steps"]:
-            every = zip(state["steps"], state["norms"].to(device).unbind(), state["present"].tolist(), strict=True)
-            self._rows = [_Row(epoch, step, norms, tuple(present)) for (epoch, step), norms, present in every]
+            saved = zip(state["steps"], state["norms"].to(device), state["present"].tolist(), strict=True)
+            self._steps = [_Step(epoch, step, norms, tuple(present)) for (epoch, step), norms, present in saved]
 
     def _norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Of tensors, layers and the whole, side by side in double precision; 0 stands where there is none."""
+        """Of the tensors, the layers and the whole, in double precision; 0 where there is no gradient."""
         device = self._weights[0].device
-        if self._order.device != device:
-            self._order, self._lengths = self._order.to(device), self._lengths.to(device)
+        self._members = self._members.to(device)
         none = torch.zeros((), device=device)
         squares = torch.stack([none if g is None else squared_norm(g).to(device) for g in gradients]).double()
-        ordered = squares.index_select(0, self._order)
-        layers = torch.segment_reduce(ordered, "sum", lengths=self._lengths, unsafe=True)
-        return torch.cat([squares, layers, squares.sum().reshape(1)]).sqrt_()
+        # Not a matrix product, in which one infinite square would make every norm NaN.
+        return torch.where(self._members, squares, 0.0).sum(1).sqrt_()
 
-    def _found(self, present: tuple[bool, ...]) -> list[bool]:
-        """Which entries of `_norms` have a gradient; nearly always the same tensors do."""
-        if present not in self._entries:
-            layers = [any(present[i] for i in member) for member in self._members]
-            self._entries[present] = [*present, *layers, any(present)]
-        return self._entries[present]
+    def _found(self, present: Sequence[bool]) -> list[bool]:
+        """Which of the norms come from a gradient, when these tensors have one."""
+        layers = {label for label, there in zip(self.labels, present, strict=True) if there}
+        return [*present, *(layer in layers for layer in self.layers), any(present)]
 
     def _read(self, epoch: int, step: int | None, norms: Sequence[float], found: Sequence[int]) -> Norms:
         values = [norm if there and math.isfinite(norm) else None for norm, there in zip(norms, found, strict=True)]
-        tensors, layers = values[: len(self.names)], values[len(self.names) : -1]
-        return Norms(
-            epoch,
-            step,
-            dict(zip(self.names, tensors, strict=True)),
-            dict(zip(self.layers, layers, strict=True)),
-            values[-1],
-        )
+        tensors = dict(zip(self.names, values[: len(self.names)], strict=True))
+        layers = dict(zip(self.layers, values[len(self.names) : -1], strict=True))
+        return Norms(epoch, step, tensors, layers, whole=values[-1])
 
 
 _NUMBERED = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers?|blocks?|h)\.(\d+)\.")
@@ -192,9 +180,9 @@ _EMBEDDING = re.compile(r"embed|(?:^|\.)(?:shared|wte|wpe)\.")
 
 
 def transformer_layers(name: str) -> str:
-    """`model.encoder.layers.3.fc1.weight` belongs to "encoder 4": layers count from 1, the highest is the last.
+    """`model.encoder.layers.3.fc1.weight` belongs to "encoder 4": layers count from 1, and the highest is the last.
 
-    Models without an encoder have "layer 1", ..; the rest is "embeddings", which a tied output belongs to, or "other".
+    Models without an encoder have "layer 1" and so on. The rest is "embeddings", with a tied output, or "other".
     """
     numbered = _NUMBERED.search(name)
     if numbered:
@@ -211,18 +199,15 @@ def squared_norm(gradient: Tensor) -> Tensor:
 def _label(name: str, layers: Layers | None) -> str:
     if layers is None:
         return name.rpartition(".")[0] or "model"
-    if isinstance(layers, Mapping):
-        if name not in layers:
-            raise ValueError(f"layers must name the layer of every tensor, and {name!r} is not in it")
-        label = layers[name]
-    else:
-        label = layers(name)
+    if isinstance(layers, Mapping) and name not in layers:
+        raise ValueError(f"layers must name the layer of every tensor, and {name!r} is not in it")
+    label = layers[name] if isinstance(layers, Mapping) else layers(name)
     if not isinstance(label, str):
         raise TypeError(f"a layer's label must be a string, got {label!r} for {name!r}")
     return label
 
 
-def _named(model: Named) -> dict[str, Tensor]:
+def _checked_tensors(model: NamedTensors) -> dict[str, Tensor]:
     if isinstance(model, nn.Module):
         model = model.named_parameters()
     pairs = list(model.items() if isinstance(model, Mapping) else model)
@@ -231,14 +216,12 @@ def _named(model: Named) -> dict[str, Tensor]:
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
             raise TypeError(f"model must be a module or pairs of name and tensor, got a {type(pair).__name__}")
-    for name, tensor in pairs:
-        if not tensor.is_floating_point() or hasattr(tensor, "to_local"):
-            raise TypeError(f"parameter {name!r} must be a whole tensor of real numbers, got {_kind(tensor)}")
+        name, tensor = pair
+        sharded = hasattr(tensor, "to_local")
+        if sharded or not tensor.is_floating_point():
+            found = "a sharded DTensor" if sharded else tensor.dtype
+            raise TypeError(f"parameter {name!r} must be a whole tensor of real numbers, got {found}")
     weights = dict(pairs)
     if len(weights) < len(pairs):
         raise ValueError("names of parameters must differ from each other: give model.named_parameters()")
     return weights
-
-
-def _kind(tensor: Tensor) -> str:
-    return "a sharded DTensor" if hasattr(tensor, "to_local") else str(tensor.dtype)

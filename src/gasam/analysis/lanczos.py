@@ -1,33 +1,26 @@
-"""Lanczos' method with full reorthogonalisation: without it, values that were found come back as ghosts."""
+"""Lanczos' method with full reorthogonalisation: without it, values that were found are found again as ghosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
+Eigen = tuple[Tensor, Tensor, Tensor]
+"""Values, descending; the residual |A v - value v| of each; whether that is within the tolerance."""
+
 # Values count as found only this many steps after a random vector came in, and with this many more than asked for:
 # before that, all of them may be near to eigenvalues, but not to the largest ones.
 SETTLED = 20
 CHECK_EVERY = 10
 
 
-@dataclass(frozen=True)
-class Found:
-    """Values, descending; |A v - value v| of each with its vector; whether that is within the tolerance."""
-
-    values: Tensor
-    residuals: Tensor
-    converged: Tensor
-
-
 class Krylov:
     """An orthonormal basis q_0 .. q_m of the Krylov space, and H = Q A Q' in double precision.
 
-    Where the space is invariant, a random vector opens the rest: it finds the values of dependent directions.
+    Where the space is invariant, it is continued by a random vector, which finds the values of the other directions.
     """
 
     def __init__(self, product: Product, start: Tensor, size: int, generator: torch.Generator) -> None:
@@ -38,7 +31,7 @@ class Krylov:
         self.basis[0] = start / start.norm()
         self.projected = torch.zeros(self.size, self.size, dtype=torch.float64)
         self.m = 0  # columns of H that are known
-        self.rest = 0.0  # norm of what A q_(m-1) has outside of the basis
+        self.rest = 0.0  # norm of the part of A q_(m-1) outside of the basis
         self.since_random = 0
         self.exhausted = False  # A is a multiple of the identity outside of the basis
 
@@ -48,8 +41,7 @@ class Krylov:
 
     def step(self) -> None:
         m = self.m
-        basis = self.basis[: m + 1]
-        outside = self.product(basis[m])
+        outside = self.product(self.basis[m])
         before = float(outside.norm())
         if not before < float("inf"):
             raise FloatingPointError("a product with the matrix is not finite: the model's gradients overflow")
@@ -67,17 +59,17 @@ class Krylov:
             self.basis[self.m] = outside / outside.norm()
 
     def _orthogonalise(self, vector: Tensor, m: int, known: bool) -> Tensor:
-        """Take the basis out of the vector, in place; gives the coefficients.
+        """Remove the basis from the vector, in place, and give the coefficients.
 
         The last two vectors are nearly all of it: once they are out, one pass over the whole basis is enough, unless
-        that pass takes much away.
+        that pass removes much.
         """
         coefficients = torch.zeros(m + 1, dtype=torch.float64)
         near = self.basis[m - 1 if known else m : m + 1]
-        coefficients[-len(near) :] += remove(vector, near)
+        coefficients[-len(near) :] += _remove(vector, near)
         while True:
             norm = float(vector.norm())
-            coefficients += remove(vector, self.basis[: m + 1])
+            coefficients += _remove(vector, self.basis[: m + 1])
             if float(vector.norm()) > 0.7 * norm or norm == 0:
                 return coefficients
 
@@ -86,7 +78,7 @@ class Krylov:
             return self.basis[0]  # there is no outside, and nothing to be stored
         vector = random_normal(self.basis, self.basis.shape[1], self.generator)
         for _ in range(3):
-            remove(vector, self.basis[: self.m])
+            _remove(vector, self.basis[: self.m])
         return vector
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,9 +109,8 @@ def largest(
     tolerance: float,
     max_products: int,
     generator: torch.Generator,
-) -> Found:
-    """The k algebraically largest values, with at most `size` + 1 vectors kept: full, the basis starts anew with the
-    vectors of the largest values."""
+) -> Eigen:
+    """The k algebraically largest values. A basis of `size` vectors restarts from the vectors of the largest values."""
     krylov = Krylov(product, start, size, generator)
     n = start.numel()
     for products in range(1, max_products + 1):
@@ -128,21 +119,24 @@ def largest(
         krylov.step()
         last = products == max_products or krylov.m == n
         settled = krylov.exhausted or (krylov.since_random >= SETTLED and krylov.m >= min(k + SETTLED, n))
-        if krylov.m < k or not (last or (settled and (krylov.full or products % CHECK_EVERY == 0))):
+        due = last or (settled and (krylov.full or products % CHECK_EVERY == 0))
+        if krylov.m < k or not due:
             continue
         values, _, residuals = krylov.ritz()
         converged = residuals[:k] <= max(tolerance, torch.finfo(start.dtype).eps) * values.abs().max()
         if last or converged.all():
             break
-    return Found(values[:k], residuals[:k], converged if settled or krylov.m == n else converged & False)
+    return values[:k], residuals[:k], converged if settled or krylov.m == n else torch.zeros_like(converged)
 
 
-def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
-    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
-    draw = torch.Generator().manual_seed(0)
-    found = largest(product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw)
-    value, residual = float(found.values), float(found.residuals)
-    return value, residual / abs(value) if value else residual
+def largest_of(matrix: Tensor, k: int, tolerance: float) -> Eigen:
+    """The k largest values of a symmetric matrix that is formed; beyond its size they are zeros, exactly."""
+    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
+    residuals = (matrix @ vectors - vectors * values).norm(dim=0)
+    missing = values.new_zeros(max(0, k - len(values)))
+    values, residuals = (torch.cat([found, missing]).cpu() for found in (values, residuals))
+    return values, residuals, residuals <= max(tolerance, 1e-12) * values.abs().max()
 
 
 def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -156,18 +150,18 @@ def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Gen
     return values, vectors[0].square()
 
 
-def remove(vector: Tensor, directions: Tensor) -> Tensor:
-    """Subtract the projection on orthonormal directions, in place; gives its coefficients."""
-    coefficients = directions @ vector
-    vector.addmv_(directions.T, coefficients, alpha=-1)
-    return coefficients.double().cpu()
-
-
 def random_normal(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU so that every device sees the same."""
+    """Drawn on the CPU, so that every device has the same."""
     return torch.randn(n, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def random_signs(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Entries of +1 and -1: u' A u has the trace as its mean, and less variance than with normal u."""
     return torch.randint(2, (n,), generator=generator).mul_(2).sub_(1).to(like)
+
+
+def _remove(vector: Tensor, directions: Tensor) -> Tensor:
+    """Subtract the projection on orthonormal directions, in place, and give its coefficients."""
+    coefficients = directions @ vector
+    vector.addmv_(directions.T, coefficients, alpha=-1)
+    return coefficients.double().cpu()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from gasam.analysis.checks import check_number, check_radius, check_real, check_shape, check_whole
 from gasam.analysis.corruption import Offset, applied, held, matched
-from gasam.analysis.objective import Batches, Objective, examined, propagate, trained
-from gasam.analysis.values import Result, Watch, check_number, check_radius, check_real, check_shape, check_whole
+from gasam.analysis.objective import Batches, Objective, Watch, examined, propagate, trained
+from gasam.analysis.results import Result
 from gasam.ball import inverse
 from gasam.portions import wide
 
 
 @dataclass(frozen=True)
 class Line(Result):
-    """The mean loss at each alpha; infinite or NaN where it is."""
+    """The mean loss at each alpha; it may be infinite or NaN."""
 
     alphas: tuple[float, ...]
     losses: tuple[float, ...]
@@ -42,17 +44,19 @@ def line(
     other: Mapping[str, Tensor] | None = None,
     watch: Watch | None = None,
 ) -> Line:
-    """Losses at w + alpha direction, or at w + alpha (other - w): at 1 it is the other model, bit for bit.
+    """Losses at w + alpha direction, or at w + alpha (other - w), which is the other model bit for bit at alpha = 1.
 
     `other` is a state dict, or all weights by name. Its floating buffers, such as statistics of batch normalisation,
-    are interpolated too, as the other model is not itself without them; beyond [0, 1] they stay at the nearer end, for
-    an extrapolated variance may be negative. A weight that a direction does not name stays where it is.
+    are interpolated too, because they belong to the other model; beyond [0, 1] they stay at the nearer end, because an
+    extrapolated variance may be negative. A weight that a direction does not name stays where it is.
     """
-    at = [float(alpha) for alpha in _checked(alphas)]
+    at = _checked_alphas(alphas)
     if direction is not None and other is None:
-        place = _along(model, direction)
+        matched(model, direction, "direction")
+        place = partial(_along, model, direction)
     elif other is not None and direction is None:
-        place = _towards(model, other)
+        _check_other(model, other)
+        place = partial(_towards, model, other)
     else:
         raise TypeError("give either direction or other: an offset of the weights, or the weights of another model")
     losses = []
@@ -78,45 +82,46 @@ def plane(
 ) -> Plane:
     """Losses at w + x first + y second for x and y at `points` places from -radius to radius.
 
-    Without directions they are random and filter-normalised: at x = 1 every filter has moved by its own length, so
-    that slices of models with weights of other sizes can be laid side by side (Li et al. 2018). Given ones are taken
-    as they are.
+    By default the directions are random and filter-normalised: at x = 1 every filter has moved by its own length, so
+    that models with weights of different sizes can be compared (Li et al. 2018). Given ones are taken as they are.
     """
     check_radius(radius)
     check_whole("points", points, 3)
     if points % 2 == 0:
         raise ValueError(f"points must be odd, so that the model itself is in the middle, got {points}")
-    first, second = random_directions(model, seed) if directions is None else _pair(model, directions)
+    first, second = random_directions(model, seed) if directions is None else _checked_pair(model, directions)
     axis = tuple(radius * (2 * i - (points - 1)) / (points - 1) for i in range(points))
-    losses: list[list[float]] = []
+    losses: list[float] = []
     with examined(model, batches):
         for x in axis:
-            losses.append([])
             for y in axis:
                 with applied(model, _combined(first, x, second, y)):
-                    losses[-1].append(propagate(model, objective, batches))
+                    losses.append(propagate(model, objective, batches))
                 if watch is not None:
-                    watch(sum(map(len, losses)), points**2)
-    return Plane(axis, tuple(map(tuple, losses)))
+                    watch(len(losses), points**2)
+    rows = [tuple(losses[start : start + points]) for start in range(0, points**2, points)]
+    return Plane(axis, tuple(rows))
 
 
-def random_directions(model: nn.Module, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Two normal directions of the trained weights, filter-normalised; nearly at right angles, as random ones are."""
+def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]]:
+    """Two normal directions of the trained weights, filter-normalised; random ones are nearly at right angles."""
     check_whole("seed", seed, 0)
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: weight.detach() for name, weight in trained(model).items()}
-
-    def draw() -> dict[str, Tensor]:
-        drawn = {n: torch.randn(w.shape, generator=generator, dtype=wide(w.dtype)) for n, w in weights.items()}
-        return filter_normalised({name: values.to(weights[name].device) for name, values in drawn.items()}, weights)
-
-    return draw(), draw()
+    weights = trained(model)
+    directions = []
+    for _ in range(2):
+        direction = {}
+        for name, weight in weights.items():
+            drawn = torch.randn(weight.shape, generator=generator, dtype=wide(weight.dtype))
+            direction[name] = drawn.to(weight.device)
+        directions.append(filter_normalised(direction, weights))
+    return directions
 
 
 def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = False) -> dict[str, Tensor]:
     """d_f |w_f| / |d_f| for each filter f, a row of a tensor's first dimension.
 
-    Vectors, such as biases and gains, become zero, as is usual: a unit gain moved by its length would rule the
+    Vectors, such as biases and gains, become zero, as is usual: a unit gain moved by its length would dominate the
     picture. With `vectors` each is normalised as one filter.
     """
     for name, values in direction.items():
@@ -124,24 +129,19 @@ def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = Fal
             raise ValueError(f"direction has {name!r}, which weights has not: give both the same names")
         check_shape("direction", name, values, weights[name])
     check_real({name: weights[name] for name in direction})
-    return {name: _normalised(values, weights[name].detach(), vectors) for name, values in direction.items()}
+    normalised = {}
+    for name, given in direction.items():
+        values, weight = given.to(wide(given.dtype)), weights[name].detach()
+        over = tuple(range(1 if weight.ndim >= 2 else 0, weight.ndim))
+        size = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
+        if weight.ndim < 2 and not vectors:
+            size = torch.zeros_like(size)
+        normalised[name] = values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
+    return normalised
 
 
-def _normalised(values: Tensor, weight: Tensor, vectors: bool) -> Tensor:
-    values = values.to(wide(values.dtype))
-    if weight.ndim < 2 and not vectors:
-        return torch.zeros_like(values)
-    over = tuple(range(1 if weight.ndim >= 2 else 0, weight.ndim))
-    size: Tensor = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
-    return values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
-
-
-Place = Callable[[float], AbstractContextManager[None]]
-
-
-def _along(model: nn.Module, direction: Offset) -> Place:
-    matched(model, direction, "direction")
-    return lambda alpha: applied(model, _combined(direction, alpha, {}, 0.0))
+def _along(model: nn.Module, direction: Offset, alpha: float) -> AbstractContextManager[None]:
+    return applied(model, _combined(direction, alpha, {}, 0.0))
 
 
 def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Tensor]:
@@ -152,51 +152,54 @@ def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Te
     return total
 
 
-def _towards(model: nn.Module, other: Mapping[str, Tensor]) -> Place:
+def _towards(model: nn.Module, other: Mapping[str, Tensor], alpha: float) -> AbstractContextManager[None]:
+    """w + alpha (other - w), exact at both ends; buffers stay within [0, 1]."""
+    tensors, values = [], []
+    for name, tensor in _floating(model, other).items():
+        part = alpha if isinstance(tensor, nn.Parameter) else min(max(alpha, 0.0), 1.0)
+        kind = wide(tensor.dtype)
+        tensors.append(tensor)
+        values.append(torch.lerp(tensor.detach().to(kind), other[name].detach().to(tensor.device, kind), part))
+    return held(tensors, values)
+
+
+def _floating(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All floating-point weights, and the floating-point buffers that the other model has."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in other}
+    return weights | buffers
+
+
+def _check_other(model: nn.Module, other: Mapping[str, Tensor]) -> None:
     if not isinstance(other, Mapping):
         raise TypeError(f"other must be a state dict or a dictionary of weights by name, got {type(other).__name__}")
-    parameters = dict(model.named_parameters())
-    check_real(parameters)
-    weights = {name: weight for name, weight in parameters.items() if weight.is_floating_point()}
-    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in other}
-    known = {*weights, *model.state_dict()}
-    if missing := [name for name in weights if name not in other]:
-        raise ValueError(f"other lacks {missing[0]!r}: give all weights, such as the state_dict() of the other model")
-    if strange := [name for name in other if name not in known]:
-        raise ValueError(f"other has {strange[0]!r}, which the model has not: both must be of one architecture")
-    for name, tensor in (weights | buffers).items():
+    check_real(dict(model.named_parameters()))
+    tensors = _floating(model, other)
+    for name in tensors:
+        if name not in other:
+            raise ValueError(f"other lacks {name!r}: give all weights, such as the state_dict() of the other model")
+    for name in other:
+        if name not in tensors and name not in model.state_dict():
+            raise ValueError(f"other has {name!r}, which the model has not: both must be of one architecture")
+    for name, tensor in tensors.items():
         check_shape("other", name, other[name], tensor)
 
-    def place(alpha: float) -> AbstractContextManager[None]:
-        inside = min(max(alpha, 0.0), 1.0)
-        values = [_between(weight, other[name], alpha) for name, weight in weights.items()]
-        values += [_between(buffer, other[name], inside) for name, buffer in buffers.items()]
-        return held([*weights.values(), *buffers.values()], values)
 
-    return place
-
-
-def _between(home: Tensor, end: Tensor, alpha: float) -> Tensor:
-    """home + alpha (end - home), exact at both ends."""
-    kind = wide(home.dtype)
-    return torch.lerp(home.detach().to(kind), end.detach().to(home.device, kind), alpha)
-
-
-def _pair(model: nn.Module, directions: Sequence[Offset]) -> tuple[Offset, Offset]:
+def _checked_pair(model: nn.Module, directions: Sequence[Offset]) -> Sequence[Offset]:
     if not isinstance(directions, Sequence) or len(directions) != 2:
         found = f"{len(directions)}" if isinstance(directions, Sequence) else type(directions).__name__
         raise TypeError(f"directions must be two dictionaries of tensors by parameter name, got {found}")
     for i, direction in enumerate(directions):
         matched(model, direction, f"directions[{i}]")
-    return directions[0], directions[1]
+    return directions
 
 
-def _checked(alphas: Iterable[float]) -> list[float]:
+def _checked_alphas(alphas: Iterable[float]) -> list[float]:
     if not isinstance(alphas, Iterable):
         raise TypeError(f"alphas must be a list of numbers, got {alphas!r}")
     numbers = list(alphas)
     if not numbers:
         raise ValueError("alphas is empty: give at least one number, 0 for the model itself")
     for alpha in numbers:
-        check_number("an alpha of alphas", alpha, "", lambda value: True)
-    return numbers
+        check_number("an alpha of alphas", alpha)
+    return [float(alpha) for alpha in numbers]

@@ -1,4 +1,4 @@
-"""Losses that are the negative logarithm of a distribution of the outputs, so that a true Fisher matrix exists."""
+"""Losses that are the negative logarithm of a known distribution, so that the Fisher matrix exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def second_part(batch: Any) -> Tensor:
 class CrossEntropy:
     """For outputs (rows, .., classes) and targets (rows, ..) of class numbers: the mean over each row's targets.
 
-    Targets equal to `ignored`, such as padding, do not count; a row of nothing else has loss 0.
+    Targets equal to `ignored`, such as padding, do not count; a row without other targets has loss 0.
     """
 
     targets: Callable[[Any], Tensor] = second_part

@@ -1,4 +1,4 @@
-"""Pictures of what was measured: lines, planes and points, drawn alike. Needs matplotlib."""
+"""Pictures of measurements in one style: lines, points and planes. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 try:
     from matplotlib import rc_context
@@ -17,15 +19,15 @@ except ImportError:
     raise ImportError("pictures need matplotlib: run `pip install 'gasam[analysis]'`") from None
 
 OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B")
-"""Colours that colour-blind readers tell apart; those of the baseline and of GA-SAM are kept out."""
+"""Colours that colour-blind readers can distinguish, without those of the baseline and of GA-SAM."""
 BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
 DASHES = ("-", "--", "-.", ":")
 POINTS = "points"
-"""Instead of dashes: points that no line joins."""
+"""In place of dashes: points without a line."""
 
 
-class Line(NamedTuple):
-    """`marked` is a point on the x axis to be shown; a y of None is a gap: nobody measured it."""
+class PlotLine(NamedTuple):
+    """A line of a picture; a y of None is a gap, and `marked` a point of the x axis that is shown."""
 
     label: str
     x: Sequence[float]
@@ -46,12 +48,12 @@ def sheet(panels: int, *, width: float = 5.4, height: float = 4.0) -> tuple[Figu
     return figure, axes[:panels]
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str, log: str = "") -> None:
-    """`log` names the axes with a logarithmic scale: "", "x", "y" or "xy"; one without a number > 0 stays straight."""
+def draw_lines(axes: Axes, lines: Sequence[PlotLine], *, title: str, x: str, y: str, log: str = "") -> None:
+    """`log` names the logarithmic axes: "", "x", "y" or "xy"; one without a number > 0 stays linear."""
     colours = cycle(OKABE_ITO)
     for line in lines:
         colour = line.colour or next(colours)
-        heights = [float("nan") if value is None else value for value in line.y]
+        heights = [math.nan if value is None else value for value in line.y]
         marker = "o" if len(line.x) < 40 or line.dashes == POINTS else None
         dashes = "none" if line.dashes == POINTS else line.dashes
         axes.plot(line.x, heights, ls=dashes, color=colour, marker=marker, ms=3.5, lw=1.8, label=line.label)
@@ -70,10 +72,11 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, title: str, x: str, y: str,
 def draw_plane(axes: Axes, x: Sequence[float], y: Sequence[float], heights: Any, *, title: str) -> None:
     """Contours of a 2-D slice, `heights[i][j]` at (x[j], y[i]); the model itself is the cross at the origin.
 
-    What is not finite is left blank; where all is equal, or blank, there are no contours.
+    Heights that are not finite are left blank; without two different heights there are no contours.
     """
-    finite = [[value if math.isfinite(value) else math.nan for value in row] for row in heights]
-    if len({value for row in finite for value in row if not math.isnan(value)}) > 1:
+    heights = np.asarray(heights, dtype=float)
+    finite = np.where(np.isfinite(heights), heights, math.nan)
+    if len(np.unique(heights[np.isfinite(heights)])) > 1:
         drawn = axes.contourf(x, y, finite, levels=24, cmap="viridis")
         axes.contour(x, y, finite, levels=12, colors="white", linewidths=0.4, alpha=0.6)
         axes.figure.colorbar(drawn, ax=axes, label="loss")
@@ -90,7 +93,7 @@ def finish(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def save(figure: Figure, place: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """As PNG and SVG; the same figure gives the same bytes every time."""
+    """Write PNG and SVG files; the same figure always gives the same bytes."""
     place.parent.mkdir(parents=True, exist_ok=True)
     files = [place.with_name(f"{place.name}.{kind}") for kind in kinds]
     with rc_context({"svg.hashsalt": "gasam"}):

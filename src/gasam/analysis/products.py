@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from gasam.analysis.checks import check_choice
 from gasam.analysis.likelihoods import CrossEntropy, SquaredError
 from gasam.analysis.objective import Batches, Named, Objective, each
 
 Matrix = Literal["empirical_fisher", "fisher", "hessian"]
 Parts = Sequence[Tensor]
 Action = Callable[[Parts], Parts]
-Watch = Callable[[int], object]
 GIBIBYTE = 2**30
 
 
-class Products:
-    """v -> A v for one flat vector over all weights, A the mean over all examples; nothing of size n x n is made.
+class Work:
+    """Counts units of work, and calls `watch` with the count after each."""
 
-    Inside `examined` and `twice_differentiable` only, gradients enabled. Graphs are kept from product to product while
-    those of all batches together take at most `memory` bytes; otherwise each product computes them anew.
+    def __init__(self, watch: Callable[[int], object] | None = None) -> None:
+        self.done, self.watch = 0, watch
+
+    def add(self, units: int = 1) -> None:
+        for _ in range(units):
+            self.done += 1
+            if self.watch is not None:
+                self.watch(self.done)
+
+
+class Products:
+    """v -> A v for one flat vector over all weights, where A is the mean over all examples and is never formed.
+
+    Use it inside `examined` and `twice_differentiable`, with gradients enabled. Graphs are kept from product to product
+    if those of all batches together take at most `memory` bytes; otherwise each product computes them anew.
     """
 
     def __init__(
@@ -36,67 +49,69 @@ class Products:
         matrix: Matrix,
         *,
         memory: float = 4 * GIBIBYTE,
-        watch: Watch | None = None,
+        work: Work | None = None,
     ) -> None:
-        self.model, self.objective, self.batches = model, objective, batches
+        self.batches, self.memory, self.work = batches, memory, work or Work()
         self.weights = list(weights.values())
-        self.build = BUILDERS[matrix]
-        self.memory, self.watch = memory, watch
-        self.kept: list[tuple[Action, int]] | None = None
-        self.done = 0
-
-    @property
-    def n(self) -> int:
-        return sum(weight.numel() for weight in self.weights)
-
-    @property
-    def like(self) -> Tensor:
-        """An empty tensor with the type and device of the vectors: at least float32."""
-        return torch.empty(0, dtype=vector_type(self.weights), device=self.weights[0].device)
+        self.n = sum(weight.numel() for weight in self.weights)
+        kind = reduce(torch.promote_types, [weight.dtype for weight in self.weights], torch.float32)
+        self.like = torch.empty(0, dtype=kind, device=self.weights[0].device)  # has the vectors' type and device
+        self._build = partial(action_on, matrix, model, objective, self.weights)
+        self._fits: bool | None = None
+        self._kept: list[tuple[Action, int]] = []
 
     def __call__(self, vector: Tensor) -> Tensor:
         total, parts = torch.zeros_like(vector), split(vector, self.weights)
         sums, rows = split_views(total, self.weights), 0
-        for action, count in self.actions():
+        for action, count in self._actions():
             for into, part in zip(sums, action(parts), strict=True):
                 into.add_(dense(part).to(into))
             rows += count
-        self.done += 1
-        if self.watch is not None:
-            self.watch(self.done)
+        self.work.add()
         return total.div_(rows)
 
-    def actions(self) -> Iterator[tuple[Action, int]]:
+    def _actions(self) -> Iterable[tuple[Action, int]]:
         """The action and the number of examples of each batch."""
-        if self.kept is not None:
-            yield from self.kept
-            return
-        first, kept, used = self.done == 0, [], 0
+        if self._fits is None:
+            self._fits = self._graphs_fit()
+            if self._fits:
+                self._kept = [self._build(batch) for batch in each(self.batches)]
+        return self._kept if self._fits else map(self._build, each(self.batches))
+
+    def _graphs_fit(self) -> bool:
+        used = 0
         for batch in each(self.batches):
-            if first and used <= self.memory:
-                used += graph_bytes(partial(self._build, batch))
-            made = self._build(batch)
-            if first and used <= self.memory:
-                kept.append(made)
-            else:
-                kept.clear()
-            yield made
-        if first and used <= self.memory:
-            self.kept = kept
-
-    def _build(self, batch: Any) -> tuple[Action, int]:
-        return self.build(self.model, self.objective, batch, self.weights)
+            used += graph_bytes(partial(self._build, batch))
+            if used > self.memory:
+                return False
+        return True
 
 
-def hessian_action(
-    model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
+def action_on(
+    matrix: Matrix, model: nn.Module, objective: Objective, weights: list[nn.Parameter], batch: Any
 ) -> tuple[Action, int]:
+    """v -> N A v on one batch of N examples, and N. With J the Jacobian of the losses or, for the Fisher, the outputs:
+
+    hessian           H v
+    empirical_fisher  J' J v
+    fisher            J' S J v, where S is the second derivative of the losses by the outputs
+    """
+    if matrix == "fisher":
+        outputs = connected(objective.forward(model, batch))
+        along, back = jacobian(outputs, weights)
+        at = outputs.detach().requires_grad_()
+        losses = objective.losses(at, batch)
+        (slope,) = grad(losses.sum(), at, create_graph=True)
+        return lambda parts: back(grad(slope, at, along(parts), retain_graph=True)[0]), len(losses)
     losses = connected(objective(model, batch))
-    return second_derivative(losses.sum(), weights), len(losses)
+    if matrix == "hessian":
+        return second_derivative(losses.sum(), weights), len(losses)
+    along, back = jacobian(losses, weights)
+    return lambda parts: back(along(parts)), len(losses)
 
 
 def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
-    """v -> H v = d (g . v) / dw, g the gradient of the value."""
+    """v -> H v = d (g . v) / dw, where g is the gradient of the value."""
     gradients = grad(value, weights, create_graph=True, allow_unused=True)
     used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     chosen = [gradients[i] for i in used]
@@ -109,43 +124,10 @@ def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
     return act
 
 
-def empirical_fisher_action(
-    model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
-) -> tuple[Action, int]:
-    """J' J v, J the gradients of the examples' losses, none of which is made."""
-    losses = connected(objective(model, batch))
-    along, back = jacobian(losses, weights)
-    return lambda parts: back(along(parts)), len(losses)
-
-
-def fisher_action(
-    model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
-) -> tuple[Action, int]:
-    """J' S J v, J the derivative of the outputs, S the second derivative of the losses by the outputs."""
-    outputs = connected(objective.forward(model, batch))
-    along, back = jacobian(outputs, weights)
-    at = outputs.detach().requires_grad_()
-    losses = objective.losses(at, batch)
-    (slope,) = grad(losses.sum(), at, create_graph=True)
-
-    def act(parts: Parts) -> Parts:
-        (bent,) = grad(slope, at, along(parts), retain_graph=True)
-        return back(bent)
-
-    return act, len(losses)
-
-
-BUILDERS: dict[str, Callable[..., tuple[Action, int]]] = {
-    "empirical_fisher": empirical_fisher_action,
-    "fisher": fisher_action,
-    "hessian": hessian_action,
-}
-
-
 def jacobian(
     outputs: Tensor, weights: list[nn.Parameter]
 ) -> tuple[Callable[[Parts], Tensor], Callable[[Tensor], Parts]]:
-    """v -> J v and u -> J' u. Forward mode lacks many kernels; u -> J' u is linear, and its own transpose is J."""
+    """v -> J v and u -> J' u. Forward mode lacks many kernels, but u -> J' u is linear, and its transpose is J."""
     anything = torch.zeros_like(outputs, requires_grad=True)
     pulled = grad(outputs, weights, anything, create_graph=True, allow_unused=True)
     used = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
@@ -172,8 +154,7 @@ def connected(outputs: Any) -> Tensor:
 
 
 def check_matrix(matrix: str, objective: Objective) -> None:
-    if matrix not in BUILDERS:
-        raise ValueError(f"matrix must be one of {', '.join(map(repr, BUILDERS))}, got {matrix!r}")
+    check_choice("matrix", matrix, get_args(Matrix))
     losses = objective.losses
     if matrix == "fisher" and not isinstance(losses, CrossEntropy | SquaredError):
         name = getattr(losses, "__name__", type(losses).__name__)
@@ -181,13 +162,6 @@ def check_matrix(matrix: str, objective: Objective) -> None:
             f"matrix 'fisher' needs losses with a known distribution, CrossEntropy() or SquaredError(), got {name}: "
             "give one of these, or take matrix 'empirical_fisher' or 'hessian'"
         )
-
-
-def vector_type(weights: Sequence[Tensor]) -> torch.dtype:
-    found = torch.float32
-    for weight in weights:
-        found = torch.promote_types(found, weight.dtype)
-    return found
 
 
 def split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -213,7 +187,7 @@ def graph_bytes(build: Callable[[], object]) -> int:
         if not (tensor.is_leaf and tensor.requires_grad) and not tensor.is_sparse:
             storage = tensor.untyped_storage()
             seen[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # to give back the tensor itself would tie it to its own graph
+        return tensor.detach()  # the tensor itself would be tied to its own graph
 
     with torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
         build()

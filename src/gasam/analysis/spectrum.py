@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,13 +11,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.gram import Examples, gram, largest_of
-from gasam.analysis.lanczos import Found, largest, quadrature, random_normal, random_signs
+from gasam.analysis.checks import check_whole
+from gasam.analysis.gram import Examples, gram
+from gasam.analysis.lanczos import Eigen, largest, largest_of, quadrature, random_normal, random_signs
 from gasam.analysis.objective import Batches, Objective, examined, twice_differentiable
-from gasam.analysis.products import GIBIBYTE, Matrix, Products, Watch, check_matrix
+from gasam.analysis.products import GIBIBYTE, Matrix, Products, Work, check_matrix
 
 Method = Literal["gram", "lanczos", "dense"]
-# Up to here all columns of the matrix cost little, and nothing is left to a tolerance.
+# Up to this many weights all columns of the matrix cost little, and no tolerance is needed.
 SMALL = 1000
 
 
@@ -26,8 +27,8 @@ class Eigenvalues:
     """The k largest values, descending, in double precision.
 
     `residuals` are |A v - value v|: an eigenvalue lies within that distance, not counting the rounding of gradients in
-    the weights' own type. For the Gram matrix they are its own. `work` counts products with the matrix; for "gram" the
-    gradients of single examples that were taken.
+    the weights' own type. Those of method "gram" are of the Gram matrix. `work` counts products with the matrix; for
+    "gram" the gradients of single examples.
     """
 
     values: Tensor
@@ -72,7 +73,7 @@ def top_eigenvalues(
     method: Method | None = None,
     max_products: int = 2000,
     memory: float = 4.0,
-    watch: Watch | None = None,
+    watch: Callable[[int], object] | None = None,
 ) -> Eigenvalues:
     """The k largest eigenvalues; for the Hessian, which has negative ones too, the largest with their sign.
 
@@ -83,30 +84,31 @@ def top_eigenvalues(
     `fisher` is the Fisher matrix of the distribution that the loss is the negative logarithm of, divided by the number
     of targets in a row for CrossEntropy, of a normal distribution with variance D/2 for SquaredError over D numbers.
 
-    A value has converged when its residual is at most `tolerance` times the largest |value|; it is then at least as
-    near to an eigenvalue, mostly much nearer. `method` is chosen by cost unless given: "gram" (empirical Fisher only)
-    takes each example's gradient, of linear layers in factors, "lanczos" a few products for each value, "dense" one for
-    each weight. Lanczos starts from one random vector, so of several equal eigenvalues it may miss some. `memory` in
-    GiB bounds blocks of gradients and kept graphs, and the basis of Lanczos down to k + 20 vectors. `watch(done)` is
-    called after each unit of work.
+    Args:
+        k: How many values.
+        matrix: See above.
+        tolerance: A value has converged when its residual is at most this share of the largest |value|. It is mostly
+            much nearer to an eigenvalue than its residual.
+        seed: Of the random vector that Lanczos starts from. Of several equal eigenvalues it may miss some.
+        method: By default the cheapest. "gram" (empirical Fisher only) takes each example's gradient, of linear layers
+            in factors; "lanczos" a few products for each value; "dense" one product for each weight.
+        max_products: Lanczos stops after this many products.
+        memory: GiB for blocks of gradients, kept graphs and the basis of Lanczos, which has at least k + 20 vectors.
+        watch: Called with the count after each unit of work.
     """
     check_matrix(matrix, objective)
-    check(k, tolerance, method, matrix, max_products, memory)
-    with looked_at(model, objective, batches, matrix, memory, watch) as (examples, products, weights):
+    _check_options(k, tolerance, method, matrix, max_products)
+    with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         if k > products.n:
             raise ValueError(f"k must be at most the number of weights that need a gradient, {products.n}, got {k}")
-        chosen = method or cheapest(matrix, k, len(examples), products.n, max_products, memory)
+        chosen = method or _cheapest(matrix, k, len(examples), products.n, max_products, memory)
         if chosen == "gram":
-            examples.watch = watch
-            found = largest_of(gram(examples, weights, memory * GIBIBYTE), k, tolerance)
+            found = largest_of(gram(examples, products, memory * GIBIBYTE), k, tolerance)
         elif chosen == "dense":
-            found = largest_of(columns(products), k, tolerance)
+            found = largest_of(_formed(products), k, tolerance)
         else:
-            found = by_lanczos(products, k, tolerance, max_products, memory * GIBIBYTE, seed)
-        work = examples.done + products.done
-        return Eigenvalues(
-            found.values, found.residuals, found.converged, matrix, chosen, len(examples), products.n, work
-        )
+            found = _by_lanczos(products, k, tolerance, max_products, memory * GIBIBYTE, seed)
+        return Eigenvalues(*found, matrix, chosen, len(examples), products.n, products.work.done)
 
 
 def spectral_density(
@@ -121,56 +123,60 @@ def spectral_density(
     width: float | None = None,
     seed: int = 0,
     memory: float = 4.0,
-    watch: Watch | None = None,
+    watch: Callable[[int], object] | None = None,
 ) -> Density:
     """Stochastic Lanczos quadrature: for each of `probes` random vectors of signs u, `steps` steps of Lanczos give the
     nodes and weights of Gauss' rule for u' f(A) u, whose mean is the mean of f over all eigenvalues.
 
-    `width` of the bells is a hundredth of the range unless given.
+    `width` of the bells is a hundredth of the range by default. `memory`, in GiB, bounds kept graphs.
     """
     check_matrix(matrix, objective)
     for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
-        whole(name, count, least)
+        check_whole(name, count, least)
     if width is not None and not 0 < width < math.inf:
         raise ValueError(f"width must be a finite number > 0, or None for a hundredth of the range, got {width}")
-    positive_memory(memory)
     generator = torch.Generator().manual_seed(seed)
-    with looked_at(model, objective, batches, matrix, memory, watch) as (examples, products, _):
+    with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         rules = [
             quadrature(products, random_signs(products.like, products.n, generator), steps, generator)
             for _ in range(probes)
         ]
-        traces = torch.stack([(nodes * shares).sum() for nodes, shares in rules]) * products.n
-        nodes, shares = torch.cat([rule[0] for rule in rules]), torch.cat([rule[1] for rule in rules]) / probes
-        low, high = float(nodes.min()), float(nodes.max())
-        blur = width or (high - low or abs(high) or 1.0) / 100
-        grid = torch.linspace(low - 5 * blur, high + 5 * blur, points, dtype=torch.float64)
-        bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / blur).square()) / (blur * math.sqrt(2 * math.pi))
-        error = float(traces.std() / math.sqrt(probes)) if probes > 1 else math.nan
-        return Density(
-            grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error,
-            matrix, len(examples), products.n, products.done,
-        )  # fmt: skip
+    traces = torch.stack([nodes @ shares for nodes, shares in rules]) * products.n
+    error = float(traces.std() / math.sqrt(probes)) if probes > 1 else math.nan
+    nodes = torch.cat([nodes for nodes, _ in rules])
+    shares = torch.cat([shares for _, shares in rules]) / probes
+    low, high = float(nodes.min()), float(nodes.max())
+    blur = width or (high - low or abs(high) or 1.0) / 100
+    grid = torch.linspace(low - 5 * blur, high + 5 * blur, points, dtype=torch.float64)
+    bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / blur).square()) / (blur * math.sqrt(2 * math.pi))
+    return Density(
+        grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error,
+        matrix, len(examples), products.n, products.work.done,
+    )  # fmt: skip
 
 
 @contextmanager
-def looked_at(
-    model: nn.Module, objective: Objective, batches: Batches, matrix: Matrix, memory: float, watch: Watch | None
-) -> Iterator[tuple[Examples, Products, dict[str, nn.Parameter]]]:
-    """The examples and the products with their matrix; the model is as before afterwards."""
+def _curvature(
+    model: nn.Module,
+    objective: Objective,
+    batches: Batches,
+    matrix: Matrix,
+    memory: float,
+    watch: Callable[[int], object] | None,
+) -> Iterator[tuple[Examples, Products]]:
+    """Give the examples and the products with their matrix; restore the model afterwards."""
+    if not memory > 0:
+        raise ValueError(f"memory must be a number of GiB > 0, got {memory}")
     with examined(model, batches) as weights, twice_differentiable(), torch.enable_grad():
-        examples = Examples(model, objective, batches)
+        work = Work(watch)
+        examples = Examples(model, objective, batches, work)
         if not all(losses.isfinite().all() for losses in examples.losses):
             raise ValueError("losses must be finite to have a curvature, got an infinite one or NaN: check the weights")
-        products = Products(model, objective, batches, weights, matrix, memory=memory * GIBIBYTE, watch=watch)
-        try:
-            yield examples, products, weights
-        finally:
-            products.kept = None
+        yield examples, Products(model, objective, batches, weights, matrix, memory=memory * GIBIBYTE, work=work)
 
 
-def cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, memory: float) -> Method:
-    """The Gram matrix takes one pass back for each example and N^2 n multiplications, Lanczos about 4 k products of
+def _cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, memory: float) -> Method:
+    """The Gram matrix takes one backward pass for each example and N^2 n multiplications, Lanczos about 4 k products of
     several passes over all examples."""
     fits = 4 * 8 * examples**2 <= memory * GIBIBYTE
     if matrix == "empirical_fisher" and examples < n and examples <= 500 + 100 * k and fits:
@@ -178,13 +184,13 @@ def cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, m
     return "dense" if n <= min(SMALL, max_products) else "lanczos"
 
 
-def columns(products: Products) -> Tensor:
+def _formed(products: Products) -> Tensor:
     """The whole matrix, for few weights."""
-    found = torch.stack([products(unit) for unit in torch.eye(products.n).to(products.like)]).double()
-    return (found + found.T) / 2
+    columns = torch.stack([products(unit) for unit in torch.eye(products.n).to(products.like)]).double()
+    return (columns + columns.T) / 2
 
 
-def by_lanczos(products: Products, k: int, tolerance: float, max_products: int, memory: float, seed: int) -> Found:
+def _by_lanczos(products: Products, k: int, tolerance: float, max_products: int, memory: float, seed: int) -> Eigen:
     generator = torch.Generator().manual_seed(seed)
     start = random_normal(products.like, products.n, generator)
     room = int(memory // start.nbytes) - 1
@@ -192,8 +198,8 @@ def by_lanczos(products: Products, k: int, tolerance: float, max_products: int, 
     return largest(products, start, k, size=size, tolerance=tolerance, max_products=max_products, generator=generator)
 
 
-def check(k: int, tolerance: float, method: str | None, matrix: str, max_products: int, memory: float) -> None:
-    whole("k", k, 1)
+def _check_options(k: int, tolerance: float, method: str | None, matrix: str, max_products: int) -> None:
+    check_whole("k", k, 1)
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a finite number >= 0, a share of the largest value, got {tolerance}")
     if method is not None and method not in get_args(Method):
@@ -202,14 +208,3 @@ def check(k: int, tolerance: float, method: str | None, matrix: str, max_product
         raise ValueError(f"method 'gram' is for matrix 'empirical_fisher', got {matrix!r}: take method None")
     if max_products < k:
         raise ValueError(f"max_products must be at least k, {k}, got {max_products}")
-    positive_memory(memory)
-
-
-def whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
-
-
-def positive_memory(memory: float) -> None:
-    if not memory > 0:
-        raise ValueError(f"memory must be a number of GiB > 0, got {memory}")

@@ -1,8 +1,7 @@
-"""Two substitutions of the paper, measured on a model at hand: a batch's gradient for an example's, Fisher for Hessian.
+"""Two substitutions of the paper, measured on a model: a batch's gradient for an example's, the Fisher for the Hessian.
 
 Section 3.2 derives T from E|grad_i l|, the expected norm of one example's gradient, and from H = E[grad l grad l^T].
 The algorithm takes the norm of the batch's gradient instead, and no trained network fulfils the second exactly.
-Asked of checkpoints, both functions follow the substitutions over training.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from gasam.analysis.checks import check_whole
 from gasam.analysis.examples import example_gradients, squares
-from gasam.analysis.lanczos import random_normal, random_signs, top_eigenvalue
+from gasam.analysis.lanczos import Product, largest, random_normal, random_signs
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import GIBIBYTE, Products, connected
-from gasam.analysis.values import Result, check_whole
+from gasam.analysis.results import Result
 from gasam.portions import wide
 
 
 @dataclass(frozen=True)
 class TensorNorms:
-    """`batch`: |g_i| of a batch's mean loss, the mean over the batches, each as often as it has examples.
-    `examples`: E|grad_i l|. Their ratio is at most 1, and None where gradients are zero but for rounding, as those of
-    the keys' biases in attention are."""
+    """`batch` is |g_i| of a batch's mean loss, the mean over batches weighted by size; `examples` is E|grad_i l|.
+    Their ratio is at most 1, and None where gradients are zero up to rounding, as those of the keys' biases in
+    attention are."""
 
     name: str
     size: int
@@ -69,7 +69,7 @@ class NormSubstitution(Result):
 @dataclass(frozen=True)
 class TensorTraces:
     """Traces of one tensor's blocks. The Fisher's is exact, the Hessian's has a standard error.
-    `difference` is (fisher - hessian) / |hessian|, None where the Hessian's is zero but for rounding."""
+    `difference` is (fisher - hessian) / |hessian|, None where the Hessian's is zero up to rounding."""
 
     name: str
     size: int
@@ -83,9 +83,9 @@ class TensorTraces:
 class FisherSubstitution(Result):
     """How far the empirical Fisher F = E[grad l grad l^T] is from the Hessian H of the mean loss.
 
-    `distance` is |H - F| / |H| and `cosine` <H, F> / (|H| |F|), both of Frobenius and estimated by probes; the cosine
-    does not see a common factor. The tops are the largest eigenvalues, with the residuals |A v - top v| / |top|.
-    What divides by a Hessian of zero is None.
+    `distance` is |H - F| / |H| and `cosine` <H, F> / (|H| |F|) in the Frobenius norm, estimated by probes; a common
+    factor does not change the cosine. The tops are the largest eigenvalues, with the residuals |A v - top v| / |top|.
+    Ratios to a Hessian of zero are None.
     """
 
     tensors: tuple[TensorTraces, ...]
@@ -120,23 +120,31 @@ def norm_substitution(model: nn.Module, objective: Objective, batches: Batches) 
     with examined(model, batches) as named, torch.enable_grad():
         weights = list(named.values())
         joint = torch.zeros(len(weights), dtype=torch.float64)
-        single, rows, number = joint.clone(), 0, 0
+        single = torch.zeros_like(joint)
+        sizes = []
         for batch in each(batches):
             losses = connected(objective(model, batch))
             whole = grad(losses.mean(), weights, retain_graph=True, allow_unused=True)
             joint += len(losses) * squares(whole).sqrt()
-            for gradients in example_gradients(model, objective, batch, losses, weights):
-                single += squares(gradients).sqrt()
-            rows, number = rows + len(losses), number + 1
-    check_gradients(named, single)
-    columns = zip(named.items(), (joint / rows).tolist(), (single / rows).tolist(), real(named, single), strict=True)
-    tensors = tuple(TensorNorms(name, w.numel(), b, e, b / e if there else None) for (name, w), b, e, there in columns)
+            every = example_gradients(model, objective, batch, losses, weights)
+            single += sum(squares(gradients).sqrt() for gradients in every)
+            sizes.append(len(losses))
+    _check_gradients(named, single)
+    joint, single = joint / sum(sizes), single / sum(sizes)
+    tensors = []
+    columns = zip(named.items(), joint.tolist(), single.tolist(), _beyond_rounding(named, single), strict=True)
+    for (name, weight), of_batch, of_examples, is_real in columns:
+        ratio = of_batch / of_examples if is_real else None
+        tensors.append(TensorNorms(name, weight.numel(), of_batch, of_examples, ratio))
     logs = [math.log(t.ratio) for t in tensors if t.ratio]
     if not logs:
         raise ValueError("no tensor has a gradient in any batch: there are no norms to compare")
-    scales = [(t.size**0.5 / t.batch, t.size**0.5 / t.examples) for t in tensors if t.ratio]
-    ranks = rank_correlation(*zip(*scales, strict=True))
-    return NormSubstitution(tensors, rows, rows / number, math.exp(fmean(logs)), pstdev(logs), ranks)
+    ranks = rank_correlation(
+        [math.sqrt(t.size) / t.batch for t in tensors if t.ratio],
+        [math.sqrt(t.size) / t.examples for t in tensors if t.ratio],
+    )
+    factor, spread = math.exp(fmean(logs)), pstdev(logs)
+    return NormSubstitution(tuple(tensors), sum(sizes), fmean(sizes), factor, spread, ranks)
 
 
 def fisher_substitution(
@@ -156,17 +164,21 @@ def fisher_substitution(
     check_whole("iterations", iterations, 1)
     with examined(model, batches) as named, twice_differentiable(), torch.enable_grad():
         exact, rows = _fisher_traces(model, objective, batches, list(named.values()))
-        check_gradients(named, exact)
+        _check_gradients(named, exact)
         draw = torch.Generator().manual_seed(seed)
         H = Products(model, objective, batches, named, "hessian", memory=2 * GIBIBYTE)  # noqa: N806
         F = Products(model, objective, batches, named, "empirical_fisher", memory=2 * GIBIBYTE)  # noqa: N806
         traces, (away, hessian, fisher, both) = _probed(H, F, probes, draw)
         start = random_normal(H.like.double(), H.n, draw)
-        hessian_top, first = top_eigenvalue(H, start, iterations)
-        fisher_top, second = top_eigenvalue(F, start, iterations)
-    tensors = _tensor_traces(named, traces, exact)
+        hessian_top, hessian_residual = top_eigenvalue(H, start, iterations)
+        fisher_top, fisher_residual = top_eigenvalue(F, start, iterations)
+    tensors = []
+    means, errors = traces.mean(0), traces.std(0) / math.sqrt(probes)
+    columns = zip(means.tolist(), errors.tolist(), exact.tolist(), _beyond_rounding(named, means), strict=True)
+    for (name, weight), (h, error, f, is_real) in zip(named.items(), columns, strict=True):
+        tensors.append(TensorTraces(name, weight.numel(), h, error, f, (f - h) / abs(h) if is_real else None))
     return FisherSubstitution(
-        tensors,
+        tuple(tensors),
         rows,
         probes,
         hessian_trace=sum(t.hessian for t in tensors),
@@ -174,28 +186,46 @@ def fisher_substitution(
         fisher_trace=sum(t.fisher for t in tensors),
         hessian_top=hessian_top,
         fisher_top=fisher_top,
-        residuals=(first, second),
+        residuals=(hessian_residual, fisher_residual),
         top_ratio=fisher_top / hessian_top if hessian_top else None,
         distance=math.sqrt(away / hessian) if hessian else None,
         cosine=both / math.sqrt(hessian * fisher) if hessian and fisher else None,
     )
 
 
+def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
+    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
+    draw = torch.Generator().manual_seed(0)
+    values, residuals, _ = largest(
+        product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw
+    )
+    value, residual = float(values), float(residuals)
+    return value, residual / abs(value) if value else residual
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's; None where all values of a side are equal."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+    return float(spearmanr(first, second).statistic)
+
+
 def _fisher_traces(
     model: nn.Module, objective: Objective, batches: Batches, weights: list[nn.Parameter]
 ) -> tuple[Tensor, int]:
-    """E|grad_i l|^2, the exact trace of each tensor's block of the empirical Fisher; the number of examples."""
+    """E|grad_i l|^2, the exact trace of each tensor's block of the empirical Fisher, and the number of examples."""
     total, rows = torch.zeros(len(weights), dtype=torch.float64), 0
     for batch in each(batches):
         losses = connected(objective(model, batch))
-        for gradients in example_gradients(model, objective, batch, losses, weights):
-            total += squares(gradients)
+        total += sum(map(squares, example_gradients(model, objective, batch, losses, weights)))
         rows += len(losses)
     return total / rows, rows
 
 
 def _probed(hessian: Products, fisher: Products, probes: int, draw: torch.Generator) -> tuple[Tensor, list[float]]:
-    """Each probe's v_i (H v)_i by tensor; the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
+    """Each probe's v_i (H v)_i by tensor, and the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
     traces, sums = [], torch.zeros(4, dtype=torch.float64)
     sizes = [weight.numel() for weight in hessian.weights]
     for _ in range(probes):
@@ -207,41 +237,18 @@ def _probed(hessian: Products, fisher: Products, probes: int, draw: torch.Genera
     return torch.stack(traces), sums.tolist()
 
 
-def _tensor_traces(named: Named, traces: Tensor, exact: Tensor) -> tuple[TensorTraces, ...]:
-    means, errors = traces.mean(0), traces.std(0) / math.sqrt(len(traces))
-    columns = zip(named.items(), means.tolist(), errors.tolist(), exact.tolist(), real(named, means), strict=True)
-    return tuple(
-        TensorTraces(name, weight.numel(), h, error, f, (f - h) / abs(h) if there else None)
-        for (name, weight), h, error, f, there in columns
-    )
-
-
-def real(named: Named, values: Tensor) -> list[bool]:
+def _beyond_rounding(named: Named, values: Tensor) -> list[bool]:
     """Whether a tensor's value is more than terms that cancel leave behind: 16 roundings of its module's largest."""
-    sizes = dict(zip(named, values.abs().tolist(), strict=True))
-    most = dict[str, float]()
-    for name, size in sizes.items():
-        owner = name.rpartition(".")[0]
-        most[owner] = max(size, most.get(owner, 0.0))
-    eps = {name: torch.finfo(wide(weight.dtype)).eps for name, weight in named.items()}
-    return [size > 16 * eps[name] * most[name.rpartition(".")[0]] for name, size in sizes.items()]
+    sizes = values.abs().tolist()
+    owners = [name.rpartition(".")[0] for name in named]
+    largest_of_owner = dict[str, float]()
+    for owner, size in zip(owners, sizes, strict=True):
+        largest_of_owner[owner] = max(size, largest_of_owner.get(owner, 0.0))
+    limits = [16 * torch.finfo(wide(weight.dtype)).eps for weight in named.values()]
+    return [size > limit * largest_of_owner[owner] for size, limit, owner in zip(sizes, limits, owners, strict=True)]
 
 
-def check_gradients(named: Named, values: Tensor) -> None:
+def _check_gradients(named: Named, values: Tensor) -> None:
     for name, finite in zip(named, values.isfinite().tolist(), strict=True):
         if not finite:
             raise ValueError(f"the gradient of {name!r} is not finite: take a model and examples whose loss is finite")
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's; equal values share the mean of their ranks. None where all values of a side are equal."""
-    ranks = torch.stack([_ranks(first), _ranks(second)])
-    centred = ranks - ranks.mean(1, keepdim=True)
-    lengths = centred.norm(dim=1)
-    return float(centred[0] @ centred[1] / lengths.prod()) if lengths.all() else None
-
-
-def _ranks(values: Sequence[float]) -> Tensor:
-    column = torch.tensor(values, dtype=torch.float64)
-    below, equal = column[:, None] > column, column[:, None] == column
-    return below.double().sum(1) + equal.double().sum(1) / 2

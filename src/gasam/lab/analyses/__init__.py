@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.lab import provenance, records
 from gasam.lab.analyses.subjects import Subject, checked, load, read_run
 from gasam.lab.errors import InputError

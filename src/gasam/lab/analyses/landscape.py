@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gasam.analysis.landscape import line, plane
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.lab.analyses import Analysis, Found, Watch
 from gasam.lab.analyses.showing import counted, panels, run_labels
 from gasam.lab.analyses.subjects import Subject
@@ -125,10 +125,10 @@ class Towards(Analysis):
         return Table("Loss along a line", ("run", "alpha", *(f"{s} loss" for s in splits)), tuple(rows), (note,))
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def drawn(each: AnalysisRecord, **style: Any) -> Line:
-            return Line(x=each.found["alphas"], y=list(map(float, each.found["losses"][self.split])), **style)
+        def drawn(each: AnalysisRecord, **style: Any) -> PlotLine:
+            return PlotLine(x=each.found["alphas"], y=list(map(float, each.found["losses"][self.split])), **style)
 
         return panels(found, drawn, title=f"{self.split} loss along a line", x="alpha", y="loss", log="")
 

@@ -73,7 +73,7 @@ class Mixtures(Shift):
         return Table("|delta| against the share of shifted data", columns, tuple(rows))
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, Line, draw_lines, sheet
+        from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, PlotLine, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
         shown = [(each, name, fit) for each in found for name, fit in each.found["fits"].items()]
@@ -82,9 +82,9 @@ class Mixtures(Shift):
             etas = [point["eta"] for point in points]
             fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
             lines = [
-                Line("measured", etas, [point["norm"] for point in points], OKABE_ITO[0], POINTS),
-                Line(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
-                Line("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
+                PlotLine("measured", etas, [point["norm"] for point in points], OKABE_ITO[0], POINTS),
+                PlotLine(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
+                PlotLine("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
             ]
             title = f"{each.run.task}, seed {each.run.seed}: {name}"
             draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from gasam.analysis.corruption import pruned, quantised
-from gasam.analysis.curve import Point, half_radius
+from gasam.analysis.robustness import Point, half_radius
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
 from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.lab.analyses.subjects import Subject
@@ -127,13 +127,13 @@ class Robustness(Analysis):
         return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def line(each: AnalysisRecord, **style: Any) -> Line:
+        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
             points = each.found["points"]
             heights = [float(point["metric"]) for point in points]
             half = each.found["half_radius"]["radius"]
-            return Line(x=[point["radius"] for point in points], y=heights, marked=half, **style)
+            return PlotLine(x=[point["radius"] for point in points], y=heights, marked=half, **style)
 
         figure = panels(
             found,

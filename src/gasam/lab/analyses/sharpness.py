@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gasam.analysis.sharpness import sharpness
-from gasam.analysis.values import plain_value
+from gasam.analysis.results import plain_value
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
 from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.lab.analyses.subjects import Subject
@@ -85,11 +85,11 @@ class Rises(Analysis):
         return Table("Sharpness", columns, tuple(rows), notes, values)
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def line(each: AnalysisRecord, **style: Any) -> Line:
+        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
             balls = each.found["balls"]
-            return Line(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
+            return PlotLine(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
 
         return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
 

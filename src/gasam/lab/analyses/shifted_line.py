@@ -84,14 +84,14 @@ class ShiftedLine(Shift):
         return Table("The training loss beside the test loss", columns, tuple(rows), (note,))
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
+        from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
         names = {"train": "training loss", "test": "test loss", "shifted": "shifted training loss + constant"}
         shown = [(each.run, protocol, line) for each in found for protocol, line in each.found.items()]
         for panel, (run, protocol, line) in zip(axes, shown, strict=True):
             lines = [
-                Line(words, line["alphas"], line[name], dashes="--" if name == "shifted" else "-")
+                PlotLine(words, line["alphas"], line[name], dashes="--" if name == "shifted" else "-")
                 for name, words in names.items()
             ]
             title = f"{run.task}, seed {run.seed}: {protocol}"

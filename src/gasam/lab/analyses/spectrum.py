@@ -69,11 +69,11 @@ class Spectrum(Analysis):
         return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line
+        from gasam.analysis.pictures import PlotLine
 
-        def line(each: AnalysisRecord, **style: Any) -> Line:
+        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
             top = each.found["values"]
-            return Line(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
+            return PlotLine(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
 
         return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
 

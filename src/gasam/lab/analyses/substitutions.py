@@ -50,19 +50,19 @@ class Substitutions(Analysis):
         return Table("The substitutions over training", columns, tuple(rows), (note,), values)
 
     def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
+        from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, [left, right] = sheet(2)
         epochs = [epochs_of(each) for each in found]
         norms, curvature = ([each.found[part] for each in found] for part in ("norms", "curvature"))
         spread = [
-            Line("mean ratio", epochs, [each["factor"] for each in norms]),
-            Line("spread of log ratios", epochs, [each["spread"] for each in norms]),
+            PlotLine("mean ratio", epochs, [each["factor"] for each in norms]),
+            PlotLine("spread of log ratios", epochs, [each["spread"] for each in norms]),
         ]
         draw_lines(left, spread, title="|g_i| for E|grad_i l|", x="epochs", y="", log="x")
         apart = [
-            Line("|F - H| / |H|", epochs, [each["distance"] for each in curvature]),
-            Line("cosine", epochs, [each["cosine"] for each in curvature]),
+            PlotLine("|F - H| / |H|", epochs, [each["distance"] for each in curvature]),
+            PlotLine("cosine", epochs, [each["cosine"] for each in curvature]),
         ]
         draw_lines(right, apart, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
         return figure

@@ -22,11 +22,11 @@ class Figure4(Phases):
     title = "Figure 4: gradient norms over training"
 
     def find(self, runs: Sequence[Path], found: Sequence[RunRecord], setting: Setting) -> Finding:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
+        from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, [axes] = sheet(1)
         norms = {f"{r.task}, seed {r.seed}": [row["gradient_norm"] for row in r.curve] for r in found}
-        lines = [Line(label, range(1, len(values) + 1), values) for label, values in norms.items()]
+        lines = [PlotLine(label, range(1, len(values) + 1), values) for label, values in norms.items()]
         draw_lines(axes, lines, title="gradient norm over training", x="epoch", y="mean |g| of an epoch's steps")
         first, last = (values_at(norms, place) for place in (0, -1))
         sentence = (
@@ -40,12 +40,12 @@ class Figure5(Phases):
     title = "Figure 5: gradient norms of the layers of encoder and decoder"
 
     def find(self, runs: Sequence[Path], found: Sequence[RunRecord], setting: Setting) -> Finding:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
+        from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         shown = {f"{r.task}, seed {r.seed}: {side}": part for r in found for side, part in sides_of(r).items()}
         figure, panels = sheet(len(shown))
         for panel, (title, layers) in zip(panels, shown.items(), strict=True):
-            lines = [Line(name, range(1, len(values) + 1), values) for name, values in layers.items()]
+            lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in layers.items()]
             draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
         means = {title: {name: sum(v) / len(v) for name, v in layers.items()} for title, layers in shown.items()}
         words = [
