@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gasam.theory.divergence import DIVERGENCES, Divergence, divergence
+from gasam.lab.theory.divergence import DIVERGENCES, Divergence, divergence
 from tolerances import EXACT, error
 
 # f as textbooks write it, with its linear term: at x = p*/p, p and p* both positive.

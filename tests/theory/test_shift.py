@@ -19,8 +19,8 @@ from theory_problems import (
 from torch import nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory import agreement, find_minimum, measured_shift, mixture, predicted_shift, settle, weighted
-from gasam.theory.linear import conjugate_gradients, spectrum_ends
+from gasam.lab.theory import agreement, find_minimum, measured_shift, mixture, predicted_shift, settle, weighted
+from gasam.lab.theory.linear import conjugate_gradients, spectrum_ends
 from problems import network
 from tolerances import EXACT, error, same_bits
 

@@ -22,8 +22,8 @@ from gasam.experiments.families.images import Brightness, ImageClassification
 from gasam.experiments.plan import make
 from gasam.experiments.subjects import Subject
 from gasam.experiments.train import Training
-from gasam.theory.distribution import Examples
-from gasam.theory.minimum import Minimum, find_minimum, settle
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.minimum import Minimum, find_minimum, settle
 
 Labelled = tuple[Tensor, Tensor]
 

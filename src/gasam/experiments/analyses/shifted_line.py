@@ -15,7 +15,7 @@ from gasam.experiments.checkpoints import Weights
 from gasam.experiments.records import Record
 from gasam.experiments.report.tables import Table
 from gasam.experiments.subjects import Subject
-from gasam.theory.risk import risks
+from gasam.lab.theory.risk import risks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

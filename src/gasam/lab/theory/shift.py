@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples
-from gasam.theory.linear import conjugate_gradients
-from gasam.theory.minimum import check_budget, search
-from gasam.theory.risk import Risk, check_at_least_zero, resolution, risks
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.linear import conjugate_gradients
+from gasam.lab.theory.minimum import check_budget, search
+from gasam.lab.theory.risk import Risk, check_at_least_zero, resolution, risks
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples
-from gasam.theory.linear import conjugate_gradients
-from gasam.theory.risk import Risk, check_at_least_zero, check_count, resolution, risks
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.linear import conjugate_gradients
+from gasam.lab.theory.risk import Risk, check_at_least_zero, check_count, resolution, risks
 
 _STRETCH = 10  # iterations of L-BFGS between two looks at the gradient's norm
 _PATIENCE = 5  # stretches without a lower loss or gradient

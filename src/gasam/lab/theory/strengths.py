@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.bounds import measured
-from gasam.theory.distribution import Examples
-from gasam.theory.risk import Risk, risks
+from gasam.lab.theory.bounds import measured
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.risk import Risk, risks
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.curvature import Curvature, curvature_of, random_vector
-from gasam.theory.distribution import Examples, distribution, known_divergence
-from gasam.theory.divergence import Divergence, divergence
-from gasam.theory.linear import spectrum_ends
-from gasam.theory.minimum import search
-from gasam.theory.risk import Risk, check_at_least_zero, check_count, resolution, risks
+from gasam.lab.theory.curvature import Curvature, curvature_of, random_vector
+from gasam.lab.theory.distribution import Examples, distribution, known_divergence
+from gasam.lab.theory.divergence import Divergence, divergence
+from gasam.lab.theory.linear import spectrum_ends
+from gasam.lab.theory.minimum import search
+from gasam.lab.theory.risk import Risk, check_at_least_zero, check_count, resolution, risks
 
 _NEAR_ENOUGH = 1e3  # a gradient of this many resolutions does not show in the changes of loss
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples, distribution, known_divergence, mixture
-from gasam.theory.divergence import Divergence, divergence
-from gasam.theory.minimum import Minimum, check_budget, search
-from gasam.theory.risk import risks
-from gasam.theory.shift import predict
+from gasam.lab.theory.distribution import Examples, distribution, known_divergence, mixture
+from gasam.lab.theory.divergence import Divergence, divergence
+from gasam.lab.theory.minimum import Minimum, check_budget, search
+from gasam.lab.theory.risk import risks
+from gasam.lab.theory.shift import predict
 
 
 @dataclass(frozen=True)

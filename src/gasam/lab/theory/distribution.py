@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from gasam.analysis.objective import Batches
-from gasam.theory.divergence import Divergence, Numbers
+from gasam.lab.theory.divergence import Divergence, Numbers
 
 
 @dataclass(frozen=True, eq=False)

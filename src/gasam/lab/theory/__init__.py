@@ -1,12 +1,12 @@
 """The paper's theory as trials: divergences, parameter shifts, bounds."""
 
-from gasam.theory.bounds import CorruptionTrial, ShiftBound, corruption_trial, shift_bound
-from gasam.theory.curvature import Curvature, curvature
-from gasam.theory.distribution import Distribution, mixture, weighted
-from gasam.theory.divergence import DIVERGENCES, Divergence
-from gasam.theory.minimum import Minimum, find_minimum, settle
-from gasam.theory.mixing import Mixed, MixtureTrial, mixture_trial
-from gasam.theory.shift import (
+from gasam.lab.theory.bounds import CorruptionTrial, ShiftBound, corruption_trial, shift_bound
+from gasam.lab.theory.curvature import Curvature, curvature
+from gasam.lab.theory.distribution import Distribution, mixture, weighted
+from gasam.lab.theory.divergence import DIVERGENCES, Divergence
+from gasam.lab.theory.minimum import Minimum, find_minimum, settle
+from gasam.lab.theory.mixing import Mixed, MixtureTrial, mixture_trial
+from gasam.lab.theory.shift import (
     Agreement,
     MeasuredShift,
     PredictedShift,
@@ -14,7 +14,7 @@ from gasam.theory.shift import (
     measured_shift,
     predicted_shift,
 )
-from gasam.theory.strengths import GroupShift, StrengthTrial, strength_trial
+from gasam.lab.theory.strengths import GroupShift, StrengthTrial, strength_trial
 
 __all__ = [
     "DIVERGENCES",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples
-from gasam.theory.linear import spectrum_ends
-from gasam.theory.risk import Risk, check_count, resolution, risks
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.linear import spectrum_ends
+from gasam.lab.theory.risk import Risk, check_count, resolution, risks
 
 Convexity = Literal["convex", "vacuous", "not convex here"]
 

@@ -14,7 +14,7 @@ from torch.autograd import grad
 from gasam.analysis.examples import example_gradients
 from gasam.analysis.objective import Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
-from gasam.theory.distribution import Distribution, Examples, Part, distribution
+from gasam.lab.theory.distribution import Distribution, Examples, Part, distribution
 from gasam.weights import displaced
 
 

@@ -1,0 +1,1 @@
+"""Everything that runs experiments; needs `pip install gasam[lab]`."""
