@@ -1,4 +1,4 @@
-"""f-divergences between two distributions: how f grows, what it costs where one of them is zero."""
+"""f-divergences between two distributions: f, its series, and its price where one of them is zero."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch import Tensor
 
 Numbers = Any  # a tensor, a NumPy array or a list
 
-_NEAR = 1e-4  # below, the series, which leaves out x^3 of f; the closed forms lose 1e-16 / x of it
-_SUM = 1e-6  # how far from one the sum of probabilities may be: rounding of float32
+# Below this the series is used, which leaves out a part x^3 of f; the closed forms lose a part 1e-16 / x, as do
+# kl_div and rel_entr of scipy.special.
+_NEAR = 1e-4
+_SUM = 1e-6  # how far from 1 a sum of probabilities may be: rounding of float32
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,7 @@ class Divergence:
 
     def f(self, ratio: Numbers) -> Tensor:
         """f(t) for t >= 0."""
-        ratio = _numbers("ratio", ratio)
-        if (ratio < 0).any():
-            raise ValueError(f"ratio must be >= 0, got {float(ratio.min()):.6g}")
-        return self.of_shift(ratio - 1)
+        return self.of_shift(_at_least_zero("ratio", ratio) - 1)
 
     def of_shift(self, r: Tensor) -> Tensor:
         """f(1 + r) for r >= -1, with all digits also where r is tiny."""
@@ -65,7 +64,8 @@ class Divergence:
                 "give 0 to points that one of them never shows"
             )
         shown = p > 0
-        value = self._mean(p[shown], (p_star[shown] - p[shown]) / p[shown])
+        r = (p_star[shown] - p[shown]) / p[shown]
+        value = float(p[shown] @ self.of_shift(r))
         outside = float(p_star[~shown].sum())
         return value + (self.slope * outside if outside > 0 else 0.0)
 
@@ -74,69 +74,58 @@ class Divergence:
 
         Mass of p* where p has none can't be seen from here.
         """
-        ratios = _at_least_zero("ratios", ratios)
-        weights = torch.ones_like(ratios) if weights is None else _at_least_zero("weights", weights)
-        if weights.shape != ratios.shape:
-            raise ValueError(f"weights must have one number per ratio, got {len(weights)} for {len(ratios)} ratios")
-        if not weights.sum() > 0:
-            raise ValueError("weights must not all be 0: they are relative probabilities of p")
-        p = weights / weights.sum()
-        mean = float((p * ratios).sum())
+        ratios = _row("ratios", ratios)
+        p = probabilities("weights", torch.ones_like(ratios) if weights is None else weights)
+        if p.shape != ratios.shape:
+            raise ValueError(f"weights must have one number per ratio, got {len(p)} for {len(ratios)} ratios")
+        mean = float(p @ ratios)
         if abs(mean - 1) > _SUM:
             raise ValueError(
                 f"ratios p*/p must have mean 1 under p, got {mean:.6g}: divide them by their weighted mean"
             )
-        shown = p > 0
-        return self._mean(p[shown], ratios[shown] - 1)
-
-    def _mean(self, p: Tensor, r: Tensor) -> float:
-        return float((p * self.of_shift(r)).sum())
+        return self.between(p * ratios, p)
 
 
-DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
-    {
-        divergence.name: divergence
-        for divergence in (
-            Divergence(
-                "kl",
-                "t log t - t + 1",
-                lambda x: (1 + x) * x.log1p() - x,
-                (1 / 2, -1 / 6, 1 / 12),
-                at_zero=1.0,
-                slope=math.inf,
-            ),
-            Divergence(
-                "reverse_kl",
-                "-log t + t - 1",
-                lambda x: x - x.log1p(),
-                (1 / 2, -1 / 3, 1 / 4),
-                at_zero=math.inf,
-                slope=1.0,
-            ),
-            Divergence("chi_square", "(t - 1)^2", torch.square, (1.0, 0.0, 0.0), at_zero=1.0, slope=math.inf),
-            Divergence(
-                "jensen_shannon",
-                "(t log(2t / (1 + t)) + log(2 / (1 + t))) / 2",
-                lambda x: ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2,
-                (1 / 8, -1 / 16, 7 / 192),
-                at_zero=math.log(2) / 2,
-                slope=math.log(2) / 2,
-            ),
-            Divergence(
-                "squared_hellinger",
-                "(sqrt t - 1)^2",
-                lambda x: torch.square(x / ((1 + x).sqrt() + 1)),
-                (1 / 4, -1 / 8, 5 / 64),
-                at_zero=1.0,
-                slope=1.0,
-            ),
-        )
-    }
+_KINDS = (
+    Divergence(
+        "kl",
+        "t log t - t + 1",
+        lambda x: (1 + x) * x.log1p() - x,
+        (1 / 2, -1 / 6, 1 / 12),
+        at_zero=1.0,
+        slope=math.inf,
+    ),
+    Divergence(
+        "reverse_kl",
+        "-log t + t - 1",
+        lambda x: x - x.log1p(),
+        (1 / 2, -1 / 3, 1 / 4),
+        at_zero=math.inf,
+        slope=1.0,
+    ),
+    Divergence("chi_square", "(t - 1)^2", torch.square, (1.0, 0.0, 0.0), at_zero=1.0, slope=math.inf),
+    Divergence(
+        "jensen_shannon",
+        "(t log(2t / (1 + t)) + log(2 / (1 + t))) / 2",
+        lambda x: ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2,
+        (1 / 8, -1 / 16, 7 / 192),
+        at_zero=math.log(2) / 2,
+        slope=math.log(2) / 2,
+    ),
+    Divergence(
+        "squared_hellinger",
+        "(sqrt t - 1)^2",
+        lambda x: torch.square(x / ((1 + x).sqrt() + 1)),
+        (1 / 4, -1 / 8, 5 / 64),
+        at_zero=1.0,
+        slope=1.0,
+    ),
 )
+DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({kind.name: kind for kind in _KINDS})
 
 
 def divergence(name: str | Divergence) -> Divergence:
-    """The record of a name; a record of one's own is given back."""
+    """The divergence of this name; your own `Divergence` is returned as it is."""
     if isinstance(name, Divergence):
         return name
     if name not in DIVERGENCES:
@@ -144,24 +133,32 @@ def divergence(name: str | Divergence) -> Divergence:
     return DIVERGENCES[name]
 
 
-def _numbers(name: str, values: Numbers) -> Tensor:
-    numbers = torch.as_tensor(values, dtype=torch.float64).detach()
-    if not numbers.isfinite().all():
-        raise ValueError(f"{name} must be finite, got {float(numbers[~numbers.isfinite()][0])}")
+def probabilities(name: str, weights: Numbers) -> Tensor:
+    """Relative weights divided by their sum."""
+    numbers = _row(name, weights)
+    if not numbers.sum() > 0:
+        raise ValueError(f"{name} must not all be 0: they are relative probabilities")
+    return numbers / numbers.sum()
+
+
+def _distribution(name: str, values: Numbers) -> Tensor:
+    numbers = _row(name, values)
+    total = float(numbers.sum())
+    if abs(total - 1) > _SUM:
+        raise ValueError(f"{name} must sum to 1, got a sum of {total:.6g}: divide by it")
+    return numbers / total
+
+
+def _row(name: str, values: Numbers) -> Tensor:
+    numbers = _at_least_zero(name, values)
+    if numbers.ndim != 1 or not len(numbers):
+        raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
     return numbers
 
 
 def _at_least_zero(name: str, values: Numbers) -> Tensor:
-    numbers = _numbers(name, values)
-    if numbers.ndim != 1 or not len(numbers):
-        raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
-    if (numbers < 0).any():
-        raise ValueError(f"{name} must be >= 0, got {float(numbers.min()):.6g}")
+    numbers = torch.as_tensor(values, dtype=torch.float64).detach()
+    wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
+    if len(wrong):
+        raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
     return numbers
-
-
-def _distribution(name: str, values: Numbers) -> Tensor:
-    numbers = _at_least_zero(name, values)
-    if abs(float(numbers.sum()) - 1) > _SUM:
-        raise ValueError(f"{name} must sum to 1, got a sum of {float(numbers.sum()):.6g}: divide by it")
-    return numbers / numbers.sum()

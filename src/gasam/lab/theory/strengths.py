@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.lab.theory.bounds import measured
 from gasam.lab.theory.distribution import Examples
-from gasam.lab.theory.risk import Risk, risks
+from gasam.lab.theory.minimum import found_or_given
+from gasam.lab.theory.risk import risks
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,18 @@ class StrengthTrial:
 
     @property
     def pearson(self) -> float:
-        """Of the logarithms: a proportion of any power is a straight line."""
-        return _correlation(*self._logarithms())
+        """Of the logarithms: a proportion of any power is a straight line. NaN where one of them is constant."""
+        return float(stats.pearsonr(*self._logarithms()).statistic)
 
     @property
     def spearman(self) -> float:
-        reach, delta = self._logarithms()
-        return _correlation(_ranks(reach), _ranks(delta))
+        return float(stats.spearmanr(*self._logarithms()).statistic)
 
     @property
     def power(self) -> float:
-        """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1."""
+        """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1. NaN where all reach equally far."""
         reach, delta = self._logarithms()
-        reach = reach - reach.mean()
-        square = float(reach @ reach)
-        return float(reach @ delta) / square if square else math.nan
+        return float(stats.linregress(reach, delta).slope) if np.ptp(reach) else math.nan
 
     @property
     def sentence(self) -> str:
@@ -65,10 +65,9 @@ class StrengthTrial:
             f"{self.power:.2f}: Pearson {self.pearson:.3f} of the logarithms, Spearman {self.spearman:.3f}"
         )
 
-    def _logarithms(self) -> tuple[Tensor, Tensor]:
-        pairs = torch.tensor([(group.reach, group.delta) for group in self.compared], dtype=torch.float64)
-        reach, delta = pairs.log().unbind(1)
-        return reach, delta
+    def _logarithms(self) -> Any:
+        """Of sqrt(n_i) / G_i and of |delta_i|, one row each."""
+        return np.log([(group.reach, group.delta) for group in self.compared]).T
 
 
 def strength_trial(
@@ -83,49 +82,26 @@ def strength_trial(
 ) -> StrengthTrial:
     """Proposition 3: |delta_i| proportional to sqrt(n_i) / G_i with G_i = E|grad_i l(theta)| / sqrt(n_i).
 
-    `group` makes the group's name of a weight's name; each tensor is a group of its own unless given. `delta` is
-    measured when None. The proof takes H for the Fisher matrix and for block diagonal, so this is a correlation.
+    The proof assumes that H is the Fisher matrix and block diagonal, so this is a correlation.
+
+    Args:
+        group: makes the group's name of a weight's name; each tensor is a group of its own unless given.
     """
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
-        moved = there.named(measured(there, delta))
-        members: dict[str, list[int]] = {}
-        for number, name in enumerate(here.names):
-            members.setdefault(group(name), []).append(number)
-        if len(members) < 3:
+        group_of = [group(name) for name in here.names]
+        names = list(dict.fromkeys(group_of))
+        if len(names) < 3:
             raise ValueError(
-                f"group must make at least 3 groups for a correlation, got {len(members)}: {', '.join(members)}"
+                f"group must make at least 3 groups for a correlation, got {len(names)}: {', '.join(names)}"
             )
-        strengths = _strengths(here, members)
-    found = []
-    for name, numbers in members.items():
-        parts = [moved[here.names[number]].reshape(-1) for number in numbers]
-        size = sum(len(part) for part in parts)
-        found.append(GroupShift(name, size, float(torch.cat(parts).norm()), strengths[name] / math.sqrt(size)))
+        members = torch.tensor([[own == name for own in group_of] for name in names], dtype=torch.float64)
+        moved = there.named(found_or_given(there, delta))
+        norms = here.example_mean(lambda squares: (members @ squares).sqrt())
+    sizes = members @ torch.tensor([part.numel() for part in moved.values()], dtype=torch.float64)
+    squares = torch.tensor([float(part.square().sum()) for part in moved.values()], dtype=torch.float64)
+    deltas, strengths = (members @ squares).sqrt(), norms / sizes.sqrt()
+    found = [GroupShift(name, int(sizes[i]), float(deltas[i]), float(strengths[i])) for i, name in enumerate(names)]
     trial = StrengthTrial(tuple(found))
     if len(trial.compared) < 3:
         raise ValueError(f"at least 3 groups must have a gradient and move, got {len(trial.compared)} of {len(found)}")
     return trial
-
-
-def _strengths(risk: Risk, members: Mapping[str, list[int]]) -> dict[str, float]:
-    """E|grad_i l| of every group."""
-    strengths = dict.fromkeys(members, 0.0)
-    for probability, gradients in risk.example_gradients():
-        squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
-        for name, numbers in members.items():
-            strengths[name] += probability * math.sqrt(sum(squares[number] for number in numbers))
-    return strengths
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    """NaN where one of them is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    spread = float(a.norm() * b.norm())
-    return float(a @ b) / spread if spread else math.nan
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Equal values share the mean of their ranks."""
-    below = (values[:, None] > values).sum(1)
-    equal = (values[:, None] == values).sum(1)
-    return below + (equal + 1).double() / 2
