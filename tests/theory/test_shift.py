@@ -145,6 +145,14 @@ def test_search_leaves_a_saddle_downhill():
     assert abs(found.loss + 1 / 4) < EXACT
 
 
+@pytest.mark.parametrize("falling", [lambda w: -w.sum().exp(), lambda w: (w**3 + w).sum()])
+def test_loss_without_a_minimum_ends_the_search(falling):
+    found = find_minimum(Vector(2), Objective(lambda m, z: m.w, lambda w, z: z * falling(w)), [torch.ones(3).double()])
+    assert not found.stationary
+    assert np.isfinite(found.loss)
+    assert found.evaluations < 2000
+
+
 def test_single_precision_reaches_its_own_tolerance():
     model, batches = logistic().float(), [(x.float(), y.float()) for x, y in POINTS.batches]
     assert settle(model, LOGISTIC, weighted(batches, POINTS.p), ridge=RIDGE).stationary

@@ -92,11 +92,9 @@ def search(risk: Risk, tolerance: float | None = None, iterations: int = 2000) -
         raise ValueError(f"the loss must be finite where the model is, got {point.loss}: start from another model")
     done = 0
     for target in (max(tolerance, _NEAR), tolerance):
-        if point.norm > target and done < iterations:
-            point, steps = _descend(risk, point, target, iterations - done)
-            done += steps
-        point, products = _newton(risk, point, tolerance, iterations - done)
-        done += products
+        point, steps = _descend(risk, point, target, iterations - done)
+        point, products = _newton(risk, point, tolerance, iterations - done - steps)
+        done += steps + products
     return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance, done, risk.evaluations)
 
 
@@ -132,10 +130,12 @@ def _evaluate(risk: Risk, offset: Tensor) -> _Point:
 
 
 def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Point, int]:
-    """L-BFGS until |gradient| <= target, and the number of its iterations.
+    """L-BFGS until |gradient| <= target, and the number of its iterations; back at the start if the loss overflows.
 
     L-BFGS-B of scipy.optimize is as exact, and ends in other minima of a network than those of the recorded numbers.
     """
+    if start.norm <= target or not budget:
+        return start, 0
     offset = nn.Parameter(start.offset.clone())
     optimizer = torch.optim.LBFGS(
         [offset],
@@ -149,11 +149,15 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
 
     def closure() -> float:
         loss, offset.grad = risk.gradient(offset.detach())
+        if not math.isfinite(loss + float(offset.grad.norm())):
+            raise FloatingPointError  # the line search of torch can't go on from here
         return loss
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
-    reached = _evaluate(risk, offset.detach())
-    return reached if math.isfinite(reached.loss) else start, optimizer.state[offset]["n_iter"]
+    try:
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    except FloatingPointError:
+        return start, optimizer.state[offset]["n_iter"]
+    return _evaluate(risk, offset.detach()), optimizer.state[offset]["n_iter"]
 
 
 def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_Point, int]:
