@@ -5,7 +5,7 @@ from torch import nn
 
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
-from gasam.theory import (
+from gasam.lab.theory import (
     DIVERGENCES,
     agreement,
     corruption_trial,

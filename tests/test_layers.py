@@ -81,7 +81,9 @@ def test_no_two_modules_import_each_other():
     """An import for type checking does not count: it is never run."""
     graph = {}
     for module, tree in TREES.items():
-        checked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+        checked = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ]
         only_checked = {other for node in checked for other in imported(node)}
         graph[module] = set(imported(tree)) - only_checked - {module}
         packages = {other for other in graph[module] if module.startswith(f"{other}.")}

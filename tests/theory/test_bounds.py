@@ -21,7 +21,7 @@ from theory_problems import (
 from torch import nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory import (
+from gasam.lab.theory import (
     DIVERGENCES,
     corruption_trial,
     curvature,

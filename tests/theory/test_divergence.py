@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gasam.theory.divergence import DIVERGENCES, Divergence, divergence
+from gasam.lab.theory.divergence import DIVERGENCES, Divergence, divergence
 from tolerances import EXACT, error
 
 # f as textbooks write it, with its linear term: at x = p*/p, p and p* both positive.
@@ -141,14 +141,14 @@ def test_a_divergence_of_ones_own_is_a_record():
     ("action", "sentence"),
     [
         (lambda kl: kl.between([0.5, 0.4], [0.5, 0.5]), r"p_star must sum to 1, got a sum of 0\.9: divide"),
-        (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be >= 0, got -0\.5"),
+        (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be finite and >= 0, got -0\.5"),
         (lambda kl: kl.between([0.5, 0.5], [1.0]), "same points, got 2 and 1 numbers"),
-        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite, got nan"),
+        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite and >= 0, got nan"),
         (lambda kl: kl.between([], []), r"at least one, got shape \(0,\)"),
         (lambda kl: kl.of_ratios([1.0, 1.5]), r"mean 1 under p, got 1\.25: divide"),
         (lambda kl: kl.of_ratios([1.0, 1.0], [1.0]), "one number per ratio, got 1 for 2"),
         (lambda kl: kl.of_ratios([1.0, 1.0], [0.0, 0.0]), "must not all be 0"),
-        (lambda kl: kl.f(-1.0), "ratio must be >= 0, got -1"),
+        (lambda kl: kl.f(-1.0), "ratio must be finite and >= 0, got -1"),
         (lambda kl: divergence("total_variation"), "one of kl, reverse_kl.*got 'total_variation'"),
     ],
 )

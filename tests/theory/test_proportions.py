@@ -19,7 +19,7 @@ from theory_problems import (
 )
 from torch import nn
 
-from gasam.theory import (
+from gasam.lab.theory import (
     DIVERGENCES,
     mixture_trial,
     settle,

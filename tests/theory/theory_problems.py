@@ -8,7 +8,7 @@ from torch import nn
 
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
-from gasam.theory import settle
+from gasam.lab.theory import settle
 
 RIDGE = 0.1
 NETWORK_RIDGE = 0.02

@@ -14,8 +14,8 @@ from gasam.lab.analyses.showing import run_labels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
+from gasam.lab.theory.distribution import mixture
 from gasam.lab.training.checkpoints import Weights
-from gasam.theory.distribution import mixture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

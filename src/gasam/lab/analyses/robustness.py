@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from gasam.analysis.corruption import pruned, quantised
-from gasam.analysis.robustness import Point, half_radius
 from gasam.analysis.objective import examined
-from gasam.analysis.robustness import TABLE4, robustness
 from gasam.analysis.results import plain_value
+from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
 from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.lab.analyses.subjects import Subject

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gasam.analysis.sharpness import sharpness
 from gasam.analysis.results import plain_value
+from gasam.analysis.sharpness import sharpness
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
 from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
 from gasam.lab.analyses.subjects import Subject

@@ -19,11 +19,11 @@ from gasam.lab.analyses.subjects import Subject, checked
 from gasam.lab.errors import InputError
 from gasam.lab.families import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.minimum import Minimum, find_minimum, settle
 from gasam.lab.training.checkpoints import Checkpoints, Weights
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
-from gasam.theory.distribution import Examples
-from gasam.theory.minimum import Minimum, find_minimum, settle
 
 Labelled = tuple[Tensor, Tensor]
 

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gasam.analysis.checks import check_whole
 from gasam.analysis.objective import Objective
-from gasam.theory.curvature import Curvature, curvature_of, random_vector
-from gasam.theory.distribution import Examples, distribution, known_divergence
-from gasam.theory.divergence import Divergence, divergence
-from gasam.theory.linear import spectrum_ends
-from gasam.theory.minimum import search
-from gasam.theory.risk import Risk, check_at_least_zero, check_count, resolution, risks
+from gasam.lab.theory.curvature import Curvature, curvature_of, spectrum_ends
+from gasam.lab.theory.distribution import Examples, distribution, known_divergence
+from gasam.lab.theory.divergence import Divergence, divergence
+from gasam.lab.theory.minimum import found_or_given
+from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
 
 _NEAR_ENOUGH = 1e3  # a gradient of this many resolutions does not show in the changes of loss
 
@@ -38,13 +38,14 @@ class ShiftBound:
     @property
     def ratio(self) -> float:
         """|delta| / C_delta: at most 1 + o(1)."""
-        return self.delta / self.bound if self.bound else math.inf if self.delta else 0.0
+        if self.bound == 0:
+            return math.inf if self.delta else 0.0
+        return self.delta / self.bound
 
     @property
     def verdict(self) -> Verdict:
-        convexity = self.curvature.verdict
-        if convexity != "convex":
-            return convexity
+        if self.curvature.verdict != "convex":
+            return self.curvature.verdict
         if math.isinf(self.size):
             return "vacuous"
         return "holds" if self.ratio <= 1 else "exceeded"
@@ -75,33 +76,30 @@ def shift_bound(
 ) -> ShiftBound:
     """Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu, without the o(1).
 
-    `delta` is measured when None. `size` is C_f, computed when None from weights over the same batches. `mu` may be
-    given where it is known, say the ridge of a convex loss. The ridge belongs to l. Small batches make E|grad l|^2
-    cheap: each example's gradient goes back through its batch.
+    Args:
+        kind: the divergence D_f, by name or your own.
+        size: C_f; computed when None, which needs weights over the same batches.
+        mu: give it where it is known, such as the ridge of a convex loss; computed by Lanczos when None.
     """
     kind = divergence(kind)
-    size = _size(kind, batches, shifted) if size is None else size
+    if size is None:
+        size = known_divergence(kind, distribution(batches), distribution(shifted))
+    if size is None:
+        raise ValueError(
+            "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
+            "weighted(batches, ..) over the same batches"
+        )
     if not size >= 0:
         raise ValueError(f"size must be a number >= 0, the divergence of the two distributions, got {size!r}")
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
-        moved = measured(there, delta)
+        moved = found_or_given(there, delta)
         ends = curvature_of(here, products, seed)
-        square = sum(p * sum(float(g.double().square().sum()) for g in grads) for p, grads in here.example_gradients())
+        square = float(here.example_mean(torch.sum))
     if mu is not None:
         check_at_least_zero("mu", mu)
         ends = replace(ends, smallest=mu, resolved=True)
     bound = math.sqrt(size / kind.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
     return ShiftBound(float(moved.norm()), bound, kind.name, size, kind.a_2, square, ends)
-
-
-def _size(kind: Divergence, batches: Examples, shifted: Examples) -> float:
-    known = known_divergence(kind, distribution(batches), distribution(shifted))
-    if known is None:
-        raise ValueError(
-            "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
-            "weighted(batches, ..) over the same batches"
-        )
-    return known
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,8 @@ class CorruptionTrial:
     def verdict(self) -> Verdict:
         if self.curvature.verdict != "convex":
             return self.curvature.verdict
-        smallest = min(range(len(self.radii)), key=self.radii.__getitem__)
-        return "holds" if self.ratios[smallest] <= self.limit else "exceeded"
+        _, ratio = min(zip(self.radii, self.ratios, strict=True))
+        return "holds" if ratio <= self.limit else "exceeded"
 
     @property
     def sentence(self) -> str:
@@ -150,34 +148,35 @@ def corruption_trial(
 ) -> CorruptionTrial:
     """Theorem 1: with f(v) = L*(theta* + v) - L(theta + v), |f(v) - f(0)| <= (C_H + o(1)) / (mu + o(1)) |L(v) - L(0)|.
 
-    C_H = |H* - H|_2 is measured. `directions` are drawn, or given by name; each is scaled to every radius. Losses of
-    float32 models differ from themselves by 1e-7: keep their radii large.
+    C_H = |H* - H|_2 is measured, by Lanczos.
+
+    Args:
+        radii: the lengths of v. Keep them large for float32 models, whose losses are rounded to 1e-7.
+        directions: of v: how many to draw, or vectors by name, which are scaled to every radius.
     """
     if not radii or not all(isinstance(r, int | float) and 0 < r < math.inf for r in radii):
         raise ValueError(f"radii must be finite numbers > 0, at least one, got {radii!r}")
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
-        moved = measured(there, delta)
+        moved = found_or_given(there, delta)
         lines = _directions(here, directions, seed)
         ends = curvature_of(here, products, seed)
 
         def difference(v: Tensor) -> Tensor:
-            with there.moved_by(moved):
-                product = there.product(v)
-            return product - here.product(v)
+            return there.product(v, moved) - here.product(v)
 
         c_h = spectrum_ends(difference, lines[0], products=products).norm
-        ratios = tuple(max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii)
-        with there.moved_by(moved):
-            slope = there.gradient()[1].norm()
-        stationary = max(float(slope), float(here.gradient()[1].norm())) <= _NEAR_ENOUGH * resolution(here)
-    return CorruptionTrial(tuple(float(r) for r in radii), ratios, c_h, ends, stationary)
+        ratios = [max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii]
+        slope = max(float(there.gradient(moved)[1].norm()), float(here.gradient()[1].norm()))
+        stationary = slope <= _NEAR_ENOUGH * here.resolution
+    return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), c_h, ends, stationary)
 
 
 def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]], seed: int) -> list[Tensor]:
+    """Unit vectors."""
     if isinstance(given, int):
-        check_count("directions", given)
+        check_whole("directions", given, least=1)
         generator = torch.Generator().manual_seed(seed)
-        lines = [random_vector(risk, generator) for _ in range(given)]
+        lines = [risk.random(generator) for _ in range(given)]
     else:
         lines = [risk.flat("directions", line) for line in given]
     if not lines or not all(0 < float(line.norm()) < math.inf for line in lines):
@@ -187,27 +186,8 @@ def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]], seed: i
 
 def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:
     """f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
-    change, shifted_change = _change(here, torch.zeros_like(v), v), _change(there, delta, v)
+    change = here.loss(v) - here.loss()
+    shifted_change = there.loss(delta + v) - there.loss(delta)
     if change == 0:
         return math.inf if shifted_change else 0.0
     return abs(shifted_change - change) / abs(change)
-
-
-def _change(risk: Risk, start: Tensor, v: Tensor) -> float:
-    with risk.moved_by(start):
-        before = risk.loss()
-    with risk.moved_by(start + v):
-        return risk.loss() - before
-
-
-def measured(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
-    """The given delta, or the one to the minimum of the shifted risk, which must be reached."""
-    if delta is not None:
-        return there.flat("delta", delta)
-    found = search(there, None, 2000)
-    if not found.stationary:
-        raise ValueError(
-            f"delta must be given where the minimum of shifted is not reached, got |gradient| "
-            f"{found.gradient_norm:.2g}: take it from measured_shift with a larger tolerance, iterations or ridge"
-        )
-    return there.flat("delta", found.offset)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples, distribution, known_divergence, mixture
-from gasam.theory.divergence import Divergence, divergence
-from gasam.theory.minimum import Minimum, check_budget, search
-from gasam.theory.risk import risks
-from gasam.theory.shift import predict
+from gasam.lab.theory.distribution import Examples, distribution, known_divergence, mixture
+from gasam.lab.theory.divergence import Divergence, divergence
+from gasam.lab.theory.minimum import search
+from gasam.lab.theory.risk import risks
+from gasam.lab.theory.shift import predict
 
 
 @dataclass(frozen=True)
@@ -80,54 +80,37 @@ def mixture_trial(
 ) -> MixtureTrial:
     """Proposition 2: p_mix = (1 - eta) p + eta p* moves the minimum by delta_mix, |delta_mix| / |delta| = eta + o(1).
 
-    Every minimum is searched from theta, where the model is. D_f(mix||p) <= eta^2 C_f is looked at, not taken for
-    granted: convexity of f gives eta C_f only.
+    Every minimum is searched from theta, where the model is. The paper's D_f(mix||p) <= eta^2 C_f is measured, not
+    assumed: convexity of f gives eta C_f only.
     """
-    etas, kind = _checked(etas), divergence(kind)
-    check_budget(tolerance, iterations)
+    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
+        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
+    etas, kind = sorted(etas), divergence(kind)
     p, p_star = distribution(batches), distribution(shifted)
     mixtures = [mixture(p, p_star, eta) for eta in etas]
     with risks(model, objective, p, p_star, *mixtures, ridge=ridge) as (here, there, *mixed):
-        prediction = predict(here, there)
-        straight = here.flat("delta", prediction.delta)
         star = search(there, tolerance, iterations)
-        whole = here.flat("delta", star.offset)
-        if not whole.any():
+        delta = here.flat("delta", star.offset)
+        if not delta.any():
             raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
+        predicted = predict(here, there)
         found = [search(risk, tolerance, iterations) for risk in mixed]
-        deltas = [here.flat("delta", minimum.offset) for minimum in found]
-        reached = float(here.gradient()[1].norm()) <= star.tolerance and all(m.stationary for m in (star, *found))
-    full = known_divergence(kind, p, p_star)
-    seen = [None if full is None else known_divergence(kind, p, blend) for blend in mixtures]
-    rows = [
-        _mixed(eta, minimum, delta, whole, straight, size, full)
-        for eta, minimum, delta, size in zip(etas, found, deltas, seen, strict=True)
-    ]
-    return MixtureTrial(tuple(rows), float(whole.norm()), kind.name, prediction.converged, reached)
-
-
-def _checked(etas: Sequence[float]) -> list[float]:
-    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
-        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
-    return sorted(etas)
-
-
-def _mixed(
-    eta: float,
-    minimum: Minimum,
-    delta: Tensor,
-    whole: Tensor,
-    straight: Tensor,
-    seen: float | None,
-    full: float | None,
-) -> Mixed:
-    size = float(delta.norm())
-    return Mixed(
-        eta=float(eta),
-        norm=size,
-        ratio=size / float(whole.norm()),
-        error=float((delta - eta * straight).norm()) / size if size else math.inf,
-        stationary=minimum.stationary,
-        divergence=seen,
-        square_law=None if full is None else eta**2 * full,
-    )
+        start = float(here.gradient()[1].norm())
+    whole = known_divergence(kind, p, p_star)
+    rows = []
+    for eta, blend, minimum in zip(etas, mixtures, found, strict=True):
+        delta_mix = here.flat("delta", minimum.offset)
+        off = float((delta_mix - eta * here.flat("delta", predicted.delta)).norm())
+        size = float(delta_mix.norm())
+        row = Mixed(
+            eta=float(eta),
+            norm=size,
+            ratio=size / float(delta.norm()),
+            error=off / size if size else math.inf,
+            stationary=minimum.stationary,
+            divergence=known_divergence(kind, p, blend),
+            square_law=None if whole is None else eta**2 * whole,
+        )
+        rows.append(row)
+    stationary = start <= star.tolerance and all(minimum.stationary for minimum in (star, *found))
+    return MixtureTrial(tuple(rows), float(delta.norm()), kind.name, predicted.converged, stationary)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.theory.distribution import Examples
-from gasam.theory.linear import conjugate_gradients
-from gasam.theory.minimum import check_budget, search
-from gasam.theory.risk import Risk, check_at_least_zero, resolution, risks
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.minimum import check_budget, conjugate_gradients, search
+from gasam.lab.theory.risk import Risk, check_at_least_zero, flatten, risks
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +46,7 @@ class MeasuredShift:
 
 @dataclass(frozen=True, eq=False)
 class PredictedShift:
-    """delta by name; where `indefinite`, only what the solve had so far.
+    """delta by name; if `indefinite`, it is where the solve ended, and no prediction.
 
     `lowest_curvature` is the smallest d.Hd / d.d met on the way, with damping.
     """
@@ -65,7 +63,7 @@ class PredictedShift:
 
     @property
     def indefinite(self) -> bool:
-        """A direction without positive curvature was met: theta is no strict minimum, and the solve ended there."""
+        """The solve met a direction without positive curvature and ended there: theta is no strict minimum."""
         return self.lowest_curvature <= 0
 
     @property
@@ -89,23 +87,15 @@ def measured_shift(
     tolerance: float | None = None,
     iterations: int = 2000,
 ) -> MeasuredShift:
-    """delta = theta* - theta: from theta, where the model is, descend on `shifted` until the gradient vanishes.
+    """delta = theta* - theta: descend on `shifted` from theta, where the model is, until the gradient vanishes.
 
-    `settle` the model on `batches` first. Options are those of `find_minimum`; `shifted` may be other batches, or the
-    same with other weights, see `weighted`.
+    `settle` the model on `batches` first.
     """
-    check_budget(tolerance, iterations)
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
-        start = float(here.gradient()[1].norm())
         found = search(there, tolerance, iterations)
-    return MeasuredShift(
-        found.offset,
-        found.gradient_norm,
-        start,
-        found.tolerance,
-        found.iterations,
-        here.evaluations + found.evaluations,
-    )
+        start = float(here.gradient()[1].norm())
+    evaluations = here.evaluations + found.evaluations
+    return MeasuredShift(found.offset, found.gradient_norm, start, found.tolerance, found.iterations, evaluations)
 
 
 def predicted_shift(
@@ -121,8 +111,12 @@ def predicted_shift(
 ) -> PredictedShift:
     """Theorem 2: delta = -H^-1 E_p[r grad l], r = p*/p - 1, which is -H^-1 (grad L*(theta) - grad L(theta)).
 
-    (H + damping) is inverted by conjugate gradients to a residual of `tolerance` (1e-10 for float64, 2e-5 for float32
-    weights). The answer is right up to o(|delta|): the relative error is of the order of the shift.
+    The prediction is right up to o(|delta|): its relative error is of the order of the shift.
+
+    Args:
+        damping: is added to H, which conjugate gradients invert.
+        tolerance: of the relative residual; 1e-10 for float64 and 2e-5 for float32 weights when None.
+        iterations: the largest number of Hessian products.
     """
     check_at_least_zero("damping", damping)
     check_budget(tolerance, iterations)
@@ -133,10 +127,15 @@ def predicted_shift(
 def predict(
     here: Risk, there: Risk, damping: float = 0.0, tolerance: float | None = None, iterations: int = 1000
 ) -> PredictedShift:
-    tolerance = max(1e-10, resolution(here)) if tolerance is None else tolerance
+    tolerance = max(1e-10, here.resolution) if tolerance is None else tolerance
     pull = there.gradient()[1] - here.gradient()[1]
-    solved = conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=iterations, damping=damping)
-    return PredictedShift(here.named(solved.x), solved.residual, solved.iterations, solved.converged, solved.lowest)
+
+    def product(vector: Tensor) -> Tensor:
+        return here.product(vector) + damping * vector
+
+    solved = conjugate_gradients(product, -pull, tolerance=tolerance, iterations=iterations)
+    converged = solved.residual <= tolerance
+    return PredictedShift(here.named(solved.x), solved.residual, solved.iterations, converged, solved.lowest)
 
 
 @dataclass(frozen=True)
@@ -152,12 +151,12 @@ class Agreement:
 
 
 def agreement(predicted: Mapping[str, Tensor], measured: Mapping[str, Tensor]) -> Agreement:
-    """Of two deltas by name."""
+    """Compare two deltas by name."""
     if predicted.keys() != measured.keys():
         raise ValueError(
             f"both deltas must name the same weights, got {sorted(predicted.keys() ^ measured.keys())} once"
         )
-    p, m = (_flat({name: values[name] for name in predicted}) for values in (predicted, measured))
+    p, m = (flatten(values[name] for name in predicted) for values in (predicted, measured))
     size = float(m.norm())
     if size == 0:
         raise ValueError("the measured delta must not be 0: there is nothing to compare with")
@@ -167,8 +166,4 @@ def agreement(predicted: Mapping[str, Tensor], measured: Mapping[str, Tensor]) -
 
 def norm(delta: Mapping[str, Tensor]) -> float:
     """|delta|_2 over all weights."""
-    return float(_flat(delta).norm())
-
-
-def _flat(delta: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([value.detach().reshape(-1).double() for value in delta.values()])
+    return float(flatten(delta.values()).norm())

@@ -1,0 +1,96 @@
+"""The ends of the Hessian's spectrum, and what they allow you to say: convex, or no bound at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gasam.analysis.checks import check_whole
+from gasam.analysis.lanczos import Krylov, Product
+from gasam.analysis.objective import Objective
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.risk import Risk, risks
+
+_RESOLVED = 1e-8  # how exactly the ends of a spectrum are computed, relative to the largest eigenvalue
+
+Convexity = Literal["convex", "vacuous", "not convex here"]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """mu, the smallest eigenvalue of H, and the largest one.
+
+    Unless `resolved`, mu is at most `smallest`, and a bound computed from it may be too small. `idle` weights have no
+    gradient at all where the model is, such as those of a pixel that is always black.
+    """
+
+    smallest: float
+    largest: float
+    resolved: bool
+    idle: int
+    products: int
+    zero: float  # an eigenvalue below this is rounding
+
+    @property
+    def verdict(self) -> Convexity:
+        if self.smallest < -self.zero:
+            return "not convex here"
+        return "vacuous" if self.smallest <= self.zero else "convex"
+
+    @property
+    def sentence(self) -> str:
+        least = "" if self.resolved else "at most "
+        idle = f"; {self.idle} weights have no gradient" if self.idle else ""
+        return f"{self.verdict}: mu is {least}{self.smallest:.3g}, the largest eigenvalue {self.largest:.3g}{idle}"
+
+
+def curvature(
+    model: nn.Module, objective: Objective, batches: Examples, *, ridge: float = 0.0, products: int = 100, seed: int = 0
+) -> Curvature:
+    """The ends of the Hessian's spectrum where the model is, by Lanczos with at most `products` Hessian products."""
+    with risks(model, objective, batches, ridge=ridge) as (risk,):
+        return curvature_of(risk, products, seed)
+
+
+def curvature_of(risk: Risk, products: int, seed: int) -> Curvature:
+    check_whole("products", products, least=1)
+    start = risk.random(torch.Generator().manual_seed(seed))
+    ends = spectrum_ends(risk.product, start, products=products)
+    smallest, zero = ends.smallest, risk.resolution * ends.norm
+    idle = risk.gradient()[1] - risk.ridge * risk.position() == 0
+    if idle.any() and not idle.all():
+        # Lanczos approaches a zero eigenvalue slowly; a vector of idle weights shows it with one product.
+        probe = start * idle
+        smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
+    resolved = ends.resolved or smallest <= zero
+    return Curvature(smallest, ends.largest, resolved, int(idle.sum()), ends.products + 1, zero)
+
+
+class Ends(NamedTuple):
+    """The two ends of a spectrum, and the larger of their sizes. Unless `resolved`, the true ends lie further out."""
+
+    smallest: float
+    largest: float
+    norm: float
+    products: int
+    resolved: bool
+
+
+def spectrum_ends(product: Product, start: Tensor, *, products: int) -> Ends:
+    """By Lanczos: exact after as many products as there are dimensions.
+
+    scipy.sparse.linalg.eigsh limits restarts instead of products, and gives no values before all have converged.
+    """
+    krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
+    while True:
+        krylov.step()
+        last = krylov.full or krylov.rest == 0
+        if last or krylov.m % 5 == 0:
+            values, _, residuals = krylov.ritz()
+            norm, error = float(values.abs().max()), float(residuals[[0, -1]].max())
+            resolved = krylov.m == len(start) or error <= _RESOLVED * norm
+            if last or resolved:
+                return Ends(float(values[-1]), float(values[0]), norm, krylov.m, resolved)

@@ -1,0 +1,164 @@
+"""f-divergences between two distributions: f, its series, and its price where one of them is zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Numbers = Any  # a tensor, a NumPy array or a list
+
+# Below this the series is used, which leaves out a part x^3 of f; the closed forms lose a part 1e-16 / x, as do
+# kl_div and rel_entr of scipy.special.
+_NEAR = 1e-4
+_SUM = 1e-6  # how far from 1 a sum of probabilities may be: rounding of float32
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """D_f(p*||p) = E_p[f(p* / p)] with f(1 + x) = a_2 x^2 + a_3 x^3 + a_4 x^4 + .., section 2.2.
+
+    The paper's f may have a linear term a_1 x as well. E_p[r] = 0 for r = p*/p - 1, so it changes nothing and is left
+    out here: f is then never negative. `far` gives f(1 + x) from x, not from 1 + x, so that small shifts keep their
+    digits. `at_zero` is f(0), where p* vanishes; `slope` is f(t) / t for t to infinity, the price of p* where p
+    vanishes.
+    """
+
+    name: str
+    formula: str
+    far: Callable[[Tensor], Tensor]
+    series: tuple[float, float, float]
+    at_zero: float
+    slope: float
+
+    @property
+    def a_2(self) -> float:
+        return self.series[0]
+
+    @property
+    def a_3(self) -> float:
+        """Its sign says which way D_f leaves a_2 E[r^2] when r is skewed."""
+        return self.series[1]
+
+    def f(self, ratio: Numbers) -> Tensor:
+        """f(t) for t >= 0."""
+        return self.of_shift(_at_least_zero("ratio", ratio) - 1)
+
+    def of_shift(self, r: Tensor) -> Tensor:
+        """f(1 + r) for r >= -1, with all digits also where r is tiny."""
+        a_2, a_3, a_4 = self.series
+        away = torch.where(r > -1, self.far(r), self.at_zero)
+        return torch.where(r.abs() < _NEAR, r * r * (a_2 + r * (a_3 + r * a_4)), away)
+
+    def between(self, p_star: Numbers, p: Numbers) -> float:
+        """D_f(p*||p) of two discrete distributions over the same points."""
+        p_star, p = _distribution("p_star", p_star), _distribution("p", p)
+        if p_star.shape != p.shape:
+            raise ValueError(
+                f"p_star and p must give a probability to the same points, got {len(p_star)} and {len(p)} numbers: "
+                "give 0 to points that one of them never shows"
+            )
+        shown = p > 0
+        r = (p_star[shown] - p[shown]) / p[shown]
+        value = float(p[shown] @ self.of_shift(r))
+        outside = float(p_star[~shown].sum())
+        return value + (self.slope * outside if outside > 0 else 0.0)
+
+    def of_ratios(self, ratios: Numbers, weights: Numbers | None = None) -> float:
+        """E_p[f(p*/p)] from the ratios p*/p at examples of p; `weights` are p there, relative, all equal when None.
+
+        Mass of p* where p has none can't be seen from here.
+        """
+        ratios = _row("ratios", ratios)
+        p = probabilities("weights", torch.ones_like(ratios) if weights is None else weights)
+        if p.shape != ratios.shape:
+            raise ValueError(f"weights must have one number per ratio, got {len(p)} for {len(ratios)} ratios")
+        mean = float(p @ ratios)
+        if abs(mean - 1) > _SUM:
+            raise ValueError(
+                f"ratios p*/p must have mean 1 under p, got {mean:.6g}: divide them by their weighted mean"
+            )
+        return self.between(p * ratios, p)
+
+
+_KINDS = (
+    Divergence(
+        "kl",
+        "t log t - t + 1",
+        lambda x: (1 + x) * x.log1p() - x,
+        (1 / 2, -1 / 6, 1 / 12),
+        at_zero=1.0,
+        slope=math.inf,
+    ),
+    Divergence(
+        "reverse_kl",
+        "-log t + t - 1",
+        lambda x: x - x.log1p(),
+        (1 / 2, -1 / 3, 1 / 4),
+        at_zero=math.inf,
+        slope=1.0,
+    ),
+    Divergence("chi_square", "(t - 1)^2", torch.square, (1.0, 0.0, 0.0), at_zero=1.0, slope=math.inf),
+    Divergence(
+        "jensen_shannon",
+        "(t log(2t / (1 + t)) + log(2 / (1 + t))) / 2",
+        lambda x: ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2,
+        (1 / 8, -1 / 16, 7 / 192),
+        at_zero=math.log(2) / 2,
+        slope=math.log(2) / 2,
+    ),
+    Divergence(
+        "squared_hellinger",
+        "(sqrt t - 1)^2",
+        lambda x: torch.square(x / ((1 + x).sqrt() + 1)),
+        (1 / 4, -1 / 8, 5 / 64),
+        at_zero=1.0,
+        slope=1.0,
+    ),
+)
+DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+def divergence(name: str | Divergence) -> Divergence:
+    """The divergence of this name; your own `Divergence` is returned as it is."""
+    if isinstance(name, Divergence):
+        return name
+    if name not in DIVERGENCES:
+        raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)} or a Divergence, got {name!r}")
+    return DIVERGENCES[name]
+
+
+def probabilities(name: str, weights: Numbers) -> Tensor:
+    """Relative weights divided by their sum."""
+    numbers = _row(name, weights)
+    if not numbers.sum() > 0:
+        raise ValueError(f"{name} must not all be 0: they are relative probabilities")
+    return numbers / numbers.sum()
+
+
+def _distribution(name: str, values: Numbers) -> Tensor:
+    numbers = _row(name, values)
+    total = float(numbers.sum())
+    if abs(total - 1) > _SUM:
+        raise ValueError(f"{name} must sum to 1, got a sum of {total:.6g}: divide by it")
+    return numbers / total
+
+
+def _row(name: str, values: Numbers) -> Tensor:
+    numbers = _at_least_zero(name, values)
+    if numbers.ndim != 1 or not len(numbers):
+        raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
+    return numbers
+
+
+def _at_least_zero(name: str, values: Numbers) -> Tensor:
+    numbers = torch.as_tensor(values, dtype=torch.float64).detach()
+    wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
+    if len(wrong):
+        raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
+    return numbers

@@ -1,0 +1,217 @@
+"""The minimum of a risk over all examples, found without noise and checked by its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gasam.analysis.checks import check_whole
+from gasam.analysis.lanczos import Product
+from gasam.analysis.objective import Objective
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
+
+_NEAR = 1e-5  # a gradient this small is near enough for Newton's method; further away L-BFGS is faster
+_LINE_SEARCH = 25  # evaluations of one line search at most, as torch.optim.LBFGS has it
+_PRODUCTS = 100  # of a Newton step at most
+_ROUNDING = 1e-13  # curvature below this part of the largest one met is rounding
+_FORCING = 1e-3  # how exactly a Newton step is solved: near the minimum each divides the gradient by about 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """Where the minimum lies, as an offset by name from the model's weights.
+
+    `iterations` adds those of L-BFGS and the Hessian products of Newton's method.
+    """
+
+    offset: dict[str, Tensor]
+    loss: float
+    gradient_norm: float
+    tolerance: float
+    iterations: int
+    evaluations: int
+
+    @property
+    def stationary(self) -> bool:
+        return self.gradient_norm <= self.tolerance
+
+    @property
+    def sentence(self) -> str:
+        reached = "stationary" if self.stationary else "not stationary"
+        return (
+            f"{reached}: |gradient| {self.gradient_norm:.2g} (asked {self.tolerance:.2g}) after {self.iterations} "
+            f"iterations, {self.evaluations} evaluations; loss {self.loss:.6g}"
+        )
+
+
+def find_minimum(
+    model: nn.Module,
+    objective: Objective,
+    batches: Examples,
+    *,
+    ridge: float = 0.0,
+    tolerance: float | None = None,
+    iterations: int = 2000,
+) -> Minimum:
+    """Descend from the model's weights on E_p[l] + ridge/2 |w|^2 until |gradient| <= tolerance. The model stays."""
+    with risks(model, objective, batches, ridge=ridge) as (risk,):
+        return search(risk, tolerance, iterations)
+
+
+def settle(
+    model: nn.Module,
+    objective: Objective,
+    batches: Examples,
+    *,
+    ridge: float = 0.0,
+    tolerance: float | None = None,
+    iterations: int = 2000,
+) -> Minimum:
+    """As `find_minimum`, and move the model there: to the theta that every statement of the theory starts from."""
+    found = find_minimum(model, objective, batches, ridge=ridge, tolerance=tolerance, iterations=iterations)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name in found.offset:
+                weight.add_(found.offset[name].to(weight))
+    return found
+
+
+def search(risk: Risk, tolerance: float | None = None, iterations: int = 2000) -> Minimum:
+    """L-BFGS over all examples at once until Newton's method takes over; L-BFGS again where that met a saddle."""
+    check_budget(tolerance, iterations)
+    tolerance = risk.resolution if tolerance is None else tolerance
+    point = _evaluate(risk, torch.zeros(risk.size, dtype=torch.float64, device=risk.device))
+    if not math.isfinite(point.loss):
+        raise ValueError(f"the loss must be finite where the model is, got {point.loss}: start from another model")
+    done = 0
+    for target in (max(tolerance, _NEAR), tolerance):
+        point, steps = _descend(risk, point, target, iterations - done)
+        point, products = _newton(risk, point, tolerance, iterations - done - steps)
+        done += steps + products
+    return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance, done, risk.evaluations)
+
+
+def check_budget(tolerance: float | None, iterations: int) -> None:
+    if tolerance is not None:
+        check_at_least_zero("tolerance", tolerance)
+    check_whole("iterations", iterations, least=1)
+
+
+def found_or_given(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
+    """The delta that was given, or else the one to the minimum of the shifted risk, which must be reached."""
+    if delta is not None:
+        return there.flat("delta", delta)
+    found = search(there)
+    if not found.stationary:
+        raise ValueError(
+            f"delta must be given where the minimum of shifted is not reached, got |gradient| "
+            f"{found.gradient_norm:.2g}: take it from measured_shift with a larger tolerance, iterations or ridge"
+        )
+    return there.flat("delta", found.offset)
+
+
+class _Point(NamedTuple):
+    offset: Tensor
+    loss: float
+    gradient: Tensor
+    norm: float
+
+
+def _evaluate(risk: Risk, offset: Tensor) -> _Point:
+    loss, gradient = risk.gradient(offset)
+    return _Point(offset, loss, gradient, float(gradient.norm()))
+
+
+def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Point, int]:
+    """L-BFGS until |gradient| <= target, and the number of its iterations; back at the start if the loss overflows.
+
+    L-BFGS-B of scipy.optimize is as exact, and ends in other minima of a network than those of the recorded numbers.
+    """
+    if start.norm <= target or not budget:
+        return start, 0
+    offset = nn.Parameter(start.offset.clone())
+    optimizer = torch.optim.LBFGS(
+        [offset],
+        max_iter=budget,
+        max_eval=_LINE_SEARCH * budget,
+        tolerance_grad=target / math.sqrt(risk.size),  # of the largest entry: the norm is then within the target
+        tolerance_change=0.0,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        loss, offset.grad = risk.gradient(offset.detach())
+        if not math.isfinite(loss + float(offset.grad.norm())):
+            raise FloatingPointError  # the line search of torch can't go on from here
+        return loss
+
+    try:
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    except FloatingPointError:
+        return start, optimizer.state[offset]["n_iter"]
+    return _evaluate(risk, offset.detach()), optimizer.state[offset]["n_iter"]
+
+
+def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_Point, int]:
+    """Newton steps while each lowers the gradient, and the number of their Hessian products.
+
+    Own code, because the Newton methods of scipy.optimize compare losses, which stop changing near the minimum: on the
+    logistic regression of the tests trust-ncg ends at a gradient of 2e-11, trust-krylov and Newton-CG above 1e-9, where
+    these steps reach 1e-13.
+    """
+    done = 0
+    while point.norm > tolerance and done < budget:
+        product = partial(risk.product, offset=point.offset)
+        most = min(_PRODUCTS, budget - done)
+        solved = conjugate_gradients(product, -point.gradient, tolerance=_FORCING, iterations=most)
+        done += solved.iterations
+        reached = _evaluate(risk, point.offset + solved.x)
+        if not reached.norm < point.norm:
+            break
+        point = reached
+    return point, done
+
+
+class Solution(NamedTuple):
+    """`lowest` is the smallest curvature d.Hd / d.d met. If it is not positive, the solve ended at that direction."""
+
+    x: Tensor
+    residual: float  # |b - H x| / |b|
+    iterations: int
+    lowest: float
+
+
+def conjugate_gradients(product: Product, target: Tensor, *, tolerance: float, iterations: int) -> Solution:
+    """Solve H x = target up to a residual of `tolerance`; end at a direction without positive curvature.
+
+    Own code, because scipy.sparse.linalg.cg does not look at the curvature: it reports success on diag(1, -2).
+    """
+    x, rest, direction = torch.zeros_like(target), target.clone(), target.clone()
+    size = float(target.norm())
+    residual = 1.0 if size else 0.0
+    lowest, largest, done = math.inf, 0.0, 0
+    while residual > tolerance and done < iterations:
+        done += 1
+        moved = product(direction)
+        along = float(direction @ moved)
+        curvature = along / float(direction @ direction)
+        largest = max(largest, abs(curvature))
+        if curvature <= _ROUNDING * largest:
+            lowest = min(curvature, 0.0)
+            break
+        lowest = min(lowest, curvature)
+        before = float(rest @ rest)
+        x += before / along * direction
+        rest -= before / along * moved
+        after = float(rest @ rest)
+        residual = math.sqrt(after) / size
+        direction = rest + after / before * direction
+    return Solution(x, residual, done, lowest)

@@ -1,0 +1,107 @@
+"""Proposition 3 as a trial: groups with weak gradients move far, |delta_i| in proportion to sqrt(n_i) / G_i."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+from gasam.analysis.objective import Objective
+from gasam.lab.theory.distribution import Examples
+from gasam.lab.theory.minimum import found_or_given
+from gasam.lab.theory.risk import risks
+
+
+@dataclass(frozen=True)
+class GroupShift:
+    """A group of n_i weights, its |delta_i|, and G_i = E|grad_i l| / sqrt(n_i)."""
+
+    name: str
+    size: int
+    delta: float
+    strength: float
+
+    @property
+    def reach(self) -> float:
+        """sqrt(n_i) / G_i, what |delta_i| should be proportional to; infinite without a gradient."""
+        return math.sqrt(self.size) / self.strength if self.strength else math.inf
+
+
+@dataclass(frozen=True)
+class StrengthTrial:
+    """|delta_i| against sqrt(n_i) / G_i. Groups that have no gradient or do not move take no part."""
+
+    groups: tuple[GroupShift, ...]
+
+    @property
+    def compared(self) -> tuple[GroupShift, ...]:
+        return tuple(group for group in self.groups if group.strength > 0 and group.delta > 0)
+
+    @property
+    def pearson(self) -> float:
+        """Of the logarithms: a proportion of any power is a straight line. NaN where one of them is constant."""
+        return float(stats.pearsonr(*self._logarithms()).statistic)
+
+    @property
+    def spearman(self) -> float:
+        return float(stats.spearmanr(*self._logarithms()).statistic)
+
+    @property
+    def power(self) -> float:
+        """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1. NaN where all reach equally far."""
+        reach, delta = self._logarithms()
+        return float(stats.linregress(reach, delta).slope) if np.ptp(reach) else math.nan
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"over {len(self.compared)} of {len(self.groups)} groups |delta_i| goes with (sqrt(n_i) / G_i)^"
+            f"{self.power:.2f}: Pearson {self.pearson:.3f} of the logarithms, Spearman {self.spearman:.3f}"
+        )
+
+    def _logarithms(self) -> Any:
+        """Of sqrt(n_i) / G_i and of |delta_i|, one row each."""
+        return np.log([(group.reach, group.delta) for group in self.compared]).T
+
+
+def strength_trial(
+    model: nn.Module,
+    objective: Objective,
+    batches: Examples,
+    shifted: Examples,
+    *,
+    delta: Mapping[str, Tensor] | None = None,
+    group: Callable[[str], str] = str,
+    ridge: float = 0.0,
+) -> StrengthTrial:
+    """Proposition 3: |delta_i| proportional to sqrt(n_i) / G_i with G_i = E|grad_i l(theta)| / sqrt(n_i).
+
+    The proof assumes that H is the Fisher matrix and block diagonal, so this is a correlation.
+
+    Args:
+        group: makes the group's name of a weight's name; each tensor is a group of its own unless given.
+    """
+    with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
+        group_of = [group(name) for name in here.names]
+        names = list(dict.fromkeys(group_of))
+        if len(names) < 3:
+            raise ValueError(
+                f"group must make at least 3 groups for a correlation, got {len(names)}: {', '.join(names)}"
+            )
+        members = torch.tensor([[own == name for own in group_of] for name in names], dtype=torch.float64)
+        moved = there.named(found_or_given(there, delta))
+        norms = here.example_mean(lambda squares: (members @ squares).sqrt())
+    sizes = members @ torch.tensor([part.numel() for part in moved.values()], dtype=torch.float64)
+    squares = torch.tensor([float(part.square().sum()) for part in moved.values()], dtype=torch.float64)
+    deltas, strengths = (members @ squares).sqrt(), norms / sizes.sqrt()
+    found = [GroupShift(name, int(sizes[i]), float(deltas[i]), float(strengths[i])) for i, name in enumerate(names)]
+    trial = StrengthTrial(tuple(found))
+    if len(trial.compared) < 3:
+        raise ValueError(f"at least 3 groups must have a gradient and move, got {len(trial.compared)} of {len(found)}")
+    return trial
