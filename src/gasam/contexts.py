@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam.passes import Around
 from gasam.sharded import is_expanded
+from gasam.torch_private import awaits_first_reduction, buffers_of, version
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
@@ -100,7 +101,7 @@ Saved = tuple[nn.Module, str, Tensor | None, Tensor | None]
 
 def _buffers(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor | None]]:
     for module in model.modules():
-        for name, buffer in list(module._buffers.items()):
+        for name, buffer in list(buffers_of(module).items()):
             yield (module, name), buffer
 
 
@@ -119,20 +120,20 @@ def _version(buffer: Tensor | None) -> tuple[int, int]:
     """Changes when the buffer is written or replaced."""
     if buffer is None or buffer.is_inference():
         return id(buffer), 0
-    return id(buffer), buffer._version
+    return id(buffer), version(buffer)
 
 
 def _restore(saved: Sequence[Saved]) -> None:
     """Give each module its buffer with its value back; a buffer that can't be written is replaced by a copy."""
     for module, name, buffer, value in saved:
         if buffer is None or value is None:
-            module._buffers[name] = buffer
+            buffers_of(module)[name] = buffer
         elif buffer.shape == value.shape and buffer.dtype == value.dtype and not is_expanded(buffer):
-            if name not in module._buffers or module._buffers[name] is not buffer:
-                module._buffers[name] = buffer
+            if name not in buffers_of(module) or buffers_of(module)[name] is not buffer:
+                buffers_of(module)[name] = buffer
             buffer.detach().copy_(value)
         else:
-            module._buffers[name] = value
+            buffers_of(module)[name] = value
 
 
 class per_worker:  # noqa: N801
@@ -149,7 +150,7 @@ class per_worker:  # noqa: N801
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if last:
             return ExitStack()
-        if self.model.static_graph and not self.model._static_graph_delay_allreduce_enqueued:
+        if awaits_first_reduction(self.model):
             raise RuntimeError(
                 "a DistributedDataParallel model with static_graph=True must see one synchronised backward before "
                 "per_worker can leave one out: let the first step be plain (sharp.enabled = False), or leave "
@@ -228,7 +229,7 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
         raise ValueError(f"batchnorm must be 'clean pass' or 'every pass', got {batchnorm!r}")
     if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm):
         return around
-    if not any(module._buffers for module in model.modules()):
+    if not any(buffers_of(module) for module in model.modules()):
         return around
     return together(frozen_batchnorm(model), around)
 

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, unchanged_state
-from gasam.passes import back, call, now
+from gasam.passes import Pass, back, call, now
 from gasam.trace import Detail, Trace
 from gasam.walk import traced_climb
 

@@ -47,15 +47,14 @@ class Schedule:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.progress is not None and not (_is_number(self.progress) and 0 < self.progress < math.inf):
+        if self.progress is not None and not (is_number(self.progress) and 0 < self.progress < math.inf):
             raise ValueError(f"progress must be a finite number > 0, such as 0.2, or None, got {self.progress!r}")
         for name, value in (("start", self.start), ("warmup", self.warmup)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            if not whole and not (isinstance(value, float) and 0 <= value < 1):
+            if not is_whole(value, at_least=0) and not (isinstance(value, float) and 0 <= value < 1):
                 raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+        if not is_whole(self.every, at_least=1):
             raise ValueError(f"every must be a whole number of steps >= 1, got {self.every!r}")
-        if self.weight is not None and not (_is_number(self.weight) and 0.001 <= self.weight <= 1000):
+        if self.weight is not None and not (is_number(self.weight) and 0.001 <= self.weight <= 1000):
             raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
 
     def of_step(self, step: int, total_steps: int | None) -> float:
@@ -83,7 +82,7 @@ class Strength:
         total_steps: int | None = None,
         process_group: Any = None,
     ) -> None:
-        if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        if not is_whole(accumulation, at_least=1):
             raise ValueError(f"accumulation must be a whole number >= 1, got {accumulation!r}")
         if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
             raise TypeError(f"schedule must be a Schedule or a function of the step, got {type(schedule).__name__}")
@@ -265,5 +264,9 @@ def _checked(strength: object, step: int) -> float:
     return float(strength)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

@@ -8,9 +8,10 @@ from functools import partial
 
 from torch import Tensor
 
-from gasam.ascent import Ascent, Pass
+from gasam.ascent import Ascent
 from gasam.ball import Start
-from gasam.parameters import Parameters, read, weights_of
+from gasam.parameters import Parameters, check_names, read, weights_of
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.trace import Trace
 from gasam.weights import Weights, run_again_if_interrupted
@@ -50,6 +51,7 @@ def climb(
         detailed: Also measure what rounding leaves of the offset.
     """
     weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
+    check_names(perturbation, weights.names)
     if weights.walking:
         raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
     weights.walking = True

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gasam.analysis.corruption import applied, length
 from gasam.analysis.objective import Batches, Objective, back_propagate, examined
 from gasam.analysis.values import Result, Watch, check_radius, check_whole, plain_value
-from gasam.ascent import Pass
 from gasam.ball import Start, uniform_start
 from gasam.parameters import read, weights_of
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.trace import NOT_FINITE
 from gasam.walk import Visit, climb

@@ -13,9 +13,9 @@ from torch import nn
 from gasam.analysis.attack import check_home, random_start
 from gasam.analysis.objective import Batches, Objective, back_propagate, each, examined, propagate
 from gasam.analysis.values import Result, Watch, check_number, check_whole
-from gasam.ascent import Pass
 from gasam.ball import Start
 from gasam.parameters import read, weights_of
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.walk import climb
 from gasam.weights import Weights

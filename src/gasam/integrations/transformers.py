@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise
-from gasam.defaults import or_recommended
 from gasam.integrations import require
 from gasam.integrations.first_pass import (
     FirstPass,
@@ -26,7 +25,7 @@ from gasam.integrations.first_pass import (
     knows_all,
     shadowed,
 )
-from gasam.perturbation import Perturbation, check_perturbation
+from gasam.perturbation import Perturbation, check_perturbation, or_recommended
 from gasam.scales import Weight, one, weight_rms
 from gasam.schedule import Schedule, StrengthOfStep
 
