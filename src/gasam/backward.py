@@ -8,25 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gasam import passes
 from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker
 from gasam.fold import Fold, Overflow, check_overflow
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
-from gasam.passes import (
-    Around,
-    Backward,
-    GradientScale,
-    Pass,
-    back,
-    call,
-    check_around,
-    check_kept,
-    check_reached,
-    check_untouched,
-    now,
-    plain_pass,
-    plainly,
-)
+from gasam.passes import Around, Backward, GradientScale, Pass
 from gasam.perturbation import Perturbation, check_perturbation, or_recommended
 from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
 from gasam.trace import BETWEEN, OFF, WAITING, Trace
@@ -57,10 +44,10 @@ class Walker:
         process_group: Any,
         accumulation: int = 1,
     ) -> None:
-        around = plainly if around is None else around
+        around = passes.plainly if around is None else around
         self.perturbation, schedule = or_recommended(perturbation, schedule)
         check_perturbation(self.perturbation)
-        check_around(around)
+        passes.check_around(around)
         self._per_worker = includes(around, per_worker)
         check_overflow(on_overflow, self._per_worker)
         group = process_group or group_of(model, tensors)
@@ -172,7 +159,7 @@ class SharpBackward(Walker):
             returned, trace = self._walk(function, strength)
             self.last = self._watch.add(trace)
         else:
-            returned, self.last = plain_pass(
+            returned, self.last = passes.plain_pass(
                 function, self.backward, self.around, self.gradient_scale, strength, reason=self._reason_for_no_walk()
             )
         self._knows_function = True
@@ -209,19 +196,19 @@ class SharpBackward(Walker):
             fold.make_room(k)
             with explained(), self.around(k, k == self.perturbation.steps):
                 held = any(parameter.grad is not None for parameter in trained)
-                loss, returned = call(function)
+                loss, returned = passes.call(function)
                 if held:
-                    check_kept(trained)
+                    passes.check_kept(trained)
                 if k == 0:
                     clean.append(returned)
-                    check_untouched(trained)
+                    passes.check_untouched(trained)
                 elif not self._searched:
                     self._searched = True
                     warn_of_statistics(loss)
-                factor = back(loss, self.backward, fold.displaced if k else fold.first)
+                factor = passes.back(loss, self.backward, fold.displaced if k else fold.first)
             if k == 0:
-                check_reached(trained)
-            loss_scale = now(self.gradient_scale)
+                passes.check_reached(trained)
+            loss_scale = passes.now(self.gradient_scale)
             alone = fold.separately or k < self.perturbation.steps
             return Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
 

@@ -30,11 +30,8 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
         self._depth = 0
         self._starts: dict[int, list[Tensor]] = {}  # by depth: a walk inside a pass has its own
 
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k)
-
     @contextmanager
-    def _pass(self, k: int) -> Iterator[None]:
+    def __call__(self, k: int, last: bool) -> Iterator[None]:
         depth, self._depth = self._depth, self._depth + 1
         now = _generator_states()
         try:
@@ -126,14 +123,14 @@ def _version(buffer: Tensor | None) -> tuple[int, int]:
 def _restore(saved: Sequence[Saved]) -> None:
     """Give each module its buffer with its value back; a buffer that can't be written is replaced by a copy."""
     for module, name, buffer, value in saved:
+        buffers = buffers_of(module)
         if buffer is None or value is None:
-            buffers_of(module)[name] = buffer
+            buffers[name] = buffer
         elif buffer.shape == value.shape and buffer.dtype == value.dtype and not is_expanded(buffer):
-            if name not in buffers_of(module) or buffers_of(module)[name] is not buffer:
-                buffers_of(module)[name] = buffer
+            buffers[name] = buffer
             buffer.detach().copy_(value)
         else:
-            buffers_of(module)[name] = value
+            buffers[name] = value
 
 
 class per_worker:  # noqa: N801
@@ -188,11 +185,8 @@ class together:  # noqa: N801
     def __init__(self, *arounds: Around) -> None:
         self.arounds = arounds
 
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k, last)
-
     @contextmanager
-    def _pass(self, k: int, last: bool) -> Iterator[None]:
+    def __call__(self, k: int, last: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for each in self.arounds:
                 stack.enter_context(each(k, last))

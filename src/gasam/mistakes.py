@@ -42,13 +42,14 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
     if not callable(function):
         return function
     before = {tensor.grad_fn for tensor in _tensors(function) if tensor.grad_fn is not None}
-    ahead = [True]
+    is_first_pass = True
 
     def checked() -> Any:
+        nonlocal is_first_pass
         result = function()
         loss = loss_in(result)
-        if ahead and isinstance(loss, Tensor):
-            ahead.clear()
+        if is_first_pass and isinstance(loss, Tensor):
+            is_first_pass = False
             _check_graph(loss, before)
             if gradient_scale == 1.0:
                 _look_at_scale(loss)
