@@ -160,7 +160,7 @@ class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
 
     Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
-    are reduced all the same, because all workers must do the same walk; only the last pass follows the caller's choice.
+    are still reduced, because all workers must do the same walk; only the last pass follows the caller's choice.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:

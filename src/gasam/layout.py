@@ -57,20 +57,20 @@ class Layout:
                 portion.use(scratch, self.buffers[key])
 
     def _find_entries(self) -> None:
+        """Number the entries of all portions: which group each belongs to, and which are summed over processes."""
         device = self.operands[0].device if self.operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device: sums are few
         self.sizes = torch.tensor(self.groups.sizes, dtype=kind, device=device)  # n_i
-        self._shardings: list[tuple[object, slice]] = []  # with the range of its entries
+        self._shardings: list[tuple[object, slice]] = []  # each with the range of its entries
         self._counts: list[int] = []  # entries of each portion
         numbers: list[int] = []  # the group of each entry
-        for portion in self.portions:
-            runs = _merged(self._runs(portion))
-            portion.set_entries([size for _, size in runs])
-            self._counts.append(len(runs))
-            first, kind_of_sharding = len(numbers), sharding(self.parameters[portion.start])
-            numbers += [number for number, _ in runs]
-            if self._shardings and self._shardings[-1][0] == kind_of_sharding:
-                first = self._shardings.pop()[1].start
+        for kind_of_sharding, portions in groupby(self.portions, lambda each: sharding(self.parameters[each.start])):
+            first = len(numbers)
+            for portion in portions:
+                runs = _merged(self._runs(portion))
+                portion.set_entries([size for _, size in runs])
+                self._counts.append(len(runs))
+                numbers += [number for number, _ in runs]
             self._shardings.append((kind_of_sharding, slice(first, len(numbers))))
         self._group_of_entry = torch.tensor(numbers, dtype=torch.int64, device=device)
 

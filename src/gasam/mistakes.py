@@ -96,7 +96,7 @@ def _look_at_scale(loss: Tensor) -> None:
 
 
 def warn_of_statistics(loss: object) -> None:
-    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
+    """Warn if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
     if isinstance(loss, Tensor) and any(map(updates_running_statistics, _nodes(loss))):
         warnings.warn(
             "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "

@@ -149,7 +149,7 @@ def check_reached(parameters: Sequence[Tensor]) -> None:
 
 
 def check_reduced(parameters: Sequence[Tensor]) -> None:
-    """Called where there is no gradient: say so if that is FSDP's doing."""
+    """Called where there is no gradient: explain it if FSDP keeps the gradients."""
     if any(map(is_sharded, parameters)):
         raise RuntimeError(
             "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "

@@ -125,17 +125,27 @@ def group_scale(
     scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
 ) -> Tensor:
     """T of each group, or one for the whole model, from |g_i| of the mean loss and |w_i|."""
-    whole = layout.groups.granularity == "model"  # one group of all tensors
-    group = Group(
-        size=layout.sizes.sum(0, keepdim=True) if whole else layout.sizes,
+    if layout.groups.granularity != "model":
+        group = Group(
+            size=layout.sizes,
+            total=layout.total,
+            floor=floor,
+            names=layout.groups.names,
+            dimensions_of_names=layout.groups.dimensions,
+            measure_gradient=lambda: gradient,
+            measure_weight=measure_weight,
+        )
+        return scale(group).expand_as(layout.sizes)
+    whole_model = Group(
+        size=layout.sizes.sum(0, keepdim=True),
         total=layout.total,
         floor=floor,
-        names=["(model)"] if whole else layout.groups.names,
-        dimensions_of_names=[max(layout.groups.dimensions, default=0)] if whole else layout.groups.dimensions,
-        measure_gradient=lambda: _joined(gradient) if whole else gradient,
-        measure_weight=lambda: _joined(measure_weight()) if whole else measure_weight(),
+        names=["(model)"],
+        dimensions_of_names=[max(layout.groups.dimensions, default=0)],
+        measure_gradient=lambda: _joined(gradient),
+        measure_weight=lambda: _joined(measure_weight()),
     )
-    return scale(group).sum() if whole else scale(group).expand_as(layout.sizes)
+    return scale(whole_model).sum()
 
 
 def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | float) -> list[Tensor]:

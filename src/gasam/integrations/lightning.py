@@ -88,7 +88,7 @@ class SharpnessAwareModule(LightningModule):
             return
         backward = super().backward
         try:
-            first.fold(loss, lambda backed: backward(backed, *args, **kwargs), functools.partial(self._again, first))
+            first.fold(loss, lambda share: backward(share, *args, **kwargs), functools.partial(self._again, first))
         finally:
             first.close()
             self._arguments = ((), {})
@@ -165,8 +165,8 @@ def lightning_closure(module: LightningModule) -> Around:
         trainer = module.trainer
         if trainer.accumulate_grad_batches != 1:
             raise RuntimeError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, for Lightning "
-                "gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, because "
+                "Lightning gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
             )
         if trainer.gradient_clip_val:
             raise RuntimeError(

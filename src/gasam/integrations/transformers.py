@@ -206,8 +206,8 @@ def _is_blind(perturbation: Perturbation) -> bool:
 def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any]) -> float | None:
     """How many times its own mean compute_loss gives, or infinity where that depends on the number of items.
 
-    Many a model takes the number and gives its own mean all the same; so it is asked, once, in eval mode. What
-    compute_loss draws at random it draws each time alike, and again in training.
+    Some models accept the number and still return their own mean, so this is tried once, in eval mode. Each trial draws
+    the same random numbers, and training draws them again.
     """
     training, prepared = model.training, trainer._prepare_inputs(inputs)
     noise = same_noise()
