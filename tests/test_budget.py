@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import SCALES, FreeLB, Perturbation, SharpBackward, asam, ga_sam, layer_sam, multi_step_defense, sam
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from problems import Wavy, batch, network
 from tolerances import EXACT, error, flat, same_bits
 

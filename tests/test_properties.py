@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, uniform_start
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from gasam.weights import Weights
 from problems import Wavy
 from tolerances import EXACT, error, flat, same_bits

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gasam import SCALES, Perturbation, SharpBackward, ga_sam
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from gasam.portions import Limits
 from tolerances import EXACT, error, flat, same_bits
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from problems import batch
 
 

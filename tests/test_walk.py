@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward, climb
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from gasam.weights import Weights
 from problems import SHAPES, Wavy, reference_walk
 from tolerances import EXACT, error, flat, same_bits

@@ -1,13 +1,12 @@
 """gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
 
-from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.ball import uniform_start
 from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
-from gasam.defaults import recommended
 from gasam.embeddings import FreeLB
 from gasam.optimizer import SharpnessAware
-from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
+from gasam.passes import Pass
+from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, recommended, sam
 from gasam.range_tests import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gasam import ball, extent
+from gasam import ball
 from gasam.measurements import Measurements
-from gasam.parameters import check_names
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.portions import Portion
 from gasam.scales import element_scale, group_scale
+from gasam.trace import comparable_norms
 from gasam.weights import Weights
 
-ValuesOf = Callable[[Portion], Tensor]
-
-
-class Pass(NamedTuple):
-    """What one evaluation saw.
-
-    `gradient_scale` is what the gradient of the mean loss was multiplied by on the way to `.grad`. `loss_scale` is how
-    many times the mean loss `loss` is; None if that is not known. `alone` is whether `.grad` has only the gradient of
-    this pass: before the last one, earlier gradients may have been put back.
-    """
-
-    loss: Tensor
-    gradient_scale: Tensor | float = 1.0
-    loss_scale: Tensor | float | None = 1.0
-    alone: bool = True
+Values = Iterable[tuple[Portion, Tensor]]
+"""A vector for each portion, computed when its turn comes: each is used while it is still in the caches."""
 
 
 class Direction(NamedTuple):
@@ -66,78 +53,72 @@ class Ascent:
         keeps_position: bool,
         detailed: bool,
     ) -> None:
-        check_names(perturbation, weights.names)
         self.weights = weights
         self.perturbation = perturbation
         self.keeps_position = keeps_position
         self._by_element = perturbation.granularity == "element"
-        self._moving = weights.taking_part(perturbation.granularity)
-        self._one = self._moving.sizes.new_ones(())
+        self._layout = weights.taking_part(perturbation.granularity)
+        self._one = self._layout.sizes.new_ones(())
         self._largest = self._one  # magnitude of h, for p other than 2 and inf
-        self._gradients = self._moving.gradients()  # of the last pass, until the weights move
+        self._gradients = self._layout.gradients()  # of the last pass, until the weights move
         by_sign = perturbation.norm == math.inf and not self._by_element
-        self.seen = Measurements(self._moving, detailed=detailed, by_sign=by_sign)
+        self.seen = Measurements(self._layout, detailed=detailed, by_sign=by_sign)
         self.seen.clean_pass(clean, self._gradients)
         self._choose_scale()
         self._direction = self._find_direction()
-        slope = (self._direction.slopes * self._of_groups(self._direction.factor)).sum() / self.seen.gradient_scale
-        self._epsilon = self.seen.epsilon = extent.radius(perturbation, strength, slope)
+        self._epsilon = self.seen.epsilon = self._radius(strength)
         self.seen.finite = self.seen.finite & self._epsilon.isfinite()
-        self._limits: Tensor | None = None
+        self._limits: Tensor | None = None  # the largest |a_i| that each group may have
         if perturbation.cap is not None:
-            measured = self.seen.weight_norms(), self._moving.sizes, self.seen.rms_weight()
-            self._limits = extent.limits(perturbation.cap, *measured)
+            norms, sizes, rms = self.seen.weight_norms(), self._layout.sizes, self.seen.rms_weight()
+            self._limits = perturbation.cap * comparable_norms(norms, sizes, rms)
         if keeps_position:
-            for portion in self._moving.portions:
+            for portion in self._layout.portions:
                 portion.buffer("position").zero_()
 
     @torch.no_grad()
     def read_gradient(self, seen: Pass) -> None:
         """Measure the gradient of another pass. The walk goes on only while everything is finite."""
         self.weights.check_in_place()
-        self._gradients = self._moving.gradients()
+        self._gradients = self._layout.gradients()
         self.seen.later_pass(seen, self._gradients)
         self._direction = self._find_direction()
 
     @torch.no_grad()
     def step(self) -> None:
         """y_k = project(y_{k-1} + eta / epsilon d_k); the weights go to w + epsilon T y_k."""
-        factor, stride = self._direction.factor, self.perturbation.stride
-        if not self.keeps_position:  # from the centre, the projection can only shorten a step of length `stride` to 1
-            factor = self._epsilon * self._capped(factor * min(1.0, stride), self._direction.squares)
-            self.seen.rise = (self._of_groups(factor) * self._direction.slopes).sum() / self.seen.gradient_scale
-            self._displace(lambda portion: self._unnormalised_direction(portion.read(self._gradients), portion), factor)
+        stride = self.perturbation.stride
+        if self.keeps_position:
+            self._project(self._stepped_positions(stride), ball.shrinkage)
             return
-        step_factor = self._moving.to_entries(torch.where(self.seen.finite, factor * stride, 0.0))
-        self._project(partial(self._stepped, step_factor), ball.shrinkage)
+        # From the centre, the projection can only shorten a step of length `stride` to 1.
+        factor = self._epsilon * self._capped(self._direction.factor * min(1.0, stride), self._direction.squares)
+        self.seen.rise = (self._with_group_scale(factor) * self._direction.slopes).sum() / self.seen.gradient_scale
+        self._displace(self._unnormalised_directions(), factor)
 
     @torch.no_grad()
     def move_to_start(self, start: ball.Start) -> None:
         """Move to the ball's surface in the direction that `start` draws; for p = inf to the drawn point itself."""
-        self._project(partial(_drawn, start), ball.inverse)
-
-    def _stepped(self, step_factor: Sequence[Tensor], portion: Portion) -> Tensor:
-        """Add eta / epsilon d to the position, in place."""
-        gradient = portion.read(self._gradients)
-        self.seen.add_rise(portion, -self._slope(gradient, portion))
-        direction = ball.finite(self._unnormalised_direction(gradient, portion), out=portion.scratch)
-        return portion.buffer("position").addcmul_(direction, portion.spread(step_factor))
+        self._project(self._drawn_positions(start), ball.inverse)
 
     def _choose_scale(self) -> None:
         """T from the weights and the gradient of the mean loss, for the whole walk."""
-        moving, function, floor = self._moving, self.perturbation.scale_function, self.perturbation.floor
+        layout, function, floor = self._layout, self.perturbation.scale_function, self.perturbation.floor
         if self._by_element:
-            finite = moving.sum(element_scale(function, floor, moving, self.seen.gradient_scale)).isfinite().all()
+            finite = layout.sum(element_scale(function, floor, layout, self.seen.gradient_scale)).isfinite().all()
         else:
             gradient = self.seen.gradient_squares.sqrt() / self.seen.gradient_scale
-            self._group_scale = group_scale(function, floor, moving, gradient, self.seen.weight_norms)
-            self._entry_scale = moving.to_entries(self._group_scale)
+            self._group_scale = group_scale(function, floor, layout, gradient, self.seen.weight_norms)
+            self._entry_scale = layout.to_entries(self._group_scale)
             finite = self._group_scale.isfinite().all()
         self.seen.finite = self.seen.finite & finite
 
-    def _of_groups(self, factor: Tensor) -> Tensor:
-        """What the values are multiplied by, T included where it is one number per group."""
-        return factor if self._by_element else factor * self._group_scale
+    def _radius(self, strength: float) -> Tensor:
+        """epsilon, for a budget from the slope |T g_0|_q of the mean loss along the first step; 0 where that is 0."""
+        direction = self._direction
+        slope = (direction.slopes * self._with_group_scale(direction.factor)).sum() / self.seen.gradient_scale
+        size = torch.full_like(slope, self.perturbation.size * strength)
+        return size if self.perturbation.budget is None else size * ball.inverse(slope)
 
     def _find_direction(self) -> Direction:
         p, squares = self.perturbation.norm, self.seen.gradient_squares
@@ -147,27 +128,30 @@ class Ascent:
         if p == math.inf and not self._by_element:
             return Direction(self._one, self.seen.sign_squares, self.seen.gradient_sums)
         if p not in (2.0, math.inf):
-            self._largest = self._largest_magnitude(
-                lambda portion: self._scaled(portion.read(self._gradients), portion)
-            )
+            scaled = (self._scaled(portion.read(self._gradients), portion) for portion in self._layout.portions)
+            self._largest = self._layout.largest_magnitude(scaled)
         return self._measured_direction()
 
     def _measured_direction(self) -> Direction:
         """With h = T g, h . u = largest * sum |h / largest|^q: for p < inf that is largest * |u|_p^p."""
         p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
-        for portion in self._moving.portions:
+        for portion in self._layout.portions:
             if p == math.inf:
                 powers.append(portion.sums(self._scaled(portion.read(self._gradients), portion).abs_()))
             values = self._unnormalised_direction(portion.read(self._gradients), portion)
             if p != math.inf:
                 powers.append(_powers(portion, values, p))
             squares.append(portion.squares(self._times_element_scale(portion, values)))
-        sums = self._moving.sum(powers, squares)
+        sums = self._layout.sum(powers, squares)
         slopes = self._largest * sums[0]
         if not self._by_element:
             slopes = slopes * ball.inverse(self._group_scale)
         length = self._one if p == math.inf else sums[0].sum().pow(1 / p)
         return Direction(ball.inverse(length), sums[1], slopes)
+
+    def _unnormalised_directions(self) -> Iterator[tuple[Portion, Tensor]]:
+        for portion in self._layout.portions:
+            yield portion, self._unnormalised_direction(portion.read(self._gradients), portion)
 
     def _unnormalised_direction(self, gradient: Tensor, portion: Portion) -> Tensor:
         """The steepest ascent along h = T g, before its length is made one: sgn(h) |h|^(1/(p-1)).
@@ -181,53 +165,68 @@ class Ascent:
             return self._scaled(gradient, portion) if self._by_element else gradient
         return ball.steepest_ascent(self._scaled(gradient, portion), p, self._largest)
 
-    def _scaled(self, gradient: Tensor, portion: Portion) -> Tensor:
-        """h = T g."""
-        scale = portion.buffer("scale") if self._by_element else portion.spread(self._entry_scale)
-        return torch.mul(gradient, scale, out=portion.scratch)
+    def _stepped_positions(self, stride: float) -> Iterator[tuple[Portion, Tensor]]:
+        """Add eta / epsilon d to the positions, in place."""
+        factor = torch.where(self.seen.finite, self._direction.factor * stride, 0.0)
+        entries = self._layout.to_entries(factor)
+        for portion in self._layout.portions:
+            gradient = portion.read(self._gradients)
+            self.seen.add_rise(portion, -self._slope(gradient, portion))
+            direction = ball.finite(self._unnormalised_direction(gradient, portion), out=portion.scratch)
+            yield portion, portion.buffer("position").addcmul_(direction, portion.spread(entries))
 
-    def _slope(self, gradient: Tensor, portion: Portion) -> Tensor:
-        """g . T y for each entry: times epsilon, the rise from the clean point along this gradient."""
-        position = portion.buffer("position")
-        if self._by_element:
-            return portion.products(gradient, position * portion.buffer("scale"))
-        return portion.products(gradient, position) * self._entry_scale[portion.number].to(portion.wide)
+    def _drawn_positions(self, start: ball.Start) -> Iterator[tuple[Portion, Tensor]]:
+        for portion in self._layout.portions:
+            position = portion.buffer("position")
+            yield portion, position.copy_(start(position))
 
-    def _project(self, new_position: ValuesOf, rescale: Callable[[Tensor], Tensor]) -> None:
-        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there.
+    def _multiplied_positions(self, factor: Tensor) -> Iterator[tuple[Portion, Tensor]]:
+        """Multiply the positions by a number for each group, or by one for all, in place."""
+        entries = self._layout.to_entries(factor)
+        for portion in self._layout.portions:
+            yield portion, portion.buffer("position").mul_(portion.spread(entries))
 
-        `new_position` changes the position of a portion and returns it. It is called once for each portion, which is
-        then measured while it is still in the caches.
-        """
+    def _project(self, positions: Values, rescale: Callable[[Tensor], Tensor]) -> None:
+        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there."""
         p, factor = self.perturbation.norm, self._one
         if p == math.inf:
-            _, squares = self._measure(lambda portion: new_position(portion).clamp_(-1.0, 1.0))
+            clipped = ((portion, position.clamp_(-1.0, 1.0)) for portion, position in positions)
+            _, squares = self._measure(clipped)
         elif p == 2.0:
-            length, squares = self._measure(new_position)
+            length, squares = self._measure(positions)
             factor = rescale(length)
         else:  # first make the entries at most one, because a power of large numbers overflows
-            excess = self._largest_magnitude(new_position).clamp(min=1.0)
-            length, squares = self._measure(partial(_multiplied, self._moving.to_entries(1 / excess)))
+            excess = self._layout.largest_magnitude(position for _, position in positions).clamp(min=1.0)
+            length, squares = self._measure(self._multiplied_positions(1 / excess))
             factor = excess * rescale(excess * length)
         factor = self._capped(factor, squares)
-        self._displace(partial(_multiplied, self._moving.to_entries(factor)), self._epsilon)
+        self._displace(self._multiplied_positions(factor), self._epsilon)
+
+    def _measure(self, vectors: Values) -> tuple[Tensor, Tensor]:
+        """|values|_p, and |values_i|^2 of each group. For p = inf the length is not needed: it is returned as one."""
+        p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
+        for portion, values in vectors:
+            if p != math.inf:
+                powers.append(_powers(portion, values, p))
+            squares.append(portion.squares(self._times_element_scale(portion, values)))
+        sums = self._layout.sum(powers, squares)
+        return self._one if p == math.inf else sums[0].sum().pow(1 / p), sums[1]
 
     def _capped(self, factor: Tensor, squares: Tensor) -> Tensor:
         """y is the factor times values with these squares: make it smaller where the offset would exceed the cap."""
-        norms = (self._epsilon * self._of_groups(factor)).abs() * squares.nan_to_num(0.0).sqrt()  # |a_i|
+        norms = (self._epsilon * self._with_group_scale(factor)).abs() * squares.nan_to_num(0.0).sqrt()  # |a_i|
         if self._limits is not None:
-            shrinking = extent.shrinking(self._limits, norms)
+            self.seen.capped = norms > self._limits
+            shrinking = torch.where(self.seen.capped, self._limits * ball.inverse(norms), 1.0)
             factor, norms = factor * shrinking, norms * shrinking
-            self.seen.capped = shrinking < 1
         self.seen.offset_norms = torch.where(self.seen.finite, norms, 0.0)
         return factor
 
-    def _displace(self, values_of: ValuesOf, factor: Tensor) -> None:
+    def _displace(self, vectors: Values, factor: Tensor) -> None:
         """Move the weights to w + factor T values; to w itself where the walk must stop."""
-        moving, p, seen = self._moving, self.perturbation.norm, self.seen
-        entries = moving.to_entries(torch.where(seen.finite, self._of_groups(factor), 0.0))
-        for portion in moving.portions:
-            values = values_of(portion)
+        p, seen = self.perturbation.norm, self.seen
+        entries = self._layout.to_entries(torch.where(seen.finite, self._with_group_scale(factor), 0.0))
+        for portion, values in vectors:
             if self.keeps_position:
                 seen.add_rise(portion, self._slope(portion.read(self._gradients), portion))
             values = self._times_element_scale(portion, values)
@@ -241,37 +240,29 @@ class Ascent:
         self._gradients = []  # the next pass may free them
         self.weights.written()
 
+    def _with_group_scale(self, factor: Tensor) -> Tensor:
+        """The factor of the offset: T is a part of it where it is one number per group."""
+        return factor if self._by_element else factor * self._group_scale
+
     def _times_element_scale(self, portion: Portion, values: Tensor) -> Tensor:
         """T * values if every weight has its own T. A T of each group is in the factor of the offset."""
         if not self._by_element:
             return values
         return torch.mul(values, portion.buffer("scale"), out=portion.scratch)
 
-    def _measure(self, values_of: ValuesOf) -> tuple[Tensor, Tensor]:
-        """|values|_p, and |values_i|^2 of each group. For p = inf the length is not needed: it is returned as one."""
-        p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
-        for portion in self._moving.portions:
-            values = values_of(portion)
-            if p != math.inf:
-                powers.append(_powers(portion, values, p))
-            squares.append(portion.squares(self._times_element_scale(portion, values)))
-        sums = self._moving.sum(powers, squares)
-        return self._one if p == math.inf else sums[0].sum().pow(1 / p), sums[1]
+    def _scaled(self, gradient: Tensor, portion: Portion) -> Tensor:
+        """h = T g."""
+        scale = portion.buffer("scale") if self._by_element else portion.spread(self._entry_scale)
+        return torch.mul(gradient, scale, out=portion.scratch)
 
-    def _largest_magnitude(self, values_of: ValuesOf) -> Tensor:
-        portions = [portion for portion in self._moving.portions if portion.size]
-        return self._moving.largest([values_of(portion).abs().amax() for portion in portions])
+    def _slope(self, gradient: Tensor, portion: Portion) -> Tensor:
+        """g . T y for each entry: times epsilon, the rise from the clean point along this gradient."""
+        position = portion.buffer("position")
+        if self._by_element:
+            return portion.products(gradient, position * portion.buffer("scale"))
+        return portion.products(gradient, position) * self._entry_scale[portion.number].to(portion.wide)
 
 
 def _powers(portion: Portion, values: Tensor, p: float) -> Tensor:
     """The sum of |values|^p of each entry."""
     return portion.squares(values) if p == 2.0 else portion.sums(values.abs().pow_(p))
-
-
-def _drawn(start: ball.Start, portion: Portion) -> Tensor:
-    position = portion.buffer("position")
-    return position.copy_(start(position))
-
-
-def _multiplied(factors: Sequence[Tensor], portion: Portion) -> Tensor:
-    return portion.buffer("position").mul_(portion.spread(factors))

@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gasam.ascent import Pass
-from gasam.contexts import Statistics
-from gasam.fold import Fold, Overflow
+from gasam import passes
+from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker
+from gasam.fold import Fold, Overflow, check_overflow
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
-from gasam.passes import (
-    Around,
-    Backward,
-    GradientScale,
-    back,
-    call,
-    check_kept,
-    check_reached,
-    check_untouched,
-    now,
-    plain_pass,
-)
-from gasam.perturbation import Perturbation
-from gasam.schedule import Schedule, StrengthOfStep
-from gasam.trace import Trace
+from gasam.passes import Around, Backward, GradientScale, Pass
+from gasam.perturbation import Perturbation, check_perturbation, or_recommended
+from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
+from gasam.trace import BETWEEN, OFF, WAITING, Trace
 from gasam.walk import traced_climb
-from gasam.walker import Walker
+from gasam.watch import Watch
 from gasam.weights import run_again_if_interrupted
+
+
+class Walker:
+    """What SharpBackward and SharpnessAware have in common: options, checked once, the schedule, and the last trace.
+
+    Change `enabled` and `perturbation` between steps. `last` describes the last one.
+    """
+
+    def _set_up(
+        self,
+        model: nn.Module | None,
+        tensors: Sequence[Tensor],
+        perturbation: Perturbation | None,
+        schedule: Schedule | StrengthOfStep | None,
+        *,
+        around: Around | None,
+        gradient_scale: GradientScale,
+        batchnorm: Statistics,
+        on_overflow: Overflow,
+        detailed: bool,
+        total_steps: int | None,
+        process_group: Any,
+        accumulation: int = 1,
+    ) -> None:
+        around = passes.plainly if around is None else around
+        self.perturbation, schedule = or_recommended(perturbation, schedule)
+        check_perturbation(self.perturbation)
+        passes.check_around(around)
+        self._per_worker = includes(around, per_worker)
+        check_overflow(on_overflow, self._per_worker)
+        group = process_group or group_of(model, tensors)
+        self.strength = Strength(
+            schedule, tensors, accumulation=accumulation, total_steps=total_steps, process_group=group
+        )
+        self.model = model
+        self.around = freezing(model, batchnorm, around)
+        self.gradient_scale = gradient_scale
+        self.on_overflow = on_overflow
+        self.detailed = detailed
+        self.enabled = True
+        self.last: Trace | None = None
+        # Whether displaced passes were searched for running statistics that count them; not needed if they are kept.
+        self._searched = model is not None or includes(around, frozen_batchnorm)
+        self._knows_function = False  # until the first call has succeeded
+        self._watch = Watch()
+
+    @property
+    def could_walk(self) -> bool:
+        """Whether there is a walk whenever the schedule's strength is above 0."""
+        return self.enabled and self.perturbation.size > 0
+
+    def _reason_for_no_walk(self) -> int:
+        if not self.could_walk:
+            return OFF
+        return BETWEEN if self.strength.between_walks else WAITING
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers of the last step, for loggers. Reading them synchronises."""
+        return {} if self.last is None else self.last.metrics()
 
 
 class SharpBackward(Walker):
@@ -111,7 +159,7 @@ class SharpBackward(Walker):
             returned, trace = self._walk(function, strength)
             self.last = self._watch.add(trace)
         else:
-            returned, self.last = plain_pass(
+            returned, self.last = passes.plain_pass(
                 function, self.backward, self.around, self.gradient_scale, strength, reason=self._reason_for_no_walk()
             )
         self._knows_function = True
@@ -148,19 +196,19 @@ class SharpBackward(Walker):
             fold.make_room(k)
             with explained(), self.around(k, k == self.perturbation.steps):
                 held = any(parameter.grad is not None for parameter in trained)
-                loss, returned = call(function)
+                loss, returned = passes.call(function)
                 if held:
-                    check_kept(trained)
+                    passes.check_kept(trained)
                 if k == 0:
                     clean.append(returned)
-                    check_untouched(trained)
+                    passes.check_untouched(trained)
                 elif not self._searched:
                     self._searched = True
                     warn_of_statistics(loss)
-                factor = back(loss, self.backward, fold.shares.displaced if k else fold.shares.first)
+                factor = passes.back(loss, self.backward, fold.displaced if k else fold.first)
             if k == 0:
-                check_reached(trained)
-            loss_scale = now(self.gradient_scale)
+                passes.check_reached(trained)
+            loss_scale = passes.now(self.gradient_scale)
             alone = fold.separately or k < self.perturbation.steps
             return Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gasam.torch_private import standard_gamma
+
 Start = Callable[[Tensor], Tensor]
 Dims = tuple[int, ...]
 
@@ -59,7 +61,7 @@ def uniform_start(norm: float, generator: torch.Generator | None = None) -> Star
             return torch.empty_like(like).uniform_(-1, 1, generator=generator)
         if norm == 2.0:
             return torch.empty_like(like).normal_(generator=generator)
-        sizes = torch._standard_gamma(torch.full_like(like, 1 / norm), generator=generator).pow_(1 / norm)
+        sizes = standard_gamma(torch.full_like(like, 1 / norm), generator).pow_(1 / norm)
         return sizes.mul_(torch.empty_like(like).uniform_(-1, 1, generator=generator).sign_())
 
     return draw

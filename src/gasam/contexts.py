@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam.passes import Around
 from gasam.sharded import is_expanded
+from gasam.torch_private import awaits_first_reduction, buffers_of, version
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
@@ -29,11 +30,8 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
         self._depth = 0
         self._starts: dict[int, list[Tensor]] = {}  # by depth: a walk inside a pass has its own
 
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k)
-
     @contextmanager
-    def _pass(self, k: int) -> Iterator[None]:
+    def __call__(self, k: int, last: bool) -> Iterator[None]:
         depth, self._depth = self._depth, self._depth + 1
         now = _generator_states()
         try:
@@ -100,7 +98,7 @@ Saved = tuple[nn.Module, str, Tensor | None, Tensor | None]
 
 def _buffers(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor | None]]:
     for module in model.modules():
-        for name, buffer in list(module._buffers.items()):
+        for name, buffer in list(buffers_of(module).items()):
             yield (module, name), buffer
 
 
@@ -119,20 +117,20 @@ def _version(buffer: Tensor | None) -> tuple[int, int]:
     """Changes when the buffer is written or replaced."""
     if buffer is None or buffer.is_inference():
         return id(buffer), 0
-    return id(buffer), buffer._version
+    return id(buffer), version(buffer)
 
 
 def _restore(saved: Sequence[Saved]) -> None:
     """Give each module its buffer with its value back; a buffer that can't be written is replaced by a copy."""
     for module, name, buffer, value in saved:
+        buffers = buffers_of(module)
         if buffer is None or value is None:
-            module._buffers[name] = buffer
+            buffers[name] = buffer
         elif buffer.shape == value.shape and buffer.dtype == value.dtype and not is_expanded(buffer):
-            if name not in module._buffers or module._buffers[name] is not buffer:
-                module._buffers[name] = buffer
+            buffers[name] = buffer
             buffer.detach().copy_(value)
         else:
-            module._buffers[name] = value
+            buffers[name] = value
 
 
 class per_worker:  # noqa: N801
@@ -149,7 +147,7 @@ class per_worker:  # noqa: N801
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if last:
             return ExitStack()
-        if self.model.static_graph and not self.model._static_graph_delay_allreduce_enqueued:
+        if awaits_first_reduction(self.model):
             raise RuntimeError(
                 "a DistributedDataParallel model with static_graph=True must see one synchronised backward before "
                 "per_worker can leave one out: let the first step be plain (sharp.enabled = False), or leave "
@@ -162,7 +160,7 @@ class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
 
     Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
-    are reduced all the same, because all workers must do the same walk; only the last pass follows the caller's choice.
+    are still reduced, because all workers must do the same walk; only the last pass follows the caller's choice.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -187,11 +185,8 @@ class together:  # noqa: N801
     def __init__(self, *arounds: Around) -> None:
         self.arounds = arounds
 
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[None]:
-        return self._pass(k, last)
-
     @contextmanager
-    def _pass(self, k: int, last: bool) -> Iterator[None]:
+    def __call__(self, k: int, last: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for each in self.arounds:
                 stack.enter_context(each(k, last))
@@ -228,7 +223,7 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
         raise ValueError(f"batchnorm must be 'clean pass' or 'every pass', got {batchnorm!r}")
     if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm):
         return around
-    if not any(module._buffers for module in model.modules()):
+    if not any(buffers_of(module) for module in model.modules()):
         return around
     return together(frozen_batchnorm(model), around)
 

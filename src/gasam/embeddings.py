@@ -1,7 +1,7 @@
 """FreeLB: adversarial noise on the outputs of word embeddings, the mean loss over its steps.
 
-It shares the ball with the walk over weights, not the walk itself: the noise is born inside the first
-pass with the shape of the batch, every example has a ball of its own, and there is nothing to restore.
+It shares the ball with the walk over weights, not the walk itself: the noise is made in the first pass, with the shape
+of the batch, each example has its own ball, and there is nothing to restore.
 """
 
 from __future__ import annotations

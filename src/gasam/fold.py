@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gasam.perturbation import Perturbation
-from gasam.sharded import is_expanded, local, over_processes, sharding
+from gasam.sharded import is_expanded, over_processes, sharding
+from gasam.torch_private import local, storage_identity
 
 
 class Shares(NamedTuple):
@@ -43,49 +44,6 @@ def check_overflow(on_overflow: object, per_worker: bool) -> None:
         raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradients are never reduced")
 
 
-class GradientSum:
-    """Gradients that are taken out of `.grad`, added up, and given back."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        self.total: list[Tensor | None] = [None] * len(parameters)
-        self._clean: list[Tensor | None] = []
-
-    def keep_clean(self) -> None:
-        """Copy `.grad`, the gradient of the clean pass."""
-        self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
-
-    @torch.no_grad()
-    def replace_overflow(self, factor: float) -> None:
-        """If any number of the total is not finite, replace it by the clean gradient times a factor, on the device."""
-        finite = all_finite(self.total)
-        for i, (total, clean) in enumerate(zip(self.total, self._clean, strict=True)):
-            if total is not None or clean is not None:
-                like: Any = clean if total is None else total
-                kept = torch.zeros_like(like) if total is None else total
-                other = torch.zeros_like(like) if clean is None else clean * factor
-                self.total[i] = _keep_if(finite, kept, other)
-        self._clean = []
-
-    def take(self, keep: bool = True) -> None:
-        """Add `.grad` to the total, or drop it, and clear it; one by one, so that memory is freed early."""
-        for i, parameter in enumerate(self.parameters):
-            if keep and parameter.grad is not None:
-                self.total[i] = _added(self.total[i], parameter.grad)
-            parameter.grad = None
-
-    def scale(self, factor: float) -> None:
-        """Multiply the total."""
-        if factor != 1:
-            self.total = [None if total is None else total.mul_(factor) for total in self.total]
-
-    def give(self, factor: float = 1.0) -> None:
-        """Put the total, times a factor, into `.grad`."""
-        for parameter, total in zip(self.parameters, self.total, strict=True):
-            parameter.grad = total if total is None or factor == 1 else total.mul_(factor)
-        self.total = [None] * len(self.parameters)
-
-
 class Fold:
     """Adds the gradients of a walk to what the caller has in `.grad`, as backward does.
 
@@ -96,10 +54,16 @@ class Fold:
     and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
     DDP does it, then sees all of them. The caller's gradients are copied first, so that a failure can be undone.
 
-    With `separately` the last pass starts empty as well, and `finish` adds its gradient: more memory, but the gradient
-    can be read. With `clean_if_overflow` a copy of the clean gradient replaces a sum that is not finite.
-
-    `weight` is v in g_0 + v (fold - g_0). With the risk "final" and a weight other than 1, g_0 is kept until the end.
+    Args:
+        parameters: Those that are trained.
+        perturbation: Its risk and its number of steps determine the shares of the passes.
+        weight: v in g_0 + v (fold - g_0). With the risk "final" and a weight other than 1, g_0 is kept until the end.
+        separately: The last pass starts empty as well, and `finish` adds its gradient: more memory, but the gradient
+            can be read.
+        clean_if_overflow: A copy of the clean gradient replaces a sum that is not finite.
+        by_closure: Each pass is a closure that runs backward itself. It may clear `.grad`, so nothing is put back
+            before a sum is complete, and gradients of the caller are dropped. It can't be given a share of the loss, so
+            `finish` multiplies the sum.
     """
 
     def __init__(
@@ -110,23 +74,30 @@ class Fold:
         weight: float = 1.0,
         separately: bool = False,
         clean_if_overflow: bool = False,
+        by_closure: bool = False,
     ) -> None:
-        self.parameters = parameters
-        self.shares = shares(perturbation, weight)
-        self.keeps_clean = perturbation.risk == "mean" or weight != 1
-        self.separately = separately or clean_if_overflow
-        self.clean_if_overflow = clean_if_overflow
-        self.mean = perturbation.risk == "mean"
-        self.steps = perturbation.steps
-        self.passes = GradientSum(parameters)
-        self.callers = [parameter.grad for parameter in parameters]
-        self.copies: list[Tensor | None] = [None] * len(parameters)
+        share = shares(perturbation, weight)
+        self.first, self.displaced = (1.0, 1.0) if by_closure else (share.first, share.displaced)
+        self._rescale_clean = share.rescale / weight if by_closure else share.rescale
+        self._rescale_total = share.displaced if by_closure else 1.0
+        self._mean = perturbation.risk == "mean"
+        self._keeps_clean = self._mean or weight != 1
+        self.separately = separately or clean_if_overflow or (by_closure and self._keeps_clean)
+        self._clean_if_overflow = clean_if_overflow
+        self._steps = perturbation.steps
+        self._parameters = parameters
+        self._total: list[Tensor | None] = [None] * len(parameters)  # of the passes so far
+        self._clean: list[Tensor | None] = []
+        self._callers = [None if by_closure else parameter.grad for parameter in parameters]
+        self._copies: list[Tensor | None] = [None] * len(parameters)  # of the caller's gradients
 
     def set_aside(self) -> None:
-        for i, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                self.copies[i] = parameter.grad.detach().clone()
-                parameter.grad = None
+        """Before pass 0: clear `.grad`, and copy the caller's gradients."""
+        for i, parameter in enumerate(self._parameters):
+            own = self._callers[i]
+            if own is not None:
+                self._copies[i] = own.detach().clone()
+            parameter.grad = None
 
     def make_room(self, k: int) -> None:
         """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear it.
@@ -138,40 +109,26 @@ class Fold:
         if k == 0:
             return
         if k > 1:
-            self.passes.take(keep=self.mean)
-        elif self._rescale_clean():
+            self._take(keep=self._mean)
+        elif self._share_clean():
             return
-        if k == self.steps and not self.separately:
+        if k == self._steps and not self.separately:
             self._put_back()
-
-    @torch.no_grad()
-    def _rescale_clean(self) -> bool:
-        """Give g_0 its share of the fold; return whether it stays in `.grad`."""
-        rescale = self.shares.rescale
-        if self.clean_if_overflow:
-            self.passes.keep_clean()
-        if self.steps == 1 and self.keeps_clean and not self.separately and self._can_stay():
-            for parameter in self.parameters:
-                if parameter.grad is not None and rescale != 1:
-                    parameter.grad = _multiplied(parameter.grad, rescale)
-            return True
-        self.passes.take(keep=self.keeps_clean)
-        self.passes.scale(rescale)
-        return False
 
     def finish(self) -> None:
         """After the last pass."""
         if not self.separately:
             return
-        self.passes.take()
-        if self.clean_if_overflow:
-            self.passes.replace_overflow(1 / self.shares.first)
+        self._take()
+        self._multiply_total(self._rescale_total)
+        if self._clean_if_overflow:
+            self._replace_overflow()
         self._put_back()
 
     @torch.no_grad()
     def undo(self) -> None:
         """After a failure: `.grad` is what it was before the call."""
-        for parameter, own, copy in zip(self.parameters, self.callers, self.copies, strict=True):
+        for parameter, own, copy in zip(self._parameters, self._callers, self._copies, strict=True):
             try:
                 if own is not None and copy is not None and _can_be_written(own):
                     own.detach().copy_(copy)
@@ -180,11 +137,52 @@ class Fold:
                 continue
 
     @torch.no_grad()
+    def _share_clean(self) -> bool:
+        """Give g_0 its share of the fold; return whether it stays in `.grad`."""
+        rescale = self._rescale_clean
+        if self._clean_if_overflow:
+            self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self._parameters]
+        if self._steps == 1 and self._keeps_clean and not self.separately and self._can_stay():
+            for parameter in self._parameters:
+                if parameter.grad is not None and rescale != 1:
+                    parameter.grad = _multiplied(parameter.grad, rescale)
+            return True
+        self._take(keep=self._keeps_clean)
+        self._multiply_total(rescale)
+        return False
+
+    def _can_stay(self) -> bool:
+        return all(copy is None for copy in self._copies) and not overlap([p.grad for p in self._parameters])
+
+    def _take(self, keep: bool = True) -> None:
+        """Add `.grad` to the total, or drop it, and clear it; one by one, so that memory is freed early."""
+        for i, parameter in enumerate(self._parameters):
+            if keep and parameter.grad is not None:
+                self._total[i] = _added(self._total[i], parameter.grad)
+            parameter.grad = None
+
+    def _multiply_total(self, factor: float) -> None:
+        if factor != 1:
+            self._total = [None if total is None else total.mul_(factor) for total in self._total]
+
+    @torch.no_grad()
+    def _replace_overflow(self) -> None:
+        """If any number of the total is not finite, replace it by the clean gradient, on the device."""
+        finite = all_finite(self._total)
+        for i, (total, clean) in enumerate(zip(self._total, self._clean, strict=True)):
+            if total is not None or clean is not None:
+                like: Any = clean if total is None else total
+                kept = torch.zeros_like(like) if total is None else total
+                other = torch.zeros_like(like) if clean is None else clean * (1 / self.first)
+                self._total[i] = _keep_if(finite, kept, other)
+        self._clean = []
+
+    @torch.no_grad()
     def _put_back(self) -> None:
-        for own, copy in zip(self.callers, self.copies, strict=True):
+        for own, copy in zip(self._callers, self._copies, strict=True):
             if own is not None and copy is not None and _can_be_written(own):
                 own.detach().copy_(copy)  # DDP may have overwritten it, if it is a view of a bucket
-        lists = self.parameters, self.callers, self.copies, self.passes.total
+        lists = self._parameters, self._callers, self._copies, self._total
         for i, (parameter, own, copy, total) in enumerate(zip(*lists, strict=True)):
             if own is None or copy is None:
                 if total is not None:
@@ -195,10 +193,7 @@ class Fold:
                 parameter.grad = own
             else:
                 parameter.grad = copy.clone() if total is None else _added(total, copy)
-            self.passes.total[i] = None
-
-    def _can_stay(self) -> bool:
-        return all(copy is None for copy in self.copies) and not overlap([p.grad for p in self.parameters])
+            self._total[i] = None
 
 
 def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
@@ -251,7 +246,7 @@ def _can_be_written(gradient: Tensor) -> bool:
 def overlap(gradients: Sequence[Tensor | None]) -> bool:
     """Whether two of them may share memory, as autograd may leave them: adding in place would be wrong."""
     here = [local(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse]
-    storages = [gradient.untyped_storage()._cdata for gradient in here]
+    storages = [storage_identity(gradient) for gradient in here]
     if len(set(storages)) == len(storages):
         return False
     spans = sorted((at, *_span(gradient)) for at, gradient in zip(storages, here, strict=True) if gradient.numel())

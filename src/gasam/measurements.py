@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from gasam.ball import inverse
-from gasam.moving import Moving
+from gasam.layout import Layout
+from gasam.passes import Pass
 from gasam.portions import Portion
 from gasam.trace import AT_ZERO, CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, GroupNorms
-
-if TYPE_CHECKING:
-    from gasam.ascent import Pass
 
 
 class Measurements:
@@ -23,23 +19,23 @@ class Measurements:
     clean gradient, and what rounding leaves of an offset is measured.
     """
 
-    def __init__(self, moving: Moving, *, detailed: bool, by_sign: bool) -> None:
-        self.moving = moving
+    def __init__(self, layout: Layout, *, detailed: bool, by_sign: bool) -> None:
+        self.layout = layout
         self.detailed = detailed
         self._by_sign = by_sign
-        self._weight_squares = torch.zeros_like(moving.sizes)
-        self.epsilon = self.rise = torch.zeros_like(moving.sizes.sum())
-        self.offset_norms = torch.zeros_like(moving.sizes)  # |a_i|
-        self.capped = torch.zeros_like(moving.sizes, dtype=torch.bool)
+        self._weight_squares = torch.zeros_like(layout.sizes)
+        self.epsilon = self.rise = torch.zeros_like(layout.sizes.sum())
+        self.offset_norms = torch.zeros_like(layout.sizes)  # |a_i|
+        self.capped = torch.zeros_like(layout.sizes, dtype=torch.bool)
         self._rises: dict[int, Tensor] = {}  # for each portion, in units of epsilon
         self._realised: list[tuple[Tensor, Tensor]] = []
         self.detail: Detail | None = None
 
     def clean_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
         """Measure |g_i|^2, |w_i|^2 and, if the step is the sign, |sign(g_i)|^2 and |g_i|_1, by one collective."""
-        moving = self.moving
+        layout = self.layout
         of_gradient, of_sign, of_sizes = list[Tensor](), list[Tensor](), list[Tensor]()
-        for portion in moving.portions:
+        for portion in layout.portions:
             gradient = portion.read(gradients)
             of_gradient.append(portion.squares(gradient))
             if self._by_sign:
@@ -48,24 +44,24 @@ class Measurements:
                 of_sign.append(portion.squares(sign))
             if self.detailed:
                 portion.buffer("clean gradient").copy_(portion.read(gradients))
-        flag = _nan_flag(seen.loss, moving.sizes)
-        sums = moving.sum(of_gradient, of_sign, of_sizes, moving.weight_squares(), nan_flag=flag)
+        flag = _nan_flag(seen.loss, layout.sizes)
+        sums = layout.sum(of_gradient, of_sign, of_sizes, layout.weight_squares(), nan_flag=flag)
         self.gradient_squares, self.sign_squares, self.gradient_sums, self._weight_squares = sums
         self._use_scale(seen)
         self._clean_scale, self.loss_scale = self.gradient_scale, seen.loss_scale
-        self.finite = self.gradient_squares.sum().isfinite() & seen.loss.to(moving.sizes).isfinite()
+        self.finite = self.gradient_squares.sum().isfinite() & seen.loss.to(layout.sizes).isfinite()
 
     def later_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
         """Measure |g_i|^2 of another pass."""
-        moving = self.moving
-        squares = [portion.squares(portion.read(gradients)) for portion in moving.portions]
-        self.gradient_squares = moving.sum(squares, nan_flag=_nan_flag(seen.loss, moving.sizes))[0]
+        layout = self.layout
+        squares = [portion.squares(portion.read(gradients)) for portion in layout.portions]
+        self.gradient_squares = layout.sum(squares, nan_flag=_nan_flag(seen.loss, layout.sizes))[0]
         self._use_scale(seen)
-        self.finite = self.finite & self.gradient_squares.sum().isfinite() & seen.loss.to(moving.sizes).isfinite()
+        self.finite = self.finite & self.gradient_squares.sum().isfinite() & seen.loss.to(layout.sizes).isfinite()
 
     def last_pass(self, seen: Pass) -> None:
         """Note whether its loss is finite. In detail, compare its gradient with the clean one, if `.grad` has it."""
-        self.finite = self.finite & seen.loss.to(self.moving.sizes).isfinite()
+        self.finite = self.finite & seen.loss.to(self.layout.sizes).isfinite()
         if self.detailed:
             self.detail = self._measure_detail(seen)
 
@@ -75,8 +71,8 @@ class Measurements:
 
     def rms_weight(self) -> Tensor:
         """The root mean square of all weights that take part, rows without a gradient included."""
-        squares = self._weight_squares.sum() + self.moving.untouched_squares()
-        return (squares / max(self.moving.total, 1)).sqrt()
+        squares = self._weight_squares.sum() + self.layout.untouched_squares()
+        return (squares / max(self.layout.total, 1)).sqrt()
 
     @property
     def norm(self) -> Tensor:
@@ -92,15 +88,15 @@ class Measurements:
         """Measure what became of an offset in the weights' own type, after the portion was displaced by it."""
         if portion.number == 0:
             self._realised = []
-        difference = portion.read(self.moving.operands) - portion.saved_weights()
+        difference = portion.read(self.layout.operands) - portion.saved_weights()
         self._realised.append((portion.squares(difference), portion.products(difference, offset)))
 
     def predicted_rise(self) -> Tensor:
         """To first order, of the mean loss: the sum of g_{k-1} . (a_k - a_{k-1})."""
         if not self._rises:
             return self.rise
-        slopes = [self._rises[portion.number] for portion in self.moving.portions]
-        return self.epsilon * self.moving.sum(slopes)[0].sum()
+        slopes = [self._rises[portion.number] for portion in self.layout.portions]
+        return self.epsilon * self.layout.sum(slopes)[0].sum()
 
     @property
     def state(self) -> Tensor:
@@ -110,26 +106,26 @@ class Measurements:
         return torch.where(self.finite, torch.where(self.norm > 0, CLIMBED, still), NOT_FINITE)
 
     def groups(self) -> GroupNorms:
-        moving = self.moving
-        measured = self.offset_norms, self.weight_norms(), moving.sizes, self.rms_weight(), self.capped
-        return GroupNorms(moving.groups.labels, *measured)
+        layout = self.layout
+        measured = self.offset_norms, self.weight_norms(), layout.sizes, self.rms_weight(), self.capped
+        return GroupNorms(layout.groups.labels, *measured)
 
     def _use_scale(self, seen: Pass) -> None:
         scale = seen.gradient_scale
         self.gradient_scale: Tensor | float = (
-            scale.abs().to(self.moving.sizes) if isinstance(scale, Tensor) else abs(scale)
+            scale.abs().to(self.layout.sizes) if isinstance(scale, Tensor) else abs(scale)
         )
 
     def _measure_detail(self, seen: Pass) -> Detail:
-        moving, gradients = self.moving, self.moving.gradients()
+        layout, gradients = self.layout, self.layout.gradients()
         of_gradient, of_clean, products = list[Tensor](), list[Tensor](), list[Tensor]()
-        for portion in moving.portions if seen.alone else ():
+        for portion in layout.portions if seen.alone else ():
             gradient, clean = portion.read(gradients), portion.buffer("clean gradient")
             of_gradient.append(portion.squares(gradient))
             of_clean.append(portion.squares(clean))
             products.append(portion.products(gradient, clean))
         realised = [squares for squares, _ in self._realised], [product for _, product in self._realised]
-        sums = moving.sum(*realised, of_gradient, of_clean, products)
+        sums = layout.sum(*realised, of_gradient, of_clean, products)
         norm = sums[0].sum().sqrt()
         cosine = sums[1].sum() * inverse(norm * self.norm)
         if not seen.alone:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gasam.passes import loss_in
+from gasam.torch_private import factors_of_product, updates_running_statistics
 
 _LARGE_SCALE = 256
 
@@ -41,13 +42,14 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
     if not callable(function):
         return function
     before = {tensor.grad_fn for tensor in _tensors(function) if tensor.grad_fn is not None}
-    ahead = [True]
+    is_first_pass = True
 
     def checked() -> Any:
+        nonlocal is_first_pass
         result = function()
         loss = loss_in(result)
-        if ahead and isinstance(loss, Tensor):
-            ahead.clear()
+        if is_first_pass and isinstance(loss, Tensor):
+            is_first_pass = False
             _check_graph(loss, before)
             if gradient_scale == 1.0:
                 _look_at_scale(loss)
@@ -83,8 +85,7 @@ def _look_at_scale(loss: Tensor) -> None:
     node: Any = loss.grad_fn
     if node is None or node.name() != "MulBackward0":
         return
-    factors = [saved for saved in (node._saved_self, node._saved_other) if isinstance(saved, Tensor)]
-    for factor in factors:
+    for factor in factors_of_product(node):
         is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
         if is_number and _is_loss_scale(float(factor)):
             _warn(
@@ -95,8 +96,8 @@ def _look_at_scale(loss: Tensor) -> None:
 
 
 def warn_of_statistics(loss: object) -> None:
-    """Say so if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
-    if isinstance(loss, Tensor) and any(map(_counts, _nodes(loss))):
+    """Warn if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
+    if isinstance(loss, Tensor) and any(map(updates_running_statistics, _nodes(loss))):
         warnings.warn(
             "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
             "evaluation: pass the model instead of its parameters, as in SharpBackward(model), and only the clean "
@@ -130,20 +131,6 @@ def _nodes(loss: Tensor) -> Iterator[Any]:
             seen.add(node)
             ahead += [function for function, _ in node.next_functions]
             yield node
-
-
-def _counts(node: Any) -> bool:
-    """Saved tensors are not unpacked, because checkpointing would run the pass again. Other nodes are ignored."""
-    try:
-        if "BatchNorm" not in node.name() or not node._saved_training:
-            return False
-        kept = node._raw_saved_running_mean.data is not None
-    except AttributeError:
-        return False
-    try:
-        return kept or node._saved_running_mean is not None
-    except RuntimeError:  # a closure's backward has freed what was there
-        return True
 
 
 def _uses(function: FunctionType) -> dict[str, list[str]]:

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gasam.ascent import Pass
+from gasam.backward import Walker
 from gasam.contexts import Statistics
-from gasam.fold import GradientSum, Overflow, shares
+from gasam.fold import Fold, Overflow
 from gasam.mistakes import explained, look_at_function, warn_of_statistics
 from gasam.parameters import names_in, read, weights_of
-from gasam.passes import Around, GradientScale, check_reduced, now
+from gasam.passes import Around, GradientScale, Pass, check_reduced, now
 from gasam.perturbation import Perturbation
 from gasam.schedule import Schedule, StrengthOfStep
 from gasam.trace import Trace, plain_trace
 from gasam.walk import traced_climb
-from gasam.walker import Walker
 from gasam.watch import Watch
 from gasam.weights import Weights
 
@@ -138,7 +137,8 @@ class SharpnessAware(Walker, Optimizer):
             self.last = self._watch.add(trace)
         else:
             parameters = self._trained()
-            GradientSum(parameters).take(keep=False)
+            for parameter in parameters:
+                parameter.grad = None
             with self.around(0, True), torch.enable_grad():
                 returned = closure()
             loss, reason = _loss(returned, parameters), self._reason_for_no_walk()
@@ -152,23 +152,23 @@ class SharpnessAware(Walker, Optimizer):
 
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         """The walk, with the folded gradient in `.grad` at its end."""
-        mean, weight = self.perturbation.risk == "mean", self.strength.weight
-        if (mean or weight != 1) and self._per_worker:
+        weight = self.strength.weight
+        if self._per_worker and (self.perturbation.risk == "mean" or weight != 1):
             raise RuntimeError(
                 "per_worker needs SharpBackward for the mean risk and for a weight other than 1: a closure may clear "
                 "the gradients of the earlier passes, and then the last pass can't reduce them"
             )
         parameters, clean = self._trained(), list[Any]()
-        passes, share = GradientSum(parameters), shares(self.perturbation, weight)
+        fold = Fold(
+            parameters,
+            self.perturbation,
+            weight=weight,
+            clean_if_overflow=self.on_overflow == "clean",
+            by_closure=True,
+        )
 
         def evaluate(k: int) -> Pass:
-            if k == 1:
-                if self.on_overflow == "clean":
-                    passes.keep_clean()
-                passes.take(keep=mean or weight != 1)
-                passes.scale(share.rescale / weight)  # all is multiplied by weight / (K+1) at the end
-            else:
-                passes.take(keep=mean and k > 1)
+            fold.make_room(k)
             with explained(), self.around(k, k == self.perturbation.steps), torch.enable_grad():
                 returned = closure()
             if k == 0:
@@ -178,12 +178,9 @@ class SharpnessAware(Walker, Optimizer):
                 warn_of_statistics(returned)
             return Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
 
+        fold.set_aside()
         trace = traced_climb(self._weights(), evaluate, self.perturbation, strength=strength, detailed=self.detailed)
-        if mean or weight != 1 or self.on_overflow == "clean":  # a closure may clear `.grad`: nothing was added to it
-            passes.take()
-            if self.on_overflow == "clean":
-                passes.replace_overflow(1 / share.displaced)
-            passes.give(share.displaced)
+        fold.finish()
         return clean[0], trace
 
     def first_step(self, *args: object, **kwargs: object) -> None:

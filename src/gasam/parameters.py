@@ -86,10 +86,8 @@ def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
-    by_module, by_name = (
-        perturbation.granularity == "module",
-        getattr(perturbation.scale, "only_named", None) is not None,
-    )
+    by_module = perturbation.granularity == "module"
+    by_name = getattr(perturbation.scale, "only_named", None) is not None
     if not by_module and not by_name:
         return
     if names is None:

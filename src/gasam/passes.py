@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,20 @@ from gasam.trace import OFF, Trace, plain_trace
 Around = Callable[[int, bool], AbstractContextManager[Any]]
 Backward = Callable[[Tensor], object]
 GradientScale = Tensor | float | Callable[[], Tensor | float]
+
+
+class Pass(NamedTuple):
+    """What one evaluation saw.
+
+    `gradient_scale` is what the gradient of the mean loss was multiplied by on the way to `.grad`. `loss_scale` is how
+    many times the mean loss `loss` is; None if that is not known. `alone` is whether `.grad` has only the gradient of
+    this pass: before the last one, earlier gradients may have been put back.
+    """
+
+    loss: Tensor
+    gradient_scale: Tensor | float = 1.0
+    loss_scale: Tensor | float | None = 1.0
+    alone: bool = True
 
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
@@ -135,7 +149,7 @@ def check_reached(parameters: Sequence[Tensor]) -> None:
 
 
 def check_reduced(parameters: Sequence[Tensor]) -> None:
-    """Called where there is no gradient: say so if that is FSDP's doing."""
+    """Called where there is no gradient: explain it if FSDP keeps the gradients."""
     if any(map(is_sharded, parameters)):
         raise RuntimeError(
             "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "

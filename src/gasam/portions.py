@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gasam.torch_private import copy_all
+
 
 class Limits(NamedTuple):
     """How many weights are handled at once: tensors up to `small` share a portion, larger ones are cut at `largest`."""
@@ -80,14 +82,14 @@ class Portion:
         simple = len(self.operands) == 1 and self.dtype == self.wide and self.operands[0].is_contiguous()
         self._direct = self.operands[0].view(-1) if simple else None  # a vector as it is
 
-    def use(self, scratch: Tensor, buffers: dict[str, Tensor]) -> None:
+    def use(self, scratch: Tensor, memory: dict[str, Tensor]) -> None:
         """Memory that is kept, because fresh memory costs more than the arithmetic done in it.
 
         All portions share the scratch. The portions of one tensor have parts of the same buffers.
         """
         self.scratch = scratch[: self.size]
         self._scratch = self._shaped(self.scratch)
-        self._buffers = buffers
+        self._memory = memory
         self._saved = self._shaped(self.buffer("saved", self.dtype))
 
     def set_entries(self, lengths: list[int]) -> None:
@@ -109,14 +111,14 @@ class Portion:
         own = self.of(tensors)
         if len(own) == 1 and own[0].dtype == self.wide:
             return own[0].reshape(-1)
-        torch._foreach_copy_(self._scratch, own)
+        copy_all(self._scratch, own)
         return self.scratch
 
     def buffer(self, purpose: str, dtype: torch.dtype | None = None) -> Tensor:
         """A flat vector that is kept from step to step, in the type of the walk unless another one is asked for."""
-        if purpose not in self._buffers:
-            self._buffers[purpose] = torch.empty(self._whole_size, dtype=dtype or self.wide, device=self.device)
-        return self._buffers[purpose][self._offset : self._offset + self.size]
+        if purpose not in self._memory:
+            self._memory[purpose] = torch.empty(self._whole_size, dtype=dtype or self.wide, device=self.device)
+        return self._memory[purpose][self._offset : self._offset + self.size]
 
     def spread(self, numbers: Sequence[Tensor]) -> Tensor:
         """Repeat the number of each entry over its weights; a single entry stays a single number."""
@@ -148,7 +150,7 @@ class Portion:
     def save(self) -> None:
         """Copy the weights, if that has not been done in this walk."""
         if not self.saved:
-            torch._foreach_copy_(self._saved, self.operands)
+            copy_all(self._saved, self.operands)
             self.saved = True
 
     def weights(self) -> Tensor:
@@ -165,15 +167,17 @@ class Portion:
             torch.addcmul(self.saved_weights(), values, factor, out=self._direct)
         else:
             torch.addcmul(self.saved_weights(), values, factor, out=self.scratch)
-            torch._foreach_copy_(self.operands, self._scratch)
+            copy_all(self.operands, self._scratch)
 
     def restore(self) -> None:
         if self.saved:
-            torch._foreach_copy_(self.operands, self._saved)
+            copy_all(self.operands, self._saved)
 
     def write(self, values: Tensor, targets: Sequence[Tensor]) -> None:
         """Write flat values to this portion of a list."""
-        torch._foreach_copy_(self.of(targets), self._shaped(values))
+        copy_all(self.of(targets), self._shaped(values))
 
     def _shaped(self, flat: Tensor) -> list[Tensor]:
-        return list(torch._utils._unflatten_dense_tensors(flat, self.operands))  # type: ignore[no-untyped-call]
+        """Views of a flat vector with the shapes of the operands."""
+        parts = torch.split(flat, [tensor.numel() for tensor in self.operands])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, self.operands, strict=True)]

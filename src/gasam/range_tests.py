@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from gasam.ascent import Pass
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, unchanged_state
-from gasam.passes import back, call, now
+from gasam.passes import Pass, back, call, now
 from gasam.trace import Detail, Trace
 from gasam.walk import traced_climb
 
@@ -181,15 +181,11 @@ def _row(size: float, traces: Sequence[Trace]) -> Row:
                 cosines.setdefault(label, []).append(cosine)
     return Row(
         size=size,
-        predicted=_mean([each["predicted_rise"] for each in metrics]),
-        measured=_mean([float(trace.rise) for trace in traces if trace.rise is not None]),
-        ratio=_mean([each["perturbation_ratio"] for each in metrics]),
+        predicted=fmean([each["predicted_rise"] for each in metrics]),
+        measured=fmean([float(trace.rise) for trace in traces if trace.rise is not None]),
+        ratio=fmean([each["perturbation_ratio"] for each in metrics]),
         largest_ratio=largest,
         largest=name,
-        capped=_mean([each["capped"] for each in metrics]),
-        cosines={label: _mean(values) for label, values in cosines.items()},
+        capped=fmean([each["capped"] for each in metrics]),
+        cosines={label: fmean(values) for label, values in cosines.items()},
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from gasam.moving import Moving
+from gasam.layout import Layout
 from gasam.portions import Portion
 
 
@@ -122,36 +122,46 @@ SCALES: dict[str, Scale] = {
 
 
 def group_scale(
-    scale: Scale, floor: float, moving: Moving, gradient: Tensor, measure_weight: Callable[[], Tensor]
+    scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
 ) -> Tensor:
     """T of each group, or one for the whole model, from |g_i| of the mean loss and |w_i|."""
-    whole = moving.groups.granularity == "model"  # one group of all tensors
-    group = Group(
-        size=moving.sizes.sum(0, keepdim=True) if whole else moving.sizes,
-        total=moving.total,
+    if layout.groups.granularity != "model":
+        group = Group(
+            size=layout.sizes,
+            total=layout.total,
+            floor=floor,
+            names=layout.groups.names,
+            dimensions_of_names=layout.groups.dimensions,
+            measure_gradient=lambda: gradient,
+            measure_weight=measure_weight,
+        )
+        return scale(group).expand_as(layout.sizes)
+    whole_model = Group(
+        size=layout.sizes.sum(0, keepdim=True),
+        total=layout.total,
         floor=floor,
-        names=["(model)"] if whole else moving.groups.names,
-        dimensions_of_names=[max(moving.groups.dimensions, default=0)] if whole else moving.groups.dimensions,
-        measure_gradient=lambda: _joined(gradient) if whole else gradient,
-        measure_weight=lambda: _joined(measure_weight()) if whole else measure_weight(),
+        names=["(model)"],
+        dimensions_of_names=[max(layout.groups.dimensions, default=0)],
+        measure_gradient=lambda: _joined(gradient),
+        measure_weight=lambda: _joined(measure_weight()),
     )
-    return scale(group).sum() if whole else scale(group).expand_as(moving.sizes)
+    return scale(whole_model).sum()
 
 
-def element_scale(scale: Scale, floor: float, moving: Moving, factor: Tensor | float) -> list[Tensor]:
+def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | float) -> list[Tensor]:
     """Write T of each weight to the portions' buffers; return their sums. The gradients are `factor` g."""
-    sums, gradients = list[Tensor](), moving.gradients()
-    for portion in moving.portions:
+    sums, gradients = list[Tensor](), layout.gradients()
+    for portion in layout.portions:
         tensors = slice(portion.start, portion.stop)
         group = Group(
             size=torch.ones_like(portion.scratch[:1]),
-            total=moving.total,
+            total=layout.total,
             floor=floor,
-            names=moving.groups.names[tensors],
-            dimensions_of_names=moving.groups.dimensions[tensors],
+            names=layout.groups.names[tensors],
+            dimensions_of_names=layout.groups.dimensions[tensors],
             sizes_of_names=[tensor.numel() for tensor in portion.operands],
             measure_gradient=partial(_sizes, portion, gradients, factor),
-            measure_weight=partial(_sizes, portion, moving.operands),
+            measure_weight=partial(_sizes, portion, layout.operands),
         )
         sums.append(portion.sums(portion.buffer("scale").copy_(scale(group))))
     return sums

@@ -47,15 +47,14 @@ class Schedule:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.progress is not None and not (_is_number(self.progress) and 0 < self.progress < math.inf):
+        if self.progress is not None and not (is_number(self.progress) and 0 < self.progress < math.inf):
             raise ValueError(f"progress must be a finite number > 0, such as 0.2, or None, got {self.progress!r}")
         for name, value in (("start", self.start), ("warmup", self.warmup)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            if not whole and not (isinstance(value, float) and 0 <= value < 1):
+            if not is_whole(value, at_least=0) and not (isinstance(value, float) and 0 <= value < 1):
                 raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+        if not is_whole(self.every, at_least=1):
             raise ValueError(f"every must be a whole number of steps >= 1, got {self.every!r}")
-        if self.weight is not None and not (_is_number(self.weight) and 0.001 <= self.weight <= 1000):
+        if self.weight is not None and not (is_number(self.weight) and 0.001 <= self.weight <= 1000):
             raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
 
     def of_step(self, step: int, total_steps: int | None) -> float:
@@ -83,11 +82,12 @@ class Strength:
         total_steps: int | None = None,
         process_group: Any = None,
     ) -> None:
-        if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        if not is_whole(accumulation, at_least=1):
             raise ValueError(f"accumulation must be a whole number >= 1, got {accumulation!r}")
         if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
             raise TypeError(f"schedule must be a Schedule or a function of the step, got {type(schedule).__name__}")
         self.schedule = schedule
+        self._options = schedule if isinstance(schedule, Schedule) else Schedule()
         self.total_steps = total_steps
         self.process_group = process_group
         self.accumulation = accumulation
@@ -107,30 +107,26 @@ class Strength:
     @property
     def weight(self) -> float:
         """v in g_0 + v (fold - g_0), the gradient of a step with a walk."""
-        if not isinstance(self.schedule, Schedule):
-            return 1.0
-        return float(self.schedule.every if self.schedule.weight is None else self.schedule.weight)
+        return float(self._options.every if self._options.weight is None else self._options.weight)
 
     @property
     def between_walks(self) -> bool:
         """Whether the schedule leaves this step out."""
-        return isinstance(self.schedule, Schedule) and self.step % self.schedule.every != 0
+        return self.step % self._options.every != 0
 
     def __call__(self) -> float:
         """The strength now."""
         return 0.0 if self.between_walks else self._strength_of_walk()
 
     def _strength_of_walk(self) -> float:
-        if self.schedule is None:
-            return 1.0
-        if not isinstance(self.schedule, Schedule):
+        if callable(self.schedule):
             return _checked(self.schedule(self.step), self.step)
-        strength = self.schedule.of_step(self.step, self.total_steps)
-        if self.schedule.progress is None or self._without_progress:
+        strength = self._options.of_step(self.step, self.total_steps)
+        if self._options.progress is None or self._without_progress:
             return strength
         if self._initial is None:
             return 0.0
-        fallen = (self._initial - self._smoothed) / (self.schedule.progress * abs(self._initial))
+        fallen = (self._initial - self._smoothed) / (self._options.progress * abs(self._initial))
         return strength * min(1.0, max(0.0, fallen))
 
     def begin_step(self, step: int) -> None:
@@ -147,7 +143,7 @@ class Strength:
         """After a call that succeeded, with the loss of its clean pass."""
         if self.schedule is None:
             return
-        if isinstance(self.schedule, Schedule) and self.schedule.progress is not None:
+        if self._options.progress is not None:
             self._follow_device()
             loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(self._step_sum)
             finite = loss.isfinite()
@@ -176,7 +172,7 @@ class Strength:
 
     def _end_block(self) -> None:
         self._steps_in_block = 0
-        if not isinstance(self.schedule, Schedule) or self.schedule.progress is None:
+        if self._options.progress is None:
             return
         total, number = self._over_processes(self._block_sum).tolist()
         self._block_sum.zero_()
@@ -188,7 +184,7 @@ class Strength:
             not self._told
             and self.step >= PATIENCE
             and self._strength_of_walk() == 0
-            and self.schedule.of_step(self.step, self.total_steps)
+            and self._options.of_step(self.step, self.total_steps)
         ):
             self._told = True
             warnings.warn(
@@ -265,5 +261,9 @@ def _checked(strength: object, step: int) -> float:
     return float(strength)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

@@ -1,25 +1,22 @@
-"""Weights that FSDP2 shards over processes (DTensor): the local part, and sums over all processes.
+"""Weights that FSDP2 shards over processes (DTensor): what is where, and sums over all processes.
 
 torch.distributed is imported only where there are such weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gasam.torch_private import fsdp_modules, local
+
 
 def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "_local_tensor")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that is in this process; any other tensor is returned as it is."""
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    return local(tensor) is not tensor
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -53,12 +50,17 @@ def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
 
 
 def first_row(tensor: Any) -> int:
-    """The row of the whole tensor that is the first one in this process."""
-    if not is_sharded(tensor):
-        return 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    """The row of the whole tensor that is the first one in this process, with shards as `check_sharding` allows them.
 
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1][0]
+    Each process has ceil(rows / processes) rows, except for the last ones, which have fewer or none.
+    """
+    if is_sharded(tensor):
+        for dimension, placement in enumerate(tensor.placements):
+            if placement.is_shard():
+                mesh, rows = tensor.device_mesh, tensor.shape[0]
+                rows_of_each = math.ceil(rows / mesh.size(dimension))
+                return int(min(rows, rows_of_each * mesh.get_local_rank(dimension)))
+    return 0
 
 
 def check_sharding(tensor: Any, who: str) -> None:
@@ -86,10 +88,5 @@ def forget_derived(tensors: Sequence[Tensor]) -> None:
     """Drop what was computed from weights that have been written: autocast's copies and gathered shards."""
     torch.clear_autocast_cache()
     if any(map(is_sharded, tensors)):
-        from torch.distributed._composable_state import _module_state_mapping
-        from torch.distributed.fsdp import FSDPModule
-
-        # A parameter does not know its module, so all are resharded: one that was up to date is gathered again.
-        for module in list(_module_state_mapping):
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for module in fsdp_modules():  # all of them: one that was up to date is gathered again
+            module.reshard()

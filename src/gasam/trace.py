@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gasam.extent import comparable
 from gasam.watch import Totals
 
 OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO, BETWEEN = 0, 1, 2, 3, 4, 5, 6
@@ -23,6 +22,15 @@ MEANING = {
     BETWEEN: "between walks: one plain pass",
     AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
 }
+
+
+SMALLEST_WEIGHTS = 0.01
+"""A group's weights count as this share of the model's root-mean-square weight at least, so that zeros can move."""
+
+
+def comparable_norms(weights: Tensor, sizes: Tensor, rms_weight: Tensor) -> Tensor:
+    """What |a_i| is compared with: |w_i|, at least 0.01 sqrt(n_i) rms(w)."""
+    return torch.maximum(weights, SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight)
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class GroupNorms:
     @property
     def ratios(self) -> Tensor:
         """|a_i|/|w_i|, where |w_i| counts as 0.01 sqrt(n_i) rms(w) at least, as in the cap."""
-        return self.offsets / comparable(self.weights, self.sizes, self.rms_weight)
+        return self.offsets / comparable_norms(self.weights, self.sizes, self.rms_weight)
 
     @property
     def too_far(self) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from gasam.ascent import Ascent, Pass
+from gasam.ascent import Ascent
 from gasam.ball import Start
-from gasam.parameters import Parameters, read, weights_of
+from gasam.parameters import Parameters, check_names, read, weights_of
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.trace import Trace
 from gasam.weights import Weights, run_again_if_interrupted
@@ -50,32 +52,19 @@ def climb(
         detailed: Also measure what rounding leaves of the offset.
     """
     weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
+    check_names(perturbation, weights.names)
     if weights.walking:
         raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
-    weights.walking = True
-    try:
-        yield from _visits(weights, evaluate, perturbation, start, strength, detailed)
-    finally:  # again, in case an interrupt cut off the cleanup in _visits
-        weights.walking = False
-        run_again_if_interrupted(weights.restore)
-
-
-def _visits(
-    weights: Weights,
-    evaluate: Callable[[int], Pass],
-    perturbation: Perturbation,
-    start: Start | None,
-    strength: float,
-    detailed: bool,
-) -> Iterator[Visit]:
     keeps_position = perturbation.steps > 1 or start is not None
-    seen = evaluate(0)  # g_0
-    # T and epsilon
-    ascent = Ascent(weights, perturbation, seen, strength=strength, keeps_position=keeps_position, detailed=detailed)
-    moves = [ascent.step] * perturbation.steps
-    if start is not None:
-        moves.insert(0, partial(ascent.move_to_start, start))
-    try:
+    with _restored(weights), _restored(weights):  # twice, in case an interrupt cuts off the first cleanup
+        weights.walking = True
+        seen = evaluate(0)  # g_0
+        ascent = Ascent(  # T and epsilon
+            weights, perturbation, seen, strength=strength, keeps_position=keeps_position, detailed=detailed
+        )
+        moves = [ascent.step] * perturbation.steps
+        if start is not None:
+            moves.insert(0, partial(ascent.move_to_start, start))
         yield Visit(0, seen.loss, ascent.seen.norm, ascent)
         for k, move in enumerate(moves, start=1):
             if k > 1:
@@ -85,6 +74,13 @@ def _visits(
             if k == len(moves):
                 ascent.seen.last_pass(seen)
             yield Visit(k, seen.loss, ascent.seen.norm, ascent)
+
+
+@contextmanager
+def _restored(weights: Weights) -> Iterator[None]:
+    """However the block is left, the weights are restored."""
+    try:
+        yield
     finally:
         weights.walking = False
         run_again_if_interrupted(weights.restore)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gasam.moving import Moving
-from gasam.sharded import forget_derived, is_sharded, local
+from gasam.layout import Layout
+from gasam.sharded import forget_derived, is_sharded
+from gasam.torch_private import copy_all, local, storage_identity
 
 _CURE = "move or convert the model between steps, not in the loss function"
 
@@ -22,25 +23,25 @@ class Weights:
         self.names = names
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
-        self._moving: Moving | None = None
+        self._layout: Layout | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"walking": False, "_moving": None}
+        return self.__dict__ | {"walking": False, "_layout": None}
 
-    def taking_part(self, granularity: str) -> Moving:
+    def taking_part(self, granularity: str) -> Layout:
         """The tensors that have a gradient now."""
         present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
-        if self._moving is None or not self._moving.fits(present, granularity):
-            buffers = {} if self._moving is None else self._moving.buffers
-            self._moving = Moving(present, self._names_of(present), granularity, buffers)
-        return self._moving
+        if self._layout is None or not self._layout.fits(present, granularity):
+            buffers = {} if self._layout is None else self._layout.buffers
+            self._layout = Layout(present, self._names_of(present), granularity, buffers)
+        return self._layout
 
     def check_in_place(self) -> None:
         """Raise if a pass replaced a parameter's storage: the next step would move the old storage."""
-        assert self._moving is not None
-        moving = self._moving
-        for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
-            if not in_place and _memory(local(parameter)) != _memory(storage):
+        assert self._layout is not None
+        layout = self._layout
+        for in_place, parameter, storage in zip(layout.in_place(), layout.parameters, layout.storage, strict=True):
+            if not in_place and storage_identity(local(parameter)) != storage_identity(storage):
                 raise RuntimeError(
                     f"a displaced pass replaced the storage of {self._names_of([parameter])[0]}, and a walk of several "
                     f"steps can't continue: {_CURE}"
@@ -48,8 +49,8 @@ class Weights:
 
     def written(self) -> None:
         """After portions were written: write the sparse rows, and drop what was computed from the weights before."""
-        if self._moving is not None:
-            for rows in self._moving.sparse.values():
+        if self._layout is not None:
+            for rows in self._layout.sparse.values():
                 rows.write()
         forget_derived(self.tensors if self._sharded else ())
 
@@ -61,30 +62,30 @@ class Weights:
         done: after an interrupt, everything is written again. If one portion fails, the others are restored all the
         same, and the failure is raised at the end.
         """
-        if self._moving is None or not any(portion.saved for portion in self._moving.portions):
+        if self._layout is None or not any(portion.saved for portion in self._layout.portions):
             return
         failures = list[RuntimeError]()
-        for portion in reversed(self._moving.portions):
+        for portion in reversed(self._layout.portions):
             try:
                 portion.restore()
             except RuntimeError as failure:
                 failures.append(failure)
         self.written()
-        failures += self._restore_rebound(self._moving)
-        for portion in self._moving.portions:
+        failures += self._restore_rebound(self._layout)
+        for portion in self._layout.portions:
             portion.saved = False
         if failures:
             raise failures[0]
 
-    def _restore_rebound(self, moving: Moving) -> list[RuntimeError]:
+    def _restore_rebound(self, layout: Layout) -> list[RuntimeError]:
         """For parameters whose storage a pass replaced: also copy the restored values into the new storage.
 
         If the new storage belongs to another weight, the parameter gets its own storage back instead.
         """
-        if all(moving.in_place()):
+        if all(layout.in_place()):
             return []
-        failures, originals = list[RuntimeError](), set(map(_memory, moving.storage))
-        for in_place, parameter, storage in zip(moving.in_place(), moving.parameters, moving.storage, strict=True):
+        failures, originals = list[RuntimeError](), set(map(storage_identity, layout.storage))
+        for in_place, parameter, storage in zip(layout.in_place(), layout.parameters, layout.storage, strict=True):
             if in_place:
                 continue
             current = local(parameter)
@@ -92,7 +93,7 @@ class Weights:
                 name, before, now = self._names_of([parameter])[0], _described(storage), _described(current)
                 message = f"{name} changed from {before} to {now} in a displaced pass and can't be restored: {_CURE}"
                 failures.append(RuntimeError(message))
-            elif _memory(current) in originals:
+            elif storage_identity(current) in originals:
                 parameter.data = storage
             else:
                 current.copy_(storage)
@@ -102,15 +103,15 @@ class Weights:
     def offset(self) -> list[Tensor]:
         """Where the weights are, minus where they were saved; zero for tensors that have not moved."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
-        if self._moving is None or not any(portion.saved for portion in self._moving.portions):
+        if self._layout is None or not any(portion.saved for portion in self._layout.portions):
             return offsets
         offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        found = [torch.zeros_like(tensor) for tensor in self._moving.operands]
-        for portion in self._moving.portions:
-            portion.write(portion.read(self._moving.operands) - portion.saved_weights(), found)
-        for i, (parameter, offset) in enumerate(zip(self._moving.parameters, found, strict=True)):
-            if i in self._moving.sparse:
-                self._moving.sparse[i].put(offset, offset_of[id(parameter)])
+        found = [torch.zeros_like(tensor) for tensor in self._layout.operands]
+        for portion in self._layout.portions:
+            portion.write(portion.read(self._layout.operands) - portion.saved_weights(), found)
+        for i, (parameter, offset) in enumerate(zip(self._layout.parameters, found, strict=True)):
+            if i in self._layout.sparse:
+                self._layout.sparse[i].put(offset, offset_of[id(parameter)])
             else:
                 offset_of[id(parameter)].copy_(offset)
         return offsets
@@ -146,13 +147,8 @@ def run_again_if_interrupted(action: Callable[[], object]) -> None:
 
 @torch.no_grad()
 def _copy(saved: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    torch._foreach_copy_([local(weight) for weight in weights], [local(each) for each in saved])
+    copy_all([local(weight) for weight in weights], [local(each) for each in saved])
     forget_derived(weights)
-
-
-def _memory(tensor: Tensor) -> int:
-    """The same number for tensors that share their memory."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _described(tensor: Tensor) -> str:

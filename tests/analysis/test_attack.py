@@ -16,7 +16,7 @@ from gasam import SCALES, Perturbation, ga_sam, reference
 from gasam.analysis.attack import attack, passes_of, plain
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective, mean_loss
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from gasam.walk import Visit
 from problems import SHAPES, Wavy, network
 from tolerances import EXACT, error, flat, same_bits

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from gasam import SCALES, Perturbation
-from gasam.groups import GRANULARITIES
+from gasam.perturbation import GRANULARITIES
 from problems import batch, network, paper_walk
 
 EPSILON = {"one": 0.3, "gradient_strength": 2.0, "weight_over_gradient": 0.3, "inverse_gradient": 0.3}

@@ -16,9 +16,9 @@ from gasam.analysis.checks import check_radius, check_whole
 from gasam.analysis.corruption import applied, length
 from gasam.analysis.objective import Batches, Objective, Watch, back_propagate, examined
 from gasam.analysis.results import Result
-from gasam.ascent import Pass
 from gasam.ball import Start, uniform_start
 from gasam.parameters import read, weights_of
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.trace import NOT_FINITE
 from gasam.walk import Visit, climb

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gasam.analysis.checks import check_real
-from gasam.ascent import Pass
+from gasam.passes import Pass
 from gasam.weights import run_again_if_interrupted
 
 Batches = Iterable[Any]

@@ -36,27 +36,33 @@ class FirstPass:
     def fold(
         self, made: Tensor, backward: Backward, again: Callable[[], Any], *, items: Tensor | float = 1.0
     ) -> Tensor:
-        """Run the walk; return by what the framework multiplied the loss before it backed it, say 1 / accumulation.
+        """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
 
-        The clean pass is backed through `made`, what the framework made of its loss; the later ones are computed by
-        `again` and multiplied by the same factor, d(made)/d(loss), which two hooks read off on the way back.
-        `items` is how many times the mean over its own examples the loss is, on top of what the user says.
+        Args:
+            made: What the framework made of the clean pass's loss: the clean pass runs backward from it.
+            backward: The framework's own.
+            again: Computes the loss of a later pass. It is multiplied by the same factor, d(made)/d(loss), which two
+                hooks read in the clean backward pass.
+            items: How many times the mean over its own examples the loss is, on top of the user's `gradient_scale`.
         """
         loss, scale = self.loss, self.sharp.gradient_scale
         assert loss is not None
         factors: list[Tensor] = []
 
-        def back(backed: Tensor) -> None:
+        def scaled_backward(share: Tensor) -> None:
+            """Run backward from a share of the pass's loss, as the framework would."""
             if factors:
-                backward(backed * factors[0])
+                backward(share * factors[0])
                 return
             with _derivative(loss) as at_loss, _derivative(made) as at_made:
-                backward(made if backed is loss else made * shares(self.sharp.perturbation).first)
+                backward(made if share is loss else made * shares(self.sharp.perturbation).first)
             if not at_loss:
-                raise RuntimeError("what was backed does not come from the loss of the clean pass: is it detached?")
+                raise RuntimeError(
+                    "the tensor given to backward does not come from the loss of the clean pass: is it detached?"
+                )
             factors.append(at_loss[0] / at_made[0])
 
-        replaced = {"backward": back, "around": self._pass, "gradient_scale": lambda: now(scale) * items}
+        replaced = {"backward": scaled_backward, "around": self._pass, "gradient_scale": lambda: now(scale) * items}
         with shadowed(self.sharp, _knows_function=True, **replaced):
             self.sharp(lambda: again() if factors else loss)
         return factors[0]

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import (
-    FirstPass,
-    check_optimizers,
-    check_order,
-    check_parts,
-    knows_all,
-    shadowed,
-)
+from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
 from gasam.passes import Around
 from gasam.perturbation import Perturbation
 from gasam.schedule import Schedule, StrengthOfStep
@@ -95,7 +88,7 @@ class SharpnessAwareModule(LightningModule):
             return
         backward = super().backward
         try:
-            first.fold(loss, lambda backed: backward(backed, *args, **kwargs), functools.partial(self._again, first))
+            first.fold(loss, lambda share: backward(share, *args, **kwargs), functools.partial(self._again, first))
         finally:
             first.close()
             self._arguments = ((), {})
@@ -172,8 +165,8 @@ def lightning_closure(module: LightningModule) -> Around:
         trainer = module.trainer
         if trainer.accumulate_grad_batches != 1:
             raise RuntimeError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, for Lightning "
-                "gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, because "
+                "Lightning gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
             )
         if trainer.gradient_clip_val:
             raise RuntimeError(
@@ -213,18 +206,16 @@ def _quiet(module: LightningModule) -> Iterator[None]:
     """Nothing logged, and no metric counts; a metric that is called answers what it did in the clean pass."""
     from torchmetrics import Metric
 
+    nothing = functools.partial(_answer, None)
     with ExitStack() as stack:
-        stack.enter_context(shadowed(module, log=_nothing))
+        stack.enter_context(shadowed(module, log=nothing))
         for metric in module.modules():
             if isinstance(metric, Metric):
-                answer = functools.partial(_value, metric._forward_cache)
-                stack.enter_context(shadowed(metric, update=_nothing, forward=answer))
+                answer = functools.partial(_answer, metric._forward_cache)
+                stack.enter_context(shadowed(metric, update=nothing, forward=answer))
         yield
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-def _value(value: Any, *args: Any, **kwargs: Any) -> Any:
+def _answer(value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The value, whatever the arguments are."""
     return value

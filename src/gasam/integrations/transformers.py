@@ -16,17 +16,9 @@ from torch import Tensor, nn
 
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise
-from gasam.defaults import or_recommended
 from gasam.integrations import require
-from gasam.integrations.first_pass import (
-    FirstPass,
-    check_optimizers,
-    check_order,
-    check_parts,
-    knows_all,
-    shadowed,
-)
-from gasam.perturbation import Perturbation, check_perturbation
+from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
+from gasam.perturbation import Perturbation, check_perturbation, or_recommended
 from gasam.scales import Weight, one, weight_rms
 from gasam.schedule import Schedule, StrengthOfStep
 
@@ -108,7 +100,9 @@ class SharpnessAwareTrainerMixin(_Trainer):
             factor = first.fold(loss, partial(accelerated, **kwargs), losses.again, items=items)
             assert sharp.last is not None
             if not sharp.last.between_walks:
-                self._seen.add(sharp.last.sharpness * factor, sharp.last.norms[-1], self.state.global_step)
+                self._seen.sharpness.append(sharp.last.sharpness * factor)
+                self._seen.norms.append(sharp.last.norms[-1])
+                self._seen.steps.add(self.state.global_step)
 
         with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -134,8 +128,9 @@ class SharpnessAwareTrainerMixin(_Trainer):
         return Path(folder, f"walk_schedule{several}.json")
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs and self._seen.walks:
+        if "loss" in logs and self._seen.steps:
             logs |= self._seen.means(self.accelerator.gather)
+            self._seen = _Seen()
         super().log(logs, *args, **kwargs)
 
 
@@ -167,26 +162,19 @@ class _Losses:
 
 
 class _Seen:
-    """Sums over the walks since the last log; they stay on the device until then."""
+    """The walks since the last log; their numbers stay on the device until then."""
 
     def __init__(self) -> None:
-        self.walks, self.sharpness, self.norm = 0, torch.zeros(()), torch.zeros(())
+        self.sharpness: list[Tensor] = []
+        self.norms: list[Tensor] = []
         self.steps: set[int] = set()
-
-    def add(self, sharpness: Tensor, norm: Tensor, step: int) -> None:
-        if self.walks == 0:
-            self.sharpness, self.norm, self.steps = torch.zeros_like(sharpness), torch.zeros_like(norm), set()
-        self.walks += 1
-        self.steps.add(step)
-        self.sharpness += sharpness
-        self.norm += norm
 
     def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The sharpness is summed over micro-batches and averaged over steps, as the Trainer does with the loss."""
-        each = torch.stack([self.sharpness / len(self.steps), self.norm.to(self.sharpness) / self.walks])
-        sharpness, norm = gather(each.unsqueeze(0)).mean(0).tolist()
-        self.walks = 0
-        return {"sharpness": sharpness, "perturbation_norm": norm}
+        sharpness = torch.stack(self.sharpness).sum() / len(self.steps)
+        norm = torch.stack(self.norms).mean().to(sharpness)
+        means = gather(torch.stack([sharpness, norm]).unsqueeze(0)).mean(0).tolist()
+        return dict(zip(("sharpness", "perturbation_norm"), means, strict=True))
 
 
 def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
@@ -218,8 +206,8 @@ def _is_blind(perturbation: Perturbation) -> bool:
 def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any]) -> float | None:
     """How many times its own mean compute_loss gives, or infinity where that depends on the number of items.
 
-    Many a model takes the number and gives its own mean all the same; so it is asked, once, in eval mode. What
-    compute_loss draws at random it draws each time alike, and again in training.
+    Some models accept the number and still return their own mean, so this is tried once, in eval mode. Each trial draws
+    the same random numbers, and training draws them again.
     """
     training, prepared = model.training, trainer._prepare_inputs(inputs)
     noise = same_noise()

@@ -1,23 +1,23 @@
-"""The parameters that take part in one step: their portions, their groups, and sums over the groups."""
+"""The parameters that take part in one step: their portions, which of them share a T, and sums over these groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from gasam.groups import Groups
 from gasam.portions import Portion, cut, sum_of_squares
-from gasam.sharded import by_sharding, check_gradient, is_sharded, local, over_processes, sharding
-from gasam.sparse import SparseRows
+from gasam.sharded import by_sharding, check_gradient, first_row, is_sharded, over_processes, sharding
+from gasam.torch_private import local
 
 Buffers = dict[object, dict[str, Tensor]]
 
 
-class Moving:
+class Layout:
     """The layout of the parameters that have a gradient: lists that run parallel, their portions and groups.
 
     `storage` has the local part of each parameter. `operands` are the tensors to compute with: the same memory, or a
@@ -29,13 +29,14 @@ class Moving:
         self.sharded = any(map(is_sharded, present))
         self.parameters = by_sharding(present) if self.sharded else list(present)
         self.storage = [local(parameter).detach() for parameter in self.parameters]
-        self.sparse = {i: SparseRows(p) for i, p in enumerate(self.parameters) if SparseRows.fit(p)}
+        touched = {i: _touched_rows(parameter) for i, parameter in enumerate(self.parameters)}
+        self.sparse = {i: SparseRows(self.storage[i], rows) for i, rows in touched.items() if rows is not None}
         self.operands = [self.sparse[i].values if i in self.sparse else t for i, t in enumerate(self.storage)]
         self.total = sum(parameter.numel() for parameter in present)  # n
         name_of = dict(zip(self._present, names, strict=True))
         self.groups = Groups(granularity)
         for i, parameter in enumerate(self.parameters):
-            self.groups.add(parameter, name_of[id(parameter)], self.sparse[i].rows if i in self.sparse else None)
+            self.groups.add(parameter, name_of[id(parameter)], touched[i])
         kinds = [(t.device, t.dtype, sharding(p)) for t, p in zip(self.storage, self.parameters, strict=True)]
         cuts = cut(self.operands, kinds, whole=self.sparse)
         self.portions = [Portion(number, self.operands, *where) for number, where in enumerate(cuts)]
@@ -56,20 +57,20 @@ class Moving:
                 portion.use(scratch, self.buffers[key])
 
     def _find_entries(self) -> None:
+        """Number the entries of all portions: which group each belongs to, and which are summed over processes."""
         device = self.operands[0].device if self.operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device: sums are few
         self.sizes = torch.tensor(self.groups.sizes, dtype=kind, device=device)  # n_i
-        self._shardings: list[tuple[object, slice]] = []  # with the range of its entries
+        self._shardings: list[tuple[object, slice]] = []  # each with the range of its entries
         self._counts: list[int] = []  # entries of each portion
         numbers: list[int] = []  # the group of each entry
-        for portion in self.portions:
-            runs = _merged(self._runs(portion))
-            portion.set_entries([size for _, size in runs])
-            self._counts.append(len(runs))
-            first, kind_of_sharding = len(numbers), sharding(self.parameters[portion.start])
-            numbers += [number for number, _ in runs]
-            if self._shardings and self._shardings[-1][0] == kind_of_sharding:
-                first = self._shardings.pop()[1].start
+        for kind_of_sharding, portions in groupby(self.portions, lambda each: sharding(self.parameters[each.start])):
+            first = len(numbers)
+            for portion in portions:
+                runs = _merged(self._runs(portion))
+                portion.set_entries([size for _, size in runs])
+                self._counts.append(len(runs))
+                numbers += [number for number, _ in runs]
             self._shardings.append((kind_of_sharding, slice(first, len(numbers))))
         self._group_of_entry = torch.tensor(numbers, dtype=torch.int64, device=device)
 
@@ -140,9 +141,10 @@ class Moving:
             total += over_processes(here + nan_flag, kind_of_sharding)
         return total
 
-    def largest(self, measured: Sequence[Tensor]) -> Tensor:
-        """The largest of some numbers >= 0, in all processes."""
-        largest = torch.stack([self.sizes.new_zeros(()), *(value.to(self.sizes) for value in measured)]).amax()
+    def largest_magnitude(self, vectors: Iterable[Tensor]) -> Tensor:
+        """The largest absolute value in the vectors of the portions, in all processes."""
+        found = [values.abs().amax().to(self.sizes) for values in vectors if values.numel()]
+        largest = torch.stack([self.sizes.new_zeros(()), *found]).amax()
         for kind_of_sharding, _ in self._shardings:
             largest = over_processes(largest, kind_of_sharding, "max")
         return largest
@@ -161,6 +163,94 @@ class Moving:
         if is_sharded(gradient):
             check_gradient(self.parameters[i])
         return local(gradient).to_dense()
+
+
+class Groups:
+    """The groups of some parameters, numbered from 0.
+
+    `of` has an entry for each parameter: the number of its group, or a range with the number of each of its rows.
+    With granularity "element" or "model" the groups are the tensors, for the cap and the trace: T belongs to each
+    weight, or to all of them.
+    """
+
+    def __init__(self, granularity: str) -> None:
+        self.granularity = granularity
+        self.of: list[int | range] = []
+        self.sizes: list[int] = []  # n_i
+        self.dimensions: list[int] = []  # of a group's tensor, the most where there are several
+        self.names: list[str] = []  # of a group's tensor, or of its module
+        self._numbers: dict[object, int] = {}
+        self._rows: list[tuple[int, Tensor | range]] = []  # (number of the first, rows) where each row is a group
+
+    def add(self, parameter: Tensor, name: str, touched: Tensor | None = None) -> None:
+        """`touched` are the rows of a sparse gradient: with granularity "filter" the other rows have no group."""
+        if self.by_rows(parameter):
+            first = len(self.names)
+            rows = range(len(parameter)) if touched is None else touched
+            here = range(first, first + len(rows))
+            if touched is None:  # of a sharded parameter only some rows are in this process
+                here = here[first_row(parameter) :][: len(local(parameter))]
+            self.of.append(here)
+            self._rows.append((first, rows))
+            self._append(name, math.prod(parameter.shape[1:]), parameter.ndim, times=len(rows))
+            return
+        key: object = id(parameter)
+        if self.granularity == "module":
+            key = name = name.rpartition(".")[0]
+        number = self._numbers.setdefault(key, len(self.names))
+        if number == len(self.names):
+            self._append(name, 0, 0)
+        self.of.append(number)
+        self.sizes[number] += parameter.numel()
+        self.dimensions[number] = max(self.dimensions[number], parameter.ndim)
+
+    def by_rows(self, tensor: Tensor) -> bool:
+        return self.granularity == "filter" and tensor.ndim >= 2
+
+    def labels(self) -> list[str]:
+        """The names, with the number of the row where each row is a group."""
+        labels = list(self.names)
+        for first, rows in self._rows:
+            for i, row in enumerate(rows if isinstance(rows, range) else rows.tolist(), start=first):
+                labels[i] = f"{labels[i]}[{row}]"
+        return labels
+
+    def _append(self, name: str, size: int, dimensions: int, times: int = 1) -> None:
+        self.names += [name] * times
+        self.sizes += [size] * times
+        self.dimensions += [dimensions] * times
+
+
+class SparseRows:
+    """The rows of an embedding that its sparse gradient touches: only these are saved and moved.
+
+    `values` is a copy of them to compute with, and `write` puts it back.
+    """
+
+    def __init__(self, storage: Tensor, rows: Tensor) -> None:
+        self.storage = storage
+        self.rows = rows
+        self.values = storage.index_select(0, rows)
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """These rows of another gradient, which may be dense."""
+        gradient = gradient.coalesce() if gradient.is_sparse else gradient
+        return gradient.index_select(0, self.rows).to_dense()
+
+    def write(self) -> None:
+        self.put(self.values, self.storage)
+
+    def put(self, values: Tensor, target: Tensor) -> None:
+        target.index_copy_(0, self.rows, values)
+
+
+def _touched_rows(parameter: Tensor) -> Tensor | None:
+    """The rows of its sparse gradient. Without any row, or sparse within rows, a gradient is handled as dense: None."""
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
+        return None
+    rows = gradient.coalesce().indices()[0]
+    return rows if len(rows) else None
 
 
 def _merged(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
