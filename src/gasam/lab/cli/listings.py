@@ -1,22 +1,28 @@
-"""The commands that only list: tasks, methods and data."""
+"""The commands that only list: tasks, methods and data; and the download of data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gasam.lab.cli.display import print_json, print_table
-from gasam.lab.data.locations import data_directory
-from gasam.lab.data.published import FileState, get, inspect
+import typer
+
+from gasam.lab.cli import options as opt
 from gasam.lab.errors import InputError
-from gasam.lab.methods import METHODS
-from gasam.lab.report.comparison import Table
-from gasam.lab.tasks import TASKS, asked_size, find, recorded_size
-from gasam.lab.training.plan import make
+
+if TYPE_CHECKING:
+    from gasam.lab.data.published import FileState
+
+data_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="What data each task needs and has.")
 
 
-def list_tasks(json: bool) -> None:
+def tasks(json: opt.Json = False) -> None:
+    """The tasks, their data and sizes."""
+    from gasam.lab.cli.display import print_json, print_table
+    from gasam.lab.tables import Table
+    from gasam.lab.tasks import TASKS
+
     if json:
         print_json({name: _task(name) for name in TASKS})
         return
@@ -28,13 +34,18 @@ def list_tasks(json: bool) -> None:
     print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
 
 
-def _task(name: str) -> dict[str, Any]:
-    task = TASKS[name]
-    sizes = {asked_size(name, size): asdict(settings) for size, settings in task.sizes.items()}
-    return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
+def methods(
+    task: Annotated[str, typer.Option(help="The task whose walks are shown.")] = "imdb",
+    size: opt.Size = "small",
+    json: opt.Json = False,
+) -> None:
+    """The methods, with what they use for a task and where that comes from."""
+    from gasam.lab.cli.display import print_json, print_table
+    from gasam.lab.methods import METHODS
+    from gasam.lab.tables import Table
+    from gasam.lab.tasks import find, recorded_size
+    from gasam.lab.training.plan import make
 
-
-def list_methods(task: str, size: str, json: bool) -> None:
     find(task).settings(recorded_size(task, size))
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
@@ -47,23 +58,22 @@ def list_methods(task: str, size: str, json: bool) -> None:
         print_json(found)
         return
     rows = tuple((name, entry["about"], _walk(entry), entry["epsilon_source"]) for name, entry in found.items())
-    print_table(
-        Table(f"Methods, as used for {task} in size {size}", ("method", "minimises", "walk", "where from"), rows, ())
-    )
+    columns = ("method", "minimises", "walk", "where from")
+    print_table(Table(f"Methods, as used for {task} in size {size}", columns, rows))
 
 
-def _walk(entry: dict[str, Any]) -> str:
-    if not entry.get("epsilon") and not entry.get("budget"):
-        return ""
-    late = f", from epoch {entry['start_epoch']}" if entry["start_epoch"] > 1 else ""
-    budget, cap = entry.get("budget"), entry.get("cap")
-    size = f"budget {budget:g}" if budget else f"{entry['epsilon']:.3g}"
-    capped = f", cap {cap:g}" if cap else ""
-    return f"L{entry['norm']} {size}{capped}, K={entry['steps']}{late}".replace("Linf", "L-inf")
+@data_app.callback()
+def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = False) -> None:
+    """What each task needs, where it was looked for, and what was found. `gasam data get TASK` downloads it."""
+    if context.invoked_subcommand is not None:
+        return
+    from gasam.lab.cli.display import print_json, print_table
+    from gasam.lab.data.locations import data_directory
+    from gasam.lab.data.published import inspect
+    from gasam.lab.tables import Table
+    from gasam.lab.tasks import TASKS
 
-
-def list_data(given: Path | None, json: bool) -> None:
-    directory = data_directory(given)
+    directory = data_directory(data_dir)
     states = {task.name: inspect(task.published, directory) for task in TASKS.values() if task.published}
     if json:
         found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
@@ -77,13 +87,41 @@ def list_data(given: Path | None, json: bool) -> None:
     print_table(Table("Data", ("task", "file", "size", "checksum"), tuple(rows), notes))
 
 
+@data_app.command()
+def get(task: opt.TaskName, data_dir: opt.DataDir = None) -> None:
+    """Download a task's data from the Hugging Face hub into the local layout. Needs gasam[download]."""
+    for file in get_data(task, data_dir):
+        typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")
+
+
 def get_data(name: str, given: Path | None) -> list[FileState]:
     """Download what is not there."""
-    published = TASKS[name].published if name in TASKS else None
-    if published is None:
-        known = ", ".join(task.name for task in TASKS.values() if task.published)
-        raise InputError(f"data of {name!r} cannot be downloaded: those of {known} can")
-    return get(name, published, data_directory(given))
+    from gasam.lab.data import published
+    from gasam.lab.data.locations import data_directory
+    from gasam.lab.tasks import TASKS
+
+    known = {task.name: task.published for task in TASKS.values() if task.published}
+    if name not in known:
+        raise InputError(f"data of {name!r} cannot be downloaded: those of {', '.join(known)} can")
+    return published.get(name, known[name], data_directory(given))
+
+
+def _task(name: str) -> dict[str, Any]:
+    from gasam.lab.tasks import TASKS
+
+    task = TASKS[name]
+    sizes = {task.asked_size(size): asdict(settings) for size, settings in task.sizes.items()}
+    return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
+
+
+def _walk(entry: dict[str, Any]) -> str:
+    if not entry.get("epsilon") and not entry.get("budget"):
+        return ""
+    late = f", from epoch {entry['start_epoch']}" if entry["start_epoch"] > 1 else ""
+    budget, cap = entry.get("budget"), entry.get("cap")
+    size = f"budget {budget:g}" if budget else f"{entry['epsilon']:.3g}"
+    capped = f", cap {cap:g}" if cap else ""
+    return f"L{entry['norm']} {size}{capped}, K={entry['steps']}{late}".replace("Linf", "L-inf")
 
 
 def _state(file: FileState) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what they mean to a plan."""
+"""The options that several commands share, in groups, and what their texts mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
@@ -18,78 +18,107 @@ if TYPE_CHECKING:
     from gasam.lab.tasks import Origin
 
 WALK, DATA, RUN = "The walk", "The data", "The run"
+RUNS = Path("runs")
 
+
+def option(panel: str, help: str, *flags: str, **described: Any) -> Any:  # noqa: A002
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **described)
+
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="See `gasam tasks`.")]
+MethodName = Annotated[str, typer.Option(help="See `gasam methods`.")]
 Size = Annotated[
     str,
     typer.Option(help="paper (its appendix), small (newest version, minutes), small@1 (the first) or tiny (seconds)."),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of records, checkpoints and tables.", rich_help_panel=RUN)]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.", rich_help_panel=RUN)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.", rich_help_panel=RUN)]
-Epochs = Annotated[int | None, typer.Option(help="How many times through the training data.", rich_help_panel=RUN)]
+DataDir = Annotated[Path | None, option(DATA, "Folder with the data sets; or set GASAM_DATA.")]
+Json = Annotated[bool, option(RUN, "Print JSON, for other programs.", "--json")]
 Jobs = Annotated[
-    int | None,
-    typer.Option(
-        help="Parallel runs, one process each; by default the number of cores, 1 with a GPU.", rich_help_panel=RUN
-    ),
+    int | None, option(RUN, "Parallel runs, one process each; by default the number of cores, 1 with a GPU.")
 ]
-Set = Annotated[
-    list[str],
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any other setting of the task, e.g. dropout=0.3.", rich_help_panel=RUN
-    ),
-]
-SameNoise = Annotated[
-    bool, typer.Option("--same-noise", help="Use the same dropout masks in every pass of a step.", rich_help_panel=WALK)
-]
-Tuned = Annotated[
-    bool,
-    typer.Option("--tuned", help="Use the walk that `gasam tune` chose, from the same --out.", rich_help_panel=WALK),
-]
+SameNoise = Annotated[bool, option(WALK, "Use the same dropout masks in every pass of a step.", "--same-noise")]
+Tuned = Annotated[bool, option(WALK, "Use the walk that `gasam tune` chose, from the same --out.", "--tuned")]
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the data sets; or set GASAM_DATA.", rich_help_panel=DATA)
-]
-Train = Annotated[
-    str | None, typer.Option(help="Your training file; for translate two, a.de,a.en.", rich_help_panel=DATA)
-]
-Valid = Annotated[
-    str | None, typer.Option(help="Your validation file; else a share is held out.", rich_help_panel=DATA)
-]
-Test = Annotated[str | None, typer.Option(help="Your test file; else a share is held out.", rich_help_panel=DATA)]
-TextColumn = Annotated[str, typer.Option(help="Column with the text (classify).", rich_help_panel=DATA)]
-LabelColumn = Annotated[str, typer.Option(help="Column with the label (classify).", rich_help_panel=DATA)]
 
-Epsilon = Annotated[float | None, typer.Option(help="Radius of the ball.", rich_help_panel=WALK)]
-Budget = Annotated[
-    float | None, typer.Option(help="Rise of the loss that a walk aims at, instead of epsilon.", rich_help_panel=WALK)
-]
-Cap = Annotated[
-    float | None, typer.Option(help="Largest offset of a tensor as a share of its weights.", rich_help_panel=WALK)
-]
-WalkProgress = Annotated[
-    float | None,
-    typer.Option(help="Full strength when the loss has fallen by this share, e.g. 0.2.", rich_help_panel=WALK),
-]
-WalkStart = Annotated[
-    str | None, typer.Option(help="First step with a walk, or a share of training such as 0.1.", rich_help_panel=WALK)
-]
-WalkWarmup = Annotated[
-    str | None, typer.Option(help="Steps, or a share of training, until full strength.", rich_help_panel=WALK)
-]
-Every = Annotated[
-    int | None, typer.Option(help="Walk on every n-th step only; the others are plain.", rich_help_panel=WALK)
-]
-Weight = Annotated[
-    float | None,
-    typer.Option(help="Weight of the walk in such a step; n by default, the same over time.", rich_help_panel=WALK),
-]
-Norm = Annotated[str | None, typer.Option(help="2, inf, or any number > 1.", rich_help_panel=WALK)]
-Steps = Annotated[int | None, typer.Option(help="K, the steps of a walk.", rich_help_panel=WALK)]
-Scale = Annotated[str | None, typer.Option(help="T, e.g. gradient_strength.", rich_help_panel=WALK)]
-Granularity = Annotated[str | None, typer.Option(help="element, filter, layer, module or model.", rich_help_panel=WALK)]
-Risk = Annotated[str | None, typer.Option(help="mean over the walk, or final: its end.", rich_help_panel=WALK)]
-StartEpoch = Annotated[int | None, typer.Option(help="First epoch with a walk, from 1.", rich_help_panel=WALK)]
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the data is."""
+
+    train: Annotated[str | None, option(DATA, "Your training file; for translate two, a.de,a.en.")] = None
+    valid: Annotated[str | None, option(DATA, "Your validation file; else a share is held out.")] = None
+    test: Annotated[str | None, option(DATA, "Your test file; else a share is held out.")] = None
+    text_column: Annotated[str, option(DATA, "Column with the text (classify).")] = "text"
+    label_column: Annotated[str, option(DATA, "Column with the label (classify).")] = "label"
+    data_dir: DataDir = None
+
+    @property
+    def origin(self) -> Origin:
+        from gasam.lab.tasks import Origin
+
+        return Origin(self.data_dir, self.train, self.valid, self.test, self.text_column, self.label_column)
+
+
+@dataclass(frozen=True)
+class SettingsOptions:
+    """What of a task's settings is changed."""
+
+    epochs: Annotated[int | None, option(RUN, "How many times through the training data.")] = None
+    settings: Annotated[
+        list[str], option(RUN, "Any other setting of the task, e.g. dropout=0.3.", "--set", metavar="NAME=VALUE")
+    ] = field(default_factory=list)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        return assignments("--set", self.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where results go."""
+
+    out: Annotated[Path, option(RUN, "Folder of records, checkpoints and tables.")] = RUNS
+    cpu: Annotated[bool, option(RUN, "Use the CPU even if there is a GPU.", "--cpu")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class WalkOptions:
+    """What of a method's walk is changed."""
+
+    epsilon: Annotated[float | None, option(WALK, "Radius of the ball.")] = None
+    budget: Annotated[float | None, option(WALK, "Rise of the loss that a walk aims at, instead of epsilon.")] = None
+    cap: Annotated[float | None, option(WALK, "Largest offset of a tensor as a share of its weights.")] = None
+    norm: Annotated[str | None, option(WALK, "2, inf, or any number > 1.")] = None
+    steps: Annotated[int | None, option(WALK, "K, the steps of a walk.")] = None
+    scale: Annotated[str | None, option(WALK, "T, e.g. gradient_strength.")] = None
+    granularity: Annotated[str | None, option(WALK, "element, filter, layer, module or model.")] = None
+    risk: Annotated[str | None, option(WALK, "mean over the walk, or final: its end.")] = None
+    start_epoch: Annotated[int | None, option(WALK, "First epoch with a walk, from 1.")] = None
+    walk_progress: Annotated[
+        float | None, option(WALK, "Full strength when the loss has fallen by this share, e.g. 0.2.")
+    ] = None
+    walk_start: Annotated[str | None, option(WALK, "First step with a walk, or a share of training such as 0.1.")] = (
+        None
+    )
+    walk_warmup: Annotated[str | None, option(WALK, "Steps, or a share of training, until full strength.")] = None
+    every: Annotated[int | None, option(WALK, "Walk on every n-th step only; the others are plain.")] = None
+    weight: Annotated[
+        float | None, option(WALK, "Weight of the walk in such a step; n by default, the same over time.")
+    ] = None
+    same_noise: SameNoise = False
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """As a plan names the options; None is what was not given."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return given | {
+            "norm": norm(self.norm),
+            "walk_start": steps_or_share("--walk-start", self.walk_start),
+            "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
+            "walk_every": given.pop("every"),
+            "walk_weight": given.pop("weight"),
+            "same_noise": self.same_noise or None,
+        }
 
 
 @overload
@@ -130,16 +159,15 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def settings(texts: Iterable[str], epochs: int | None) -> dict[str, Any]:
-    return assignments("--set", texts) | ({} if epochs is None else {"epochs": epochs})
-
-
 def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:
     """What another command needs in order to use the same data and settings."""
-    given = {f"--{field.name.replace('_', '-')}": getattr(origin, field.name) for field in fields(origin)}
-    usual = {f"--{field.name.replace('_', '-')}": field.default for field in fields(origin)}
-    words = [f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value != usual[name]]
-    words += [f" --set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in settings.items()]
+    words = []
+    for each in fields(origin):
+        value = getattr(origin, each.name)
+        if value != each.default:
+            words.append(f" --{each.name.replace('_', '-')} {shlex.quote(str(value))}")
+    for name, value in settings.items():
+        words.append(f" --set {shlex.quote(f'{name}={json.dumps(value)}')}")
     return "".join([*words, f" --out {shlex.quote(str(out))}"])
 
 
@@ -148,21 +176,6 @@ def listed(option: str, text: str) -> list[str]:
     if not names:
         raise InputError(f"{option} must be one or more names with commas, got {text!r}")
     return names
-
-
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in listed(option, text))
-    except ValueError:
-        raise InputError(f"{option} must be numbers with commas, got {text!r}") from None
-
-
-def exponents(text: str) -> tuple[int, int]:
-    try:
-        low, high = (int(part) for part in listed("--exponents", text))
-    except ValueError:
-        raise InputError(f"--exponents must be two whole numbers with a comma, as -6,0, got {text!r}") from None
-    return low, high
 
 
 def positive(option: str, number: int) -> int:
