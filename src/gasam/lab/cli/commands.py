@@ -134,7 +134,7 @@ def compare(
     from gasam.lab.cli.sessions import run_many, show, timed
     from gasam.lab.methods import TABLE1
     from gasam.lab.report.comparison import comparison
-    from gasam.lab.search.tuned import with_tuned_walk
+    from gasam.lab.search.tuned_walk import with_tuned_walk
     from gasam.lab.tasks import Origin
     from gasam.lab.tasks.sizes import in_records
     from gasam.lab.training.plan import make

@@ -3,70 +3,59 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gasam.lab.cli import options as opt
 
-SEARCH = "The search"
+
+def search_option(text: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=text, rich_help_panel="The search")
+
+
+Quantity = Annotated[
+    str | None,
+    search_option("budget (default, with a cap and the recommended schedule) or epsilon (the paper's form)."),
+]
+Norms = Annotated[
+    str | None, search_option("inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.")
+]
+Exponents = Annotated[
+    str | None,
+    search_option("The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon."),
+]
+Trials = Annotated[int | None, search_option("Maximum number of trials.")]
+Seeds = Annotated[
+    int, search_option("Run the baseline and up to three finalists with this many seeds, and choose by the mean.")
+]
+Cap = Annotated[
+    float, search_option("Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.")
+]
+Tolerance = Annotated[
+    float,
+    search_option(
+        "A trial that loses more than this share of what the baseline has learned has collapsed. Losses within the "
+        "noise of the validation split never count."
+    ),
+]
+FullGrid = Annotated[
+    bool, search_option("Run every grid point {1, 2, 5, 8} x 10^k to completion (expensive).", "--full-grid")
+]
 
 
 def tune(
     task: Annotated[str, typer.Argument(metavar="TASK", help="See `gasam tasks`.")],
     method: Annotated[str, typer.Option(help="See `gasam methods`.")] = "ga-sam",
     size: opt.Size = "small",
-    quantity: Annotated[
-        str | None,
-        typer.Option(
-            help="budget (default, with a cap and the recommended schedule) or epsilon (the paper's form).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    norms: Annotated[
-        str | None,
-        typer.Option(
-            help="inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    exponents: Annotated[
-        str | None,
-        typer.Option(
-            help="The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Maximum number of trials.", rich_help_panel=SEARCH)] = None,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            help="Run the baseline and up to three finalists with this many seeds, and choose by the mean.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 1,
-    cap: Annotated[
-        float,
-        typer.Option(
-            help="Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 0.1,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="A trial that loses more than this share of what the baseline has learned has collapsed. Losses "
-            "within the noise of the validation split never count.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 0.02,
-    full_grid: Annotated[
-        bool,
-        typer.Option(
-            "--full-grid",
-            help="Run every grid point {1, 2, 5, 8} x 10^k to completion (expensive).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = False,
+    quantity: Quantity = None,
+    norms: Norms = None,
+    exponents: Exponents = None,
+    trials: Trials = None,
+    seeds: Seeds = 1,
+    cap: Cap = 0.1,
+    tolerance: Tolerance = 0.02,
+    full_grid: FullGrid = False,
     seed: Annotated[int, typer.Option(help="Seed of the trials; take results with other seeds.")] = 0,
     train: opt.Train = None,
     valid: opt.Valid = None,
@@ -91,21 +80,23 @@ def tune(
     from gasam.lab.tasks.sizes import in_records
 
     quantity = quantity or usual_quantity(method)
-    texts = None if norms is None else opt.listed("--norms", norms)
+    lengths = usual_norms(method, quantity)
+    if norms is not None:
+        lengths = tuple(opt.norm(text, "--norms", "2, inf or both") for text in opt.listed("--norms", norms))
     question = Question(
-        task,
-        method,
-        in_records(task, size),
-        seed,
-        Origin(data_dir, train, valid, test, text_column, label_column),
-        opt.settings(settings, epochs),
-        quantity,
-        usual_norms(method, quantity)
-        if texts is None
-        else tuple(opt.norm(text, "--norms", "2, inf or both") for text in texts),
-        EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
-        tolerance,
-        cap,
+        task=task,
+        method=method,
+        size=in_records(task, size),
+        seed=seed,
+        origin=Origin(data_dir, train, valid, test, text_column, label_column),
+        settings=opt.settings(settings, epochs),
+        quantity=quantity,
+        norms=lengths,
+        exponents=EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
+        tolerance=tolerance,
+        cap=cap,
+        trials=None if trials is None else opt.positive("--trials", trials),
+        seeds=opt.positive("--seeds", seeds),
+        full_grid=full_grid,
     )
-    trials = None if trials is None else opt.positive("--trials", trials)
-    search(question, out, trials, opt.positive("--seeds", seeds), full_grid, jobs, cpu, json)
+    search(question, out, jobs, cpu, json)

@@ -18,7 +18,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.methods import WALK
 from gasam.lab.paper import figures
 from gasam.lab.records import EpsilonSource
-from gasam.lab.search.tuned import with_tuned_walk
+from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
