@@ -265,7 +265,7 @@ def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
     plan = make("imdb", "ga-sam", "small")
     with (
         FileLock(tmp_path / "tuning" / "ga-sam-inf.lock"),
-        pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: wait for it, or use its"),
+        pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: .* --walk ga-sam\.epsilon=VALUE"),
     ):
         with_tuned_walk(plan, tmp_path)
     assert with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3

@@ -89,7 +89,11 @@ def _read_when_ended(file: Path) -> Finding:
         with FileLock(lock, timeout=1):
             return Finding.read(file)
     except Timeout:
-        raise InputError(f"{file.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None
+        found = Finding.read(file)
+    raise InputError(
+        f"{file.stem} is still being tuned: wait for it; `gasam compare` also takes "
+        f"--walk {found.method}.{found.quantity}=VALUE in place of --tuned"
+    )
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
