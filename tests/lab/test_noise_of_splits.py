@@ -13,10 +13,13 @@ from torch import nn
 from gasam import recommended
 from gasam.lab.families.language import _bootstrap_error
 from gasam.lab.families.translation import bleu, bleu_error
+from gasam.lab.records import EpsilonSource
 from gasam.lab.report.tuning import conclusion, tuning_table
-from gasam.lab.search import finding, tuned
+from gasam.lab.search.finding import Finding
+from gasam.lab.search.outcome import Trial
 from gasam.lab.search.question import SEED_STEP, Question, usual_norms, usual_quantity
 from gasam.lab.search.strategy import Candidate, FullGrid, TwoStages, best_of, replayed
+from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.storage import write_json
 from gasam.lab.training.plan import make
 
@@ -92,52 +95,49 @@ def test_the_budget_is_searched_by_default_and_used_with_its_cap_and_schedule(co
     ended = command(*TUNE, "--out", tmp_path)
     assert ended.code == 0, ended.err
     [file] = (tmp_path / "tuning").glob("*.json")
-    found = finding.read(file)
+    found = Finding.read(file)
     perturbation, schedule = recommended()
     assert found.quantity == "budget"
     assert found.walk == {"cap": 0.1, "walk_progress": schedule.progress}
-    tried = [finding.candidate_of(one) for one in found.tries]
+    tried = [one.candidate for one in found.tries]
     assert tried == [Candidate(math.inf, -1, cap=perturbation.cap), Candidate(math.inf, -2)]
     assert found.error > 0
     best = found.chosen()
-    choice = tuned.with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).choice
+    choice = with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).choice
     assert (choice.budget, choice.cap, choice.epsilon) == (best.value, best.cap or 0.1, 0.0)
     assert choice.schedule() == schedule
-    assert choice.epsilon_source.startswith("tuned on validation")
+    assert choice.epsilon_source.kind == "tuned"
 
 
 def test_finalists_are_repeated_with_other_seeds_and_chosen_by_their_means(command, tmp_path):
     ended = command(*TUNE, "--seeds", "2", "--out", tmp_path)
     assert ended.code == 0, ended.err
     [file] = (tmp_path / "tuning").glob("*.json")
-    found = finding.read(file)
+    found = Finding.read(file)
     assert found.seeds == [0, SEED_STEP]
-    assert sum("norm" not in one for one in found.repeats) == 1
+    assert sum(not isinstance(one, Trial) for one in found.repeats) == 1
     best = found.chosen()
     assert best in found.repeated()
-    [again] = [one for one in found.repeats if "norm" in one and finding.candidate_of(one) == best]
-    assert found.means(best)[0] == pytest.approx((found.one(best)["valid"] + again["valid"]) / 2)
+    [again] = [one for one in found.repeats if isinstance(one, Trial) and one.candidate == best]
+    assert found.means(best)[0] == pytest.approx((found.one(best).valid + again.valid) / 2)
     assert "have 2 seeds: their means are shown" in ended.out
     second = command(*TUNE, "--seeds", "2", "--out", tmp_path, "--json")
     assert "gradient evaluations" not in second.err, "what was repeated is not repeated again"
-    assert json.loads(second.out)["repeats"] == list(found.repeats)
+    assert json.loads(second.out)["repeats"] == [one.as_json() for one in found.repeats]
     third = command(*TUNE, "--out", tmp_path, "--json")
-    assert json.loads(third.out)["repeats"] == list(found.repeats), "they are kept without --seeds"
+    assert json.loads(third.out)["repeats"] == [one.as_json() for one in found.repeats], "they are kept without --seeds"
     same_seed = make("digits", "ga-sam", "tiny", SEED_STEP, settings={"epochs": 4})
     with pytest.raises(ValueError, match="another --seed"):
-        tuned.with_tuned_walk(same_seed, tmp_path)
+        with_tuned_walk(same_seed, tmp_path)
 
 
 def test_means_over_seeds_overrule_the_first_seed():
     lucky, steady = response(85.0, exponent=-2), response(83.0, exponent=-1)
     repeats = (
-        {"seed": 7} | response(80.0),
-        finding.described(Candidate(math.inf, -2), 7, {"valid": 78.0, "gradient_evaluations": 1}),
-        finding.described(Candidate(math.inf, -1), 7, {"valid": 83.0, "gradient_evaluations": 1}),
+        response(80.0, norm=None, seed=7),
+        response(78.0, exponent=-2, seed=7),
+        response(83.0, exponent=-1, seed=7),
     )
-    for one in repeats[:1]:
-        for name in ("norm", "exponent", "mantissa"):
-            del one[name]
     first = finding_of("imdb", "ga-sam", [lucky, steady])
     again = finding_of("imdb", "ga-sam", [lucky, steady], repeats=repeats)
     assert first.chosen() == Candidate(math.inf, -2)
@@ -183,7 +183,7 @@ def test_the_recommended_walk_is_tried_first_and_can_be_chosen():
     question = Question("imdb", "ga-sam", "small@2")
     [walk] = question.always()
     assert question.plan(walk).choice == replace(
-        make("imdb", "ga-sam", "small@2", 0).choice, epsilon_source="command line"
+        make("imdb", "ga-sam", "small@2", 0).choice, epsilon_source=EpsilonSource(kind="given")
     )
     outcomes = dict.fromkeys(FullGrid((math.inf,), -2, -1).propose({}), 0.0) | {walk: 0.05}
     strategy = TwoStages((math.inf,), -2, -1, 0.02, 0.0, question.always())
@@ -214,12 +214,12 @@ def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size)
         quantity=quantity, walk=question.fixed(), data=data,
     )  # fmt: skip
     write_json(tmp_path / "tuning" / "a.json", found.as_json())
-    choice = tuned.with_tuned_walk(make(task, "ga-sam", size), tmp_path).choice
+    choice = with_tuned_walk(make(task, "ga-sam", size), tmp_path).choice
     assert choice.identity() == question.plan(candidate).choice.identity()
-    assert choice.epsilon_source == "tuned on validation, 1 try"
-    own = tuned.with_tuned_walk(make(task, "ga-sam", size, walk={"steps": 4}), tmp_path).choice
+    assert choice.epsilon_source == EpsilonSource(kind="tuned", trials=1)
+    own = with_tuned_walk(make(task, "ga-sam", size, walk={"steps": 4}), tmp_path).choice
     assert own.steps == 4
-    assert "for the usual walk" in own.epsilon_source
+    assert own.epsilon_source.for_usual_walk
 
 
 def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
@@ -234,7 +234,7 @@ def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
         write_json(
             tmp_path / "tuning" / f"{name}.json", replace(found, quantity=quantity, walk=walk, data=data).as_json()
         )
-    choice = tuned.with_tuned_walk(make("imdb", "ga-sam", "small@2"), tmp_path).choice
+    choice = with_tuned_walk(make("imdb", "ga-sam", "small@2"), tmp_path).choice
     assert (choice.budget, choice.cap) == (0.01, 0.03)
 
 

@@ -178,7 +178,7 @@ def test_radii_are_the_numbers_that_people_write():
     assert str(Candidate(2.0, -3, 5)) == "L2 0.005"
     below = [Candidate(INF, -3, 2)]
     while len(below) < 6:
-        below.append(below[-1].below())
+        below.append(below[-1].neighbour(-1))
     assert [each.value for each in below] == [2e-3, 1e-3, 8e-4, 5e-4, 2e-4, 1e-4]
 
 

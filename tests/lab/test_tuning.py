@@ -1,5 +1,6 @@
 """`gasam tune` in earnest: real tries in processes, killed half-way, and never with an eye on the test split."""
 
+import inspect
 import json
 import math
 import os
@@ -8,26 +9,29 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from optuna import load_study
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 from synthetic import finding_of, response
 
+from gasam.lab.cli import tuning
+from gasam.lab.engines.local import prepare
 from gasam.lab.families import Metric
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
-from gasam.lab.search import finding, tuned
-from gasam.lab.search.journal import Journal
-from gasam.lab.search.strategy import Candidate
-from gasam.lab.search.trial import BehindBaseline, Withheld, WithheldError, Worth, try_out
+from gasam.lab.records import EpsilonSource
+from gasam.lab.search.finding import Finding, files, read_all
+from gasam.lab.search.outcome import Outcome
+from gasam.lab.search.question import Question
+from gasam.lab.search.trial import run_trial
+from gasam.lab.search.tuned_walk import with_tuned_walk
+from gasam.lab.search.withheld import Withheld, WithheldError
+from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
-from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
+from gasam.lab.training.plan import make
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
 EPSILON = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon")
@@ -38,17 +42,21 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     ended = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path)
     assert ended.code == 0, ended.err
     [file] = (tmp_path / "tuning").glob("*.json")
-    found = finding.read(file)
+    found = Finding.read(file)
     best = found.chosen()
     assert len(found.tries) == 2
     assert f"--norm inf --epsilon {best.value:g}: accuracy" in ended.out
-    assert found.one(best)["valid"] == max(one["valid"] for one in found.tries if one["valid"] is not None)
+    assert found.one(best).valid == max(one.valid for one in found.tries if one.valid is not None)
     assert file.with_suffix(".png").stat().st_size > 5000
     assert "; more --trials would try more)" in ended.out
     assert not list((tmp_path / "tuning" / "tries").glob("*/*.pt"))
     again = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path, "--json")
-    assert json.loads(again.out)["tries"] == list(found.tries)  # nothing was run a second time
-    assert "gradient evaluations" not in again.err
+    assert json.loads(again.out)["tries"] == [one.as_json() for one in found.tries]
+    assert "gradient evaluations" not in again.err, "nothing was run a second time"
+    file.unlink()  # as if it had been killed in its first round
+    after_kill = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path, "--json")
+    assert json.loads(after_kill.out) == json.loads(again.out)
+    assert "gradient evaluations" not in after_kill.err
 
     other = command(*ARGUMENTS, "--method", "sam", "--trials", "1", "--out", tmp_path)
     assert "baseline seed" not in other.err  # whose run serves every method
@@ -59,25 +67,25 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     assert compared.code == 0, compared.err
     [record] = [json.loads(each.read_text()) for each in tmp_path.glob("digits-tiny-ga-sam-1-*.json")]
     assert record["config"]["method"]["epsilon"] == best.value
-    gainless = "" if found.gains()[best] > 0 else " without a gain"
-    assert record["epsilon_source"] == f"tuned on validation{gainless}, 2 tries"
+    source = EpsilonSource(kind="tuned", trials=2, without_gain=found.gains()[best] <= 0)
+    assert record["epsilon_source"] == source.model_dump()
 
 
-def test_two_hopeless_tries_at_once_are_given_up_and_pruned_in_one_journal(command, tmp_path):
+def test_two_hopeless_tries_at_once_are_given_up_unless_the_tolerance_is_larger(command, tmp_path):
     asked = (*EPSILON, "--epochs", "6", "--exponents=-4,4", "--norms", "inf,2")
     ended = command(*asked, "--trials", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
     assert ended.code == 0, ended.err
     assert "every epsilon that was tried collapsed: give smaller --exponents (2 tries with" in ended.out
     [file] = (tmp_path / "tuning").glob("*.json")
-    found = finding.read(file)
-    assert [(one["norm"], one["exponent"], one["valid"]) for one in found.tries] == [("inf", 0, None), ("2", 0, None)]
+    found = Finding.read(file)
+    assert [(one.norm, one.exponent, one.valid) for one in found.tries] == [(math.inf, 0, None), (2.0, 0, None)]
     for one in found.tries:
-        assert 3 <= len(one["curve"]) < 6, "it waits for half of the epochs, and not for all"
-        assert one["gradient_evaluations"] == 8 * len(one["curve"])
-    storage = JournalStorage(JournalFileBackend(str(file.with_suffix(".journal"))))
-    [study] = storage.get_all_studies()
-    states = [trial.state for trial in load_study(study_name=study.study_name, storage=storage).trials]
-    assert states == [TrialState.PRUNED] * 2
+        assert 3 <= len(one.curve) < 6, "it waits for half of the epochs, and not for all"
+        assert one.gradient_evaluations == 8 * len(one.curve)
+    patient = command(*asked, "--tolerance", "0.9", "--trials", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
+    assert patient.code == 0, patient.err
+    assert "baseline" not in patient.err
+    assert [len(one.curve) for one in Finding.read(file).tries] == [6, 6], "what was given up is run to its end"
 
 
 def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
@@ -86,21 +94,19 @@ def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
     process = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_checkpoint_of_a_try(tmp_path, process)
     kill_with_children(process)
-    [journal] = (tmp_path / "tuning").glob("*.journal")
-    assert '"outcome"' not in journal.read_text()  # it died within the first try
+    assert not list((tmp_path / "tuning" / "tries").glob("digits-tiny-ga-sam-*/outcome.json"))  # it was not its end
     ended = command(*longer)
     assert ended.code == 0, ended.err
     assert "baseline" not in ended.err  # whose run is not lost
     [file] = (tmp_path / "tuning").glob("*.json")
-    found = finding.read(file)
+    found = Finding.read(file)
     assert len(found.tries) == 2
     for one in found.tries:
-        chosen = finding.candidate_of(one)
-        walk = {"norm": chosen.norm, "epsilon": chosen.value}
+        walk = {"norm": one.norm, "epsilon": one.candidate.value}
         plan = make("digits", "ga-sam", "tiny", found.seed, settings={"epochs": 6}, walk=walk)
         record = run(plan, tmp_path / "whole", cpu=True)  # never stopped
-        assert one["curve"] == [row["valid"] for row in record["curve"]][: len(one["curve"])]
-        assert one["valid"] == (record["valid"] if len(one["curve"]) == 6 else None)  # else it was given up
+        assert list(one.curve) == [row["valid"] for row in record.curve][: len(one.curve)]
+        assert one.valid == (record.valid if len(one.curve) == 6 else None)  # else it was given up
 
 
 def wait_for_checkpoint_of_a_try(folder, process):
@@ -137,12 +143,12 @@ def test_test_split_raises_when_touched(task):
 
 def test_tries_are_made_with_the_test_split_withheld(tmp_path, monkeypatch):
     """In the process that trains: a family that looks at the test split fails the try."""
-    plan, journal = make("digits", "baseline", "tiny"), Journal(tmp_path / "a.journal", "a", None)
-    honest = try_out(plan, tmp_path, lambda update: None, journal, None, cpu=True)
-    assert honest["valid"] is not None
+    [job] = prepare([make("digits", "baseline", "tiny")], tmp_path)
+    honest = run_trial(job, tmp_path, lambda update: None, cpu=True)
+    assert honest.valid is not None
     monkeypatch.setattr(ImageClassification, "validate", lambda self, model: self.score(model, "test"))
     with pytest.raises(WithheldError):
-        try_out(plan, tmp_path, lambda update: None, journal, None, cpu=True)
+        run_trial(job, tmp_path, lambda update: None, cpu=True)
 
 
 def test_worth_is_the_same_for_every_metric():
@@ -179,6 +185,13 @@ def test_pruner_follows_what_falls():
     assert not pruner.hopeless([330.0, 205.0])
 
 
+def test_defaults_of_the_command_are_those_of_a_question():
+    options = {name: parameter.default for name, parameter in inspect.signature(tuning.tune).parameters.items()}
+    names = ("seed", "tolerance", "cap", "trials", "seeds", "full_grid")
+    question = Question("digits", "ga-sam", "tiny")
+    assert {name: options[name] for name in names} == {name: getattr(question, name) for name in names}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -210,49 +223,41 @@ def test_damaged_finding_is_named(tmp_path):
     file = tmp_path / "a.json"
     file.write_text("{}")
     with pytest.raises(ValueError, match=r"a\.json is not what a search found"):
-        finding.read(file)
+        Finding.read(file)
 
 
-def test_journal_with_a_torn_last_line_is_mended(tmp_path):
-    """As a full disk or a power cut leaves it: the try that was being written is lost, those before are not."""
-    journal = Journal(tmp_path / "a.journal", "a", None)
-    chosen = [Candidate(math.inf, -3), Candidate(math.inf, -2)]
-    for each in chosen:
-        trial = journal.trial(journal.begin(each), Worth(ACCURACY, 50.0))
-        journal.tell(trial, {"valid": 80.0})
-    whole = journal.file.read_bytes()
-    journal.file.write_bytes(whole[:-20])
-    journal.mend()
-    assert list(journal.tries()) == chosen[:1]
-    assert journal.forget_unfinished() == chosen[1:]
-    journal.tell(journal.trial(journal.begin(chosen[1]), Worth(ACCURACY, 50.0)), {"valid": 81.0})
-    assert [outcome["valid"] for outcome in journal.tries().values()] == [80.0, 81.0]
+def test_damaged_outcome_of_a_trial_is_named(command, tmp_path):
+    assert command(*ARGUMENTS, "--trials", "1", "--out", tmp_path).code == 0
+    [file] = (tmp_path / "tuning" / "tries").glob("digits-tiny-baseline-*/outcome.json")
+    file.write_text("{}")
+    ended = command(*ARGUMENTS, "--trials", "1", "--out", tmp_path)
+    assert ended.code == 2
+    assert "outcome.json is not the outcome of a trial: it lacks valid" in " ".join(ended.err.split())
 
 
-def test_reading_a_journal_does_not_write(tmp_path):
-    journal = Journal(tmp_path / "a.journal", "a", None)
-    journal.begin(Candidate(math.inf, -3))
-    before = journal.file.read_bytes()
-    assert journal.tries() == {}
-    assert journal.baseline is None
-    assert journal.file.read_bytes() == before
+@pytest.mark.parametrize(
+    ("curve", "diverged", "tolerance", "final"),
+    [
+        ([80.0] * 6, False, 0.02, True),
+        ([60.0] * 6, False, None, True),
+        ([60.0] * 3, False, 0.02, True),
+        ([60.0] * 3, False, 0.5, False),
+        ([60.0] * 3, False, None, False),
+        ([60.0, None], True, None, True),
+    ],
+)
+def test_only_what_would_not_be_given_up_now_is_run_again(curve, diverged, tolerance, final):
+    """A trial that ran to its end, diverged, or would be given up with the present tolerance is not."""
+    outcome = Outcome(valid=None, worthless=50.0, diverged=diverged, curve=curve, gradient_evaluations=1, seconds=1.0)
+    pruner = None if tolerance is None else BehindBaseline(Worth(ACCURACY, 50.0), [80.0] * 6, tolerance)
+    assert outcome.is_final(6, pruner) is final
 
 
-def test_larger_tolerance_tries_again_what_a_smaller_one_gave_up(tmp_path):
-    """What would be given up now too, diverged, or ran to its end is not tried again."""
-    outcomes = {
-        Candidate(math.inf, -3): {"valid": 80.0, "diverged": False},
-        Candidate(math.inf, -2): {"valid": None, "diverged": False},
-        Candidate(math.inf, -1): {"valid": None, "diverged": True},
-    }
-    strict, loose = (Journal(tmp_path / "a.journal", "a", tolerance) for tolerance in (0.02, 0.1))
-    for chosen, outcome in outcomes.items():
-        strict.tell(strict.trial(strict.begin(chosen), Worth(ACCURACY, 50.0)), outcome)
-    again = Candidate(math.inf, -2)
-    assert strict.tries() == outcomes
-    assert loose.tries() == {chosen: outcome for chosen, outcome in outcomes.items() if chosen != again}
-    loose.tell(loose.trial(loose.begin(again), Worth(ACCURACY, 50.0)), outcomes[again])
-    assert loose.tries() == strict.tries() == outcomes
+def test_committed_findings_are_read_and_written_as_they_are():
+    folder = Path(__file__).parents[2] / "results"
+    for file, found in zip(files(folder), read_all(folder), strict=True):
+        stored = json.loads(file.read_text())
+        assert {name: found.as_json()[name] for name in stored} == stored
 
 
 def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
@@ -260,21 +265,21 @@ def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
     plan = make("imdb", "ga-sam", "small")
     with (
         FileLock(tmp_path / "tuning" / "ga-sam-inf.lock"),
-        pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: wait for it, or use its"),
+        pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: .* --walk ga-sam\.epsilon=VALUE"),
     ):
-        tuned.with_tuned_walk(plan, tmp_path)
-    assert tuned.with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
+        with_tuned_walk(plan, tmp_path)
+    assert with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
 
 
 def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     plan = make("imdb", "ga-sam", "small")
-    assert tuned.with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
-    borrowed = tuned.with_tuned_walk(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
-    assert (borrowed.epsilon, borrowed.epsilon_source) == (5e-3, "tuned on validation for the usual walk, 1 try")
+    assert with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
+    borrowed = with_tuned_walk(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
+    assert (borrowed.epsilon, str(borrowed.epsilon_source)) == (5e-3, "tuned on validation for the usual walk, 1 try")
     given = make("imdb", "ga-sam", "small", walk={"epsilon": 0.1})
     with pytest.raises(ValueError, match="is given a radius and is to use the tuned one"):
-        tuned.with_tuned_walk(given, tmp_path)
+        with_tuned_walk(given, tmp_path)
     [file] = (tmp_path / "tuning").glob("*.json")
     raw = json.loads(file.read_text())
     for changed in (
@@ -285,7 +290,7 @@ def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
     ):
         write_json(file, raw | changed)
         with pytest.raises(ValueError, match=r"no search in .* found the budget or epsilon of ga-sam on imdb"):
-            tuned.with_tuned_walk(plan, tmp_path)
+            with_tuned_walk(plan, tmp_path)
 
 
 def searched(folder, method, norm, exponent, mantissa):
@@ -301,7 +306,7 @@ def searched(folder, method, norm, exponent, mantissa):
     }
     tried = {"norm": norm, "exponent": exponent, "mantissa": mantissa, **outcome, "valid": 81.0}
     settings, data = plan.config()["settings"], plan.data().hash
-    found = finding.Finding(1, method, "imdb", "small", method, 0, settings, data, (-6, 0), 0.02, outcome, (tried,))
+    found = Finding(1, method, "imdb", "small", method, 0, settings, data, (-6, 0), 0.02, outcome, (tried,))
     write_json(folder / "tuning" / f"{method}-{norm}.json", found.as_json())
 
 
@@ -316,7 +321,7 @@ def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
         | {f"L-inf, {x} x": 5e-3 * float(x) for x in ("0.2", "0.5", "0.8", "1", "2", "5")}
     )
     assert chosen["L2, 0.5 x"].norm == 2
-    assert chosen["L2, 0.5 x"].epsilon_source == "tuned on validation, 0.05 x"
+    assert str(chosen["L2, 0.5 x"].epsilon_source) == "tuned on validation, 0.05 x"
     assert chosen["Baseline"].epsilon == 0
     assert [chosen[f"K = {k}"].steps for k in range(1, 6)] == [1, 2, 3, 4, 5]
     assert len({choice.epsilon for label, choice in chosen.items() if label.startswith("K")}) == 1

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from synthetic import COMMIT, finding_of, record, response
@@ -11,7 +11,7 @@ from gasam.lab.report import pages, searches
 from gasam.lab.report.regret import full_norms, given_up_after, regret
 from gasam.lab.report.tuning import tuning_figure
 from gasam.lab.search.strategy import MANTISSAS, Candidate
-from gasam.lab.search.trial import BehindBaseline, Worth
+from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.tasks import find
 
 PEAK = {1e-3: 80.5, 2e-3: 81.0, 5e-3: 82.0, 8e-3: 81.5}
@@ -93,11 +93,11 @@ def test_where_all_diverges_or_nothing_is_found():
 
 def test_a_try_is_given_up_after_half_and_never_at_its_last_epoch():
     pruner = BehindBaseline(Worth(find("imdb").family.followed, 50.0), [80.0] * 6, 0.02)
-    assert given_up_after(pruner, {"curve": [60.0] * 6}) == 3
-    assert given_up_after(pruner, {"curve": [60.0, 80.0, 60.0, 60.0, 60.0, 60.0]}) is None
-    assert given_up_after(pruner, {"curve": [60.0, 60.0, None]}) is None
+    assert given_up_after(pruner, [60.0] * 6) == 3
+    assert given_up_after(pruner, [60.0, 80.0, 60.0, 60.0, 60.0, 60.0]) is None
+    assert given_up_after(pruner, [60.0, 60.0, None]) is None
     late = BehindBaseline(Worth(find("imdb").family.followed, 50.0), [60.0] * 5 + [80.0], 0.02)
-    assert given_up_after(late, {"curve": [60.0] * 6}) is None
+    assert given_up_after(late, [60.0] * 6) is None
 
 
 def test_regret_is_told_beside_the_baselines_spread_over_seeds():
@@ -186,7 +186,7 @@ def test_pictures_of_searches_are_written_with_the_page(tmp_path):
     (tmp_path / "results" / "tuning").mkdir(parents=True)
     (tmp_path / "README.md").write_text("<!-- results -->\n<!-- /results -->\n")
     found = finding_of("imdb", "ga-sam", grid(PEAK))
-    (tmp_path / "results" / "tuning" / "some.json").write_text(json.dumps(asdict(found)))
+    (tmp_path / "results" / "tuning" / "some.json").write_text(json.dumps(found.as_json()))
     pages.write(tmp_path)
     assert (tmp_path / "docs/figures/tuning-imdb-small.svg").stat().st_size > 1000
     assert "(figures/tuning-imdb-small.svg)" in (tmp_path / "docs/results.md").read_text()

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from gasam.lab.errors import InputError
 from gasam.lab.storage import write_json
@@ -140,7 +140,6 @@ class RunRecord(RunSummary):
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
-    kind_of_file: ClassVar[str] = "a record"
 
     schema_version: Literal[1] = Field(1, alias="schema")
     identity: str
@@ -173,7 +172,6 @@ class AnalysisRecord(BaseModel):
     """What an analysis found of a run: `options` are all that decides the numbers, `found` holds them."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
-    kind_of_file: ClassVar[str] = "the record of an analysis"
 
     schema_version: Literal[1] = Field(1, alias="schema")
     kind: str
@@ -188,20 +186,31 @@ class AnalysisRecord(BaseModel):
     versions: dict[str, str] = {}
 
 
-AnyRecord = TypeVar("AnyRecord", RunRecord, AnalysisRecord)
+Kind = TypeVar("Kind")
 
 
 def read(file: Path) -> RunRecord:
-    return _read(RunRecord, file)
+    return read_as(RunRecord, "a record", file)
 
 
 def read_analysis(file: Path) -> AnalysisRecord:
-    return _read(AnalysisRecord, file)
+    return read_as(AnalysisRecord, "the record of an analysis", file)
 
 
 def read_all(folder: Path) -> Iterator[RunRecord]:
     for file in sorted(folder.glob("*.json")):
         yield read(file)
+
+
+def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
+    """A JSON file as an object of that kind; if it is not one, the error calls it `what`."""
+    try:
+        return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        fault = _first_fault(error)
+    except ValueError as error:
+        fault = str(error)
+    raise InputError(f"{file} is not {what}: {fault}; delete it and run again")
 
 
 def write(file: Path, record: RunRecord | AnalysisRecord) -> None:
@@ -214,16 +223,6 @@ def as_json(record: RunRecord | AnalysisRecord) -> dict[str, Any]:
 
 def configuration_key(config: Mapping[str, Any]) -> str:
     return json.dumps([config["settings"], config["method"]], sort_keys=True)
-
-
-def _read(kind: type[AnyRecord], file: Path) -> AnyRecord:
-    try:
-        return kind.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        fault = _first_fault(error)
-    except ValueError as error:
-        fault = str(error)
-    raise InputError(f"{file} is not {kind.kind_of_file}: {fault}; delete it and run again")
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -14,7 +14,6 @@ NEEDED = (
     "matplotlib",
     "num2words",
     "numpy",
-    "optuna",
     "pandas",
     "platformdirs",
     "pydantic",

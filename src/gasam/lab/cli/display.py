@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from gasam.lab.engines.local import Event, Job
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import Table
+from gasam.lab.search.outcome import Outcome
 from gasam.lab.training.progress import Update
 
 # Names of files and messages of libraries may look like markup.
@@ -54,12 +55,12 @@ def describe(record: RunRecord) -> str:
     )
 
 
-def describe_try(outcome: dict[str, Any]) -> str:
+def describe_trial(outcome: Outcome) -> str:
     """Of a search, which knows validation only."""
-    spent = f"{outcome['gradient_evaluations']} gradient evaluations, {outcome['seconds']:.0f} s"
-    if outcome["valid"] is not None:
-        return f"valid {outcome['valid']:.2f}; {spent}"
-    return f"{'diverged' if outcome['diverged'] else 'stopped early'} after {len(outcome['curve'])} epochs; {spent}"
+    spent = f"{outcome.gradient_evaluations} gradient evaluations, {outcome.seconds:.0f} s"
+    if outcome.valid is not None:
+        return f"valid {outcome.valid:.2f}; {spent}"
+    return f"{'diverged' if outcome.diverged else 'stopped early'} after {len(outcome.curve)} epochs; {spent}"
 
 
 class Live:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from gasam.analysis import pictures
-from gasam.lab.cli.display import Live, console, describe, describe_try, errors, label, print_json, print_table
+from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table
 from gasam.lab.cli.options import positive
 from gasam.lab.engines.local import Job, default_jobs, prepare, run_all
 from gasam.lab.engines.step_time import mean_step_times
@@ -19,8 +19,8 @@ from gasam.lab.records import as_json as as_record
 from gasam.lab.report.comparison import Table, as_json, markdown
 from gasam.lab.report.figure import comparison_figure
 from gasam.lab.report.tuning import conclusion, tuning_figure, tuning_table
+from gasam.lab.search.driver import TrialFailedError, tune
 from gasam.lab.search.question import Question
-from gasam.lab.search.tuning import TryFailedError, tune
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
@@ -60,24 +60,14 @@ def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, grad
     return found
 
 
-def search(
-    question: Question,
-    out: Path,
-    trials: int | None,
-    seeds: int,
-    full_grid: bool,
-    jobs: int | None,
-    cpu: bool,
-    json: bool,
-) -> None:
+def search(question: Question, out: Path, jobs: int | None, cpu: bool, json: bool) -> None:
     """Tune, with a line for every trial, and at the end the picture and the one line that matters."""
     prepared([question.plan(None)], out)
     parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
     try:
-        with Live(None, describe_try) as live:
-            options: dict[str, Any] = {"full_grid": full_grid, "parallel": parallel, "cpu": cpu}
-            finding = tune(question, out, trials=trials, seeds=seeds, watch=live.watch, **options)
-    except TryFailedError as error:
+        with Live(None, describe_trial) as live:
+            finding = tune(question, out, parallel=parallel, watch=live.watch, cpu=cpu)
+    except TrialFailedError as error:
         errors.print(f"failed: {error}; the same command goes on", soft_wrap=True)
         raise typer.Exit(1) from None
     place = out / "tuning" / finding.name

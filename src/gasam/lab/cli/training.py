@@ -70,7 +70,7 @@ def compare(
     from gasam.lab.cli.sessions import run_many, show, timed
     from gasam.lab.methods import TABLE1
     from gasam.lab.report.comparison import comparison
-    from gasam.lab.search.tuned import with_tuned_walk
+    from gasam.lab.search.tuned_walk import with_tuned_walk
     from gasam.lab.tasks import recorded_size
     from gasam.lab.training.plan import make
 

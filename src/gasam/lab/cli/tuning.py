@@ -2,84 +2,67 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from gasam.lab.cli import options as opt
+from gasam.lab.cli.grouping import grouped
+from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions
+from gasam.lab.errors import InputError
 
-SEARCH = "The search"
+search_option = partial(opt.option, "The search")
 
 
+Quantity = Annotated[
+    str | None,
+    search_option("budget (default, with a cap and the recommended schedule) or epsilon (the paper's form)."),
+]
+Norms = Annotated[
+    str | None, search_option("inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.")
+]
+Exponents = Annotated[
+    str | None,
+    search_option("The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon."),
+]
+Trials = Annotated[int | None, search_option("Maximum number of trials.")]
+Seeds = Annotated[
+    int, search_option("Run the baseline and up to three finalists with this many seeds, and choose by the mean.")
+]
+Cap = Annotated[
+    float, search_option("Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.")
+]
+Tolerance = Annotated[
+    float,
+    search_option(
+        "A trial that loses more than this share of what the baseline has learned has collapsed. Losses within the "
+        "noise of the validation split never count."
+    ),
+]
+FullGrid = Annotated[
+    bool, search_option("Run every grid point {1, 2, 5, 8} x 10^k to completion (expensive).", "--full-grid")
+]
+
+
+@grouped
 def tune(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="See `gasam tasks`.")],
-    method: Annotated[str, typer.Option(help="See `gasam methods`.")] = "ga-sam",
+    task: opt.TaskName,
+    data: DataOptions,
+    changes: SettingsOptions,
+    output: OutputOptions,
+    method: opt.MethodName = "ga-sam",
     size: opt.Size = "small",
-    quantity: Annotated[
-        str | None,
-        typer.Option(
-            help="budget (default, with a cap and the recommended schedule) or epsilon (the paper's form).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    norms: Annotated[
-        str | None,
-        typer.Option(
-            help="inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    exponents: Annotated[
-        str | None,
-        typer.Option(
-            help="The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Maximum number of trials.", rich_help_panel=SEARCH)] = None,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            help="Run the baseline and up to three finalists with this many seeds, and choose by the mean.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 1,
-    cap: Annotated[
-        float,
-        typer.Option(
-            help="Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 0.1,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="A trial that loses more than this share of what the baseline has learned has collapsed. Losses "
-            "within the noise of the validation split never count.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 0.02,
-    full_grid: Annotated[
-        bool,
-        typer.Option(
-            "--full-grid",
-            help="Run every grid point {1, 2, 5, 8} x 10^k to completion (expensive).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = False,
+    quantity: Quantity = None,
+    norms: Norms = None,
+    exponents: Exponents = None,
+    trials: Trials = None,
+    seeds: Seeds = 1,
+    cap: Cap = 0.1,
+    tolerance: Tolerance = 0.02,
+    full_grid: FullGrid = False,
     seed: Annotated[int, typer.Option(help="Seed of the trials; take results with other seeds.")] = 0,
-    train: opt.Train = None,
-    valid: opt.Valid = None,
-    test: opt.Test = None,
-    text_column: opt.TextColumn = "text",
-    label_column: opt.LabelColumn = "label",
-    data_dir: opt.DataDir = None,
-    epochs: opt.Epochs = None,
-    settings: opt.Set = [],  # noqa: B006  typer reads it
     jobs: opt.Jobs = None,
-    out: opt.Out = Path("runs"),
-    cpu: opt.Cpu = False,
-    json: opt.Json = False,
 ) -> None:
     """Choose a method's budget (or epsilon) on the validation split: bisect for the power of ten, then try a grid.
 
@@ -87,24 +70,35 @@ def tune(
     """
     from gasam.lab.cli.sessions import search
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
-    from gasam.lab.tasks import Origin, recorded_size
+    from gasam.lab.tasks import recorded_size
 
     quantity = quantity or usual_quantity(method)
-    texts = None if norms is None else opt.listed("--norms", norms)
     question = Question(
-        task,
-        method,
-        recorded_size(task, size),
-        seed,
-        Origin(data_dir, train, valid, test, text_column, label_column),
-        opt.settings(settings, epochs),
-        quantity,
-        usual_norms(method, quantity)
-        if texts is None
-        else tuple(opt.norm(text, "--norms", "2, inf or both") for text in texts),
-        EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
-        tolerance,
-        cap,
+        task=task,
+        method=method,
+        size=recorded_size(task, size),
+        seed=seed,
+        origin=data.origin,
+        settings=changes.changed,
+        quantity=quantity,
+        norms=usual_norms(method, quantity) if norms is None else _norms(norms),
+        exponents=EXPONENTS.get(quantity, (0, 0)) if exponents is None else _exponents(exponents),
+        tolerance=tolerance,
+        cap=cap,
+        trials=None if trials is None else opt.positive("--trials", trials),
+        seeds=opt.positive("--seeds", seeds),
+        full_grid=full_grid,
     )
-    trials = None if trials is None else opt.positive("--trials", trials)
-    search(question, out, trials, opt.positive("--seeds", seeds), full_grid, jobs, cpu, json)
+    search(question, output.out, jobs, output.cpu, output.json)
+
+
+def _norms(text: str) -> tuple[float, ...]:
+    return tuple(opt.norm(part, "--norms", "2, inf or both") for part in opt.listed("--norms", text))
+
+
+def _exponents(text: str) -> tuple[int, int]:
+    try:
+        low, high = (int(part) for part in opt.listed("--exponents", text))
+    except ValueError:
+        raise InputError(f"--exponents must be two whole numbers with a comma, as -6,0, got {text!r}") from None
+    return low, high

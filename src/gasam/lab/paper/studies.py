@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gasam.lab.errors import InputError
 from gasam.lab.paper import figures
 from gasam.lab.records import EpsilonSource
-from gasam.lab.search.tuned import with_tuned_walk
+from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gasam.lab import tasks
 from gasam.lab.report.groups import Group, baseline_of
 from gasam.lab.report.statistics import summary
-from gasam.lab.search.trial import Worth
+from gasam.lab.search.worth import Worth
 from gasam.lab.tasks import asked_size
 
 SHARE = 0.1

@@ -53,16 +53,14 @@ def sections(
         if remark := (remarked or {}).get(first.task):
             yield remark
         commits = ", ".join(
-            dict.fromkeys(
-                commit(one["commit"], one.get("dirty")) for found in some for one in (found.baseline, *found.tries)
-            )
+            dict.fromkeys(commit(one.commit, one.dirty) for found in some for one in (found.baseline, *found.tries))
         )
         yield f"From {commits}. Again: {', '.join(f'`{again(found)}`' for found in some)}."
 
 
 def again(found: Finding) -> str:
     """The command that searches as this search did."""
-    norms = dict.fromkeys(str(one["norm"]) for one in found.tries)
+    norms = dict.fromkeys(f"{one.norm:g}" for one in found.tries)
     size = asked_size(found.task, found.size)
     words = [f"gasam tune {found.task} --method {found.method} --size {size} --norms {','.join(norms)}"]
     words += [f"--quantity {found.quantity}", "--full-grid" if found.full_grid else f"--trials {len(found.tries)}"]
@@ -88,7 +86,7 @@ def regret_sentence(finding: Finding, records: Sequence[RunRecord]) -> str:
     whole, short = regret(finding), regret(finding, SHORT)
     if whole is None or short is None:
         return ""
-    best = f"{whole.best} with {finding.metric.name} {finding.one(whole.best)['valid']:.2f}"
+    best = f"{whole.best} with {finding.metric.name} {finding.one(whole.best).valid:.2f}"
     parts = [f"{METHODS[finding.method].title}, replayed on {_extent(finding, whole)}, whose best is {best}."]
     for name, found in (("The search", whole), (f"With a budget of {SHORT}, it", short)):
         chosen = "no radius" if found.chosen is None else str(found.chosen)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.lab.methods import METHODS
-from gasam.lab.search.finding import Finding, candidate_of
+from gasam.lab.search.finding import Finding
 from gasam.lab.search.strategy import Candidate, in_words
 from gasam.lab.tables import Table
 from gasam.lab.tasks import find
@@ -28,7 +28,7 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     parts = [part for found in findings for part in found.by_norm()]
     first = findings[0]
     error = f"; two scores on this split differ by chance by about {first.error:.2f} or less" if first.error else ""
-    baseline = f"{first.metric.name} {first.baseline['valid']:.2f}"
+    baseline = f"{first.metric.name} {first.baseline_score:.2f}"
     notes = [f"The baseline has {baseline} on validation with seed {first.seed}{error}."]
     if len(first.seeds) > 1:
         notes.append(f"Finalists and baseline have {len(first.seeds)} seeds: their means are shown.")
@@ -48,16 +48,16 @@ def _row(found: Finding) -> tuple[str, ...]:
         valid, plain = found.means(best)
         norm, value = str(best).split(maxsplit=1)
         shown = (norm, value, f"{valid:.2f}", f"{valid - plain:+.2f}")
-    given_up = sum(one["valid"] is None for one in found.tries)
+    given_up = sum(one.valid is None for one in found.tries)
     return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
 
 
 def guessing(found: Finding) -> Iterator[str]:
     """Says which runs learned nothing."""
-    level = f"{found.metric.name} {found.baseline['worthless']:.2f}"
+    level = f"{found.metric.name} {found.baseline.worthless:.2f}"
     if found.at_guessing_level(found.baseline):
         yield f"The baseline is no better than guessing ({level})."
-    stuck = [str(candidate_of(one)) for one in found.tries if found.at_guessing_level(one)]
+    stuck = [str(one.candidate) for one in found.tries if found.at_guessing_level(one)]
     if stuck:
         yield f"No better than guessing ({level}): {', '.join(stuck)}."
 
@@ -79,7 +79,7 @@ def conclusion(found: Finding) -> str:
     measured = f"{found.metric.name} {ours:.2f} on validation, {ours - plain:+.2f} compared with the baseline"
     if found.gains()[best] <= 0:
         return f"{name}: no {found.quantity} improved on plain training; the best was {options}: {measured} {spent}"
-    cost = found.one(best)["gradient_evaluations"] / found.baseline["gradient_evaluations"]
+    cost = found.one(best).gradient_evaluations / found.baseline.gradient_evaluations
     return f"{name}: use {options}: {measured}, for {cost:.1f} times its gradients; {_trust(found, best)} {spent}"
 
 
@@ -107,17 +107,17 @@ def tuning_figure(findings: Sequence[Finding]) -> Figure:
 
 def _panel(axes: Axes, found: Finding) -> None:
     metric = find(found.task).family.metric
-    base = found.baseline["valid"]
-    ended = [(candidate_of(one), one["valid"]) for one in found.tries if one["valid"] is not None]
+    base = found.baseline_score
+    ended = [(one.candidate, one.valid) for one in found.tries if one.valid is not None]
     spread = max([abs(valid - base) for _, valid in ended] + [abs(base) * found.tolerance])
     edge = base - 1.3 * spread if metric.higher_is_better else base + 1.3 * spread
     axes.axhline(base, color=BASELINE, lw=1.2, ls="--", label="baseline")
-    norms = sorted({candidate_of(one).norm for one in found.tries}, reverse=True)
+    norms = sorted({one.norm for one in found.tries}, reverse=True)
     for norm, colour in zip(norms, (GA_SAM, OKABE_ITO[0]), strict=False):
         some = sorted((each.value, valid) for each, valid in ended if each.norm == norm and each.cap is None)
         label = in_words(norm)
         axes.plot([x for x, _ in some], [y for _, y in some], color=colour, marker="o", ms=4, lw=1.6, label=label)
-        lost = [candidate_of(one).value for one in found.tries if one["valid"] is None and float(one["norm"]) == norm]
+        lost = [one.candidate.value for one in found.tries if one.valid is None and one.norm == norm]
         if lost:
             text = f"{label}, given up (not to scale)"
             axes.plot(lost, [edge] * len(lost), color=colour, marker="x", ls="none", label=text)

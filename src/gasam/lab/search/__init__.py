@@ -1,1 +1,1 @@
-"""The search for epsilon: strategy, journal, tries, and what was found."""
+"""The search for the size of a walk on the validation split: `gasam tune`."""

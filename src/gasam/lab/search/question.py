@@ -1,4 +1,4 @@
-"""What a search is about: the task, the method, and the range of its walks."""
+"""What a search is about: the task, the method, the range of its walks, and how thoroughly they are tried."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from gasam import recommended
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
-from gasam.lab.search.strategy import NORMS, Candidate
+from gasam.lab.search.finding import GRID
+from gasam.lab.search.strategy import NORMS, Candidate, FullGrid, TwoStages
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan as plans
 from gasam.lab.training.plan import Plan
@@ -39,13 +40,16 @@ def usual_norms(method: str, quantity: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be tuned, and where its answer is kept.
+    """What is to be tuned.
 
     Args:
         quantity: "budget", with a cap and the recommended schedule, or "epsilon", the paper's form.
-        cap: For a budget. The recommended walk, with its own cap, is always tried as well.
         exponents: The smallest and the largest power of ten of the quantity.
         tolerance: A trial that loses more of the baseline's worth, and more than the noise of the split, has collapsed.
+        cap: For a budget. The recommended walk, with its own cap, is always tried as well.
+        trials: At most that many trials; None has no limit.
+        seeds: Repeat the finalists and the baseline until they have that many seeds, and choose by the means.
+        full_grid: Run every point of the grid to completion.
     """
 
     task: str
@@ -59,8 +63,12 @@ class Question:
     exponents: tuple[int, int] = EXPONENTS["budget"]
     tolerance: float = TOLERANCE
     cap: float = CAP
+    trials: int | None = None
+    seeds: int = 1
+    full_grid: bool = False
 
     def __post_init__(self) -> None:
+        """Raise for whatever is wrong before anything is prepared."""
         if self.method == "baseline":
             raise InputError("the baseline does not walk: name a method to tune")
         if self.quantity not in EXPONENTS:
@@ -76,17 +84,29 @@ class Question:
             )
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance must be a number between 0 and 1, got {self.tolerance:g}")
-        self.plan(Candidate(math.inf, 0))  # whatever else is wrong is said before anything is prepared
+        if self.full_grid and self.seeds > 1:
+            raise InputError(
+                "a full grid chooses nothing, so there is nothing to repeat: leave out --seeds or --full-grid"
+            )
+        self.plan(Candidate(math.inf, 0), self.seeds - 1)
 
     def plan(self, candidate: Candidate | None, repetition: int = 0) -> Plan:
-        """Of a trial, or of the baseline."""
-        method, walk = ("baseline", None) if candidate is None else (self.method, self._walk(candidate))
+        """Of a trial, or of the baseline if there is no candidate; repetition 0 has the seed of the search."""
+        method, walk = "baseline", None
+        if candidate is not None:
+            method, walk = self.method, candidate.options(self.quantity, self.fixed())
         seed = self.seed + repetition * SEED_STEP
         return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=self.settings, walk=walk)
 
     def fixed(self) -> dict[str, Any]:
         """The options of the walk that every trial has."""
         return {} if self.quantity == "epsilon" else {"cap": self.cap, "walk_progress": recommended()[1].progress}
+
+    def strategy(self, noise: float) -> FullGrid | TwoStages:
+        """How to search, given the noise of the validation split as a share of the baseline's worth."""
+        if self.full_grid:
+            return FullGrid(self.norms, *self.exponents)
+        return TwoStages(self.norms, *self.exponents, self.tolerance, noise, self.always())
 
     def always(self) -> tuple[Candidate, ...]:
         """The recommended walk, if its norm is searched."""
@@ -97,13 +117,10 @@ class Question:
         cap = None if perturbation.cap == self.cap else perturbation.cap
         return (Candidate(norm, int(exponent), int(mantissa), cap),) if norm in self.norms else ()
 
-    def _walk(self, candidate: Candidate) -> dict[str, Any]:
-        own = {} if candidate.cap is None else {"cap": candidate.cap}
-        return {"norm": candidate.norm, self.quantity: candidate.value} | self.fixed() | own
-
     def name(self, data_hash: str) -> str:
-        """Of the journal and of the answer: another for other settings, data or seeds, the same for other ranges."""
+        """Of the search: another for other settings, data or seeds, the same for other ranges."""
         config = self.plan(Candidate(math.inf, 0)).config()
         config["method"] = {k: v for k, v in config["method"].items() if k not in ("epsilon", "budget", "norm")}
         text = json.dumps([config, data_hash, self.seed], sort_keys=True)
-        return f"{self.task}-{self.size}-{self.method}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{self.task}-{self.size}-{self.method}-{self.seed}-{digest}{GRID if self.full_grid else ''}"

@@ -8,10 +8,10 @@ where it was, and a search can be replayed on a full grid that was measured befo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NORMS = (math.inf, 2.0)
 MANTISSAS = (1, 2, 5, 8)
@@ -41,18 +41,15 @@ class Candidate(NamedTuple):
         cap = "" if self.cap is None else f", cap {self.cap:g}"
         return f"{in_words(self.norm)} {self.value:g}{cap}"
 
-    def below(self) -> Candidate:
-        """The next smaller one of the grid."""
-        place = MANTISSAS.index(self.mantissa)
-        if place:
-            return self._replace(mantissa=MANTISSAS[place - 1])
-        return self._replace(exponent=self.exponent - 1, mantissa=MANTISSAS[-1])
+    def options(self, quantity: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the walk: its size, those that all walks of the search have, and its own cap."""
+        own = {} if self.cap is None else {"cap": self.cap}
+        return {"norm": self.norm, quantity: self.value} | dict(fixed) | own
 
-    def above(self) -> Candidate:
-        place = MANTISSAS.index(self.mantissa) + 1
-        if place < len(MANTISSAS):
-            return self._replace(mantissa=MANTISSAS[place])
-        return self._replace(exponent=self.exponent + 1, mantissa=MANTISSAS[0])
+    def neighbour(self, step: int) -> Candidate:
+        """That many places further in the grid; -1 is the next smaller size."""
+        decades, place = divmod(MANTISSAS.index(self.mantissa) + step, len(MANTISSAS))
+        return self._replace(exponent=self.exponent + decades, mantissa=MANTISSAS[place])
 
 
 def in_words(norm: float) -> str:
@@ -82,7 +79,7 @@ class TwoStages:
     def propose(self, known: Gains) -> list[Candidate]:
         """All that may be tried now, the norms in turn; nothing when the search is done."""
         searched = {each: gain for each, gain in known.items() if each.cap is None}
-        wanted = [list(self._of_norm(norm, searched)) for norm in self.norms]
+        wanted = [self._of_norm(norm, searched) for norm in self.norms]
         in_turn = [each for turn in zip_longest(*wanted) for each in turn if each is not None]
         first = [each for each in self.always if each not in known]
         return first + [each for each in in_turn if each not in first]
@@ -110,27 +107,24 @@ class TwoStages:
         clear_loss = any(gain < -clear for each, gain in gains.items() if each.mantissa == 1)
         return clear_loss or (len(gains) == len(grid) and max(gains.values()) < -self.noise)
 
-    def _of_norm(self, norm: float, known: Gains) -> Iterator[Candidate]:
+    def _of_norm(self, norm: float, known: Gains) -> list[Candidate]:
         decade = self.decade(norm, known)
         if isinstance(decade, Candidate):
-            yield decade
-            return
+            return [decade]
         if decade < self.low:  # even the smallest collapses
-            return
+            return []
         grid = _grid(norm, decade)
         while decade > self.low and self._barren(grid, known):
             decade -= 1
             grid = _grid(norm, decade)
         untried = [each for each in grid if each not in known]
         if untried:
-            yield from untried
-            return
+            return untried
         best = best_of({each: gain for each, gain in known.items() if each.norm == norm})
         if best is None or known[best] <= 0:
-            return
-        for beside in (best.below(), best.above()):
-            if self.low <= beside.exponent <= self.high and beside not in known:
-                yield beside  # the best is at an end of what was tried: there may be a better one beside it
+            return []
+        beside = [best.neighbour(-1), best.neighbour(1)]  # a better one may lie just outside of what was tried
+        return [each for each in beside if self.low <= each.exponent <= self.high and each not in known]
 
 
 def _grid(norm: float, exponent: int) -> list[Candidate]:

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from gasam.lab.errors import InputError
 from gasam.lab.records import EpsilonSource
-from gasam.lab.search.finding import Finding, files, in_words, read
+from gasam.lab.search.finding import Finding, files
 from gasam.lab.search.strategy import NORMS
 from gasam.lab.tasks import asked_size
 from gasam.lab.training.plan import Plan
@@ -27,26 +27,24 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
         folder: The folder of records whose `tuning` folder holds the searches.
         times: Use this multiple of the epsilon that was found in the plan's own norm.
     """
+    method = plan.choice.method
     if plan.choice.moved == "nothing":
         return plan
     if times is None and plan.choice.epsilon_source.kind == "given":
-        raise InputError(
-            f"{plan.choice.method} is given a radius and is to use the tuned one: leave out one of the two"
-        )
+        raise InputError(f"{method} is given a radius and is to use the tuned one: leave out one of the two")
     norms = NORMS if times is None else (plan.choice.norm,)
-    found = _found_for(plan, folder, norms, only_epsilon=times is not None)
+    found = _best_search(plan, folder, norms, only_epsilon=times is not None)
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:
         raise _nothing_found(plan, folder, times)
-    tried = next(len(part.tries) for part in found.by_norm() if part.chosen() == best)
     walk = found.options(best)
     if times is not None:
         walk["epsilon"] = float(f"{best.value * times:.6g}")
-    usual = choose(plan.choice.method, plan.task, plan.settings.epochs, walk, plan.size)
-    ours = choose(plan.choice.method, plan.task, plan.settings.epochs, _own_options(plan) | walk, plan.size)
+    usual = choose(method, plan.task, plan.settings.epochs, walk, plan.size)
+    ours = choose(method, plan.task, plan.settings.epochs, _own_options(plan) | walk, plan.size)
     source = EpsilonSource(
         kind="tuned",
-        trials=tried if times is None else None,
+        trials=sum(one.norm == best.norm for one in found.tries) if times is None else None,
         multiple=times,
         for_usual_walk=ours.identity() != usual.identity(),
         without_gain=found.gains()[best] <= 0,
@@ -62,32 +60,48 @@ def _own_options(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
-def _found_for(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
+def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
     """The search with the largest gain; a budget comes before an epsilon, because it is what is searched by default."""
     data_hash = plan.data().hash
-    serving = [_at_its_end(file) for file in files(folder) if read(file).serves(plan, data_hash)]
-    usable = [found for found in serving if found.chosen(norms) and (found.quantity == "epsilon" or not only_epsilon)]
+    usable = []
+    for file in files(folder):
+        if not _serves(Finding.read(file), plan, data_hash):
+            continue
+        found = _read_when_ended(file)
+        if found.chosen(norms) and (found.quantity == "epsilon" or not only_epsilon):
+            usable.append(found)
     return max(usable, key=lambda found: (found.quantity == "budget", max(found.gains(norms).values())), default=None)
+
+
+def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
+    """Whether it was found for what the plan trains, and with seeds that the plan does not test."""
+    searched = (found.task, found.size, found.method, found.settings, found.data)
+    planned = (plan.task, plan.size, plan.choice.method, plan.config()["settings"], data_hash)
+    return searched == planned and plan.seed not in found.seeds and not found.full_grid
+
+
+def _read_when_ended(file: Path) -> Finding:
+    """While a search runs, what it has found so far is not yet what it will choose."""
+    lock = file.with_suffix(".lock")
+    if not lock.exists():
+        return Finding.read(file)
+    try:
+        with FileLock(lock, timeout=1):
+            return Finding.read(file)
+    except Timeout:
+        found = Finding.read(file)
+    raise InputError(
+        f"{file.stem} is still being tuned: wait for it; `gasam compare` also takes "
+        f"--walk {found.method}.{found.quantity}=VALUE in place of --tuned"
+    )
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
     method, size = plan.choice.method, asked_size(plan.task, plan.size)
-    wanted = "" if times is None else f" --quantity epsilon --norms {in_words(plan.choice.norm)}"
+    wanted = "" if times is None else f" --quantity epsilon --norms {plan.choice.norm:g}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(
         f"no search in {folder / 'tuning'} found the {what} of {method} on {plan.task} in size {plan.size} with these "
         f"settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
         f"--out {shlex.quote(str(folder))}` first, with the same --epochs, --set and files and another --seed"
     )
-
-
-def _at_its_end(file: Path) -> Finding:
-    """What a search has found so far is not yet what it will choose."""
-    lock = file.with_suffix(".lock")
-    if not lock.exists():
-        return read(file)
-    try:
-        with FileLock(lock, timeout=1):
-            return read(file)
-    except Timeout:
-        raise InputError(f"{file.stem} is still being tuned: wait for it, or use its radius with --epsilon") from None

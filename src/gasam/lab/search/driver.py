@@ -1,0 +1,167 @@
+"""Runs a search: rounds of trials in processes, until the strategy proposes nothing more.
+
+A trial stores its outcome in a file of its own, and the finding is written after every round. So the same command
+continues a search that was killed: it proposes the same trials, and reads those that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from gasam.lab.engines.local import OnEvent, do_all, prepare
+from gasam.lab.errors import InputError
+from gasam.lab.records import read_as
+from gasam.lab.search.finding import SCHEMA, Finding
+from gasam.lab.search.outcome import Outcome, Trial
+from gasam.lab.search.question import Question
+from gasam.lab.search.strategy import Candidate, finalists
+from gasam.lab.search.trial import OUTCOME, run_trial
+from gasam.lab.search.worth import BehindBaseline
+from gasam.lab.storage import write_json
+
+
+class TrialFailedError(RuntimeError):
+    """A trial ended without an outcome; the same command runs it again."""
+
+
+def tune(
+    question: Question, out: Path, *, parallel: int = 1, watch: OnEvent = lambda job, event: None, cpu: bool = False
+) -> Finding:
+    """Search, continuing what an earlier call left; the answer is in `out/tuning/NAME.json` after every round.
+
+    Args:
+        question: What to search.
+        out: The folder of records.
+        parallel: Runs at a time.
+        watch: Is told how far each run is.
+        cpu: Do not use an accelerator.
+    """
+    folder = out / "tuning"
+    runner = Runner(question, folder / "tries", parallel, watch, cpu)
+    data_hash = question.plan(None).data().hash
+    file = folder / f"{question.name(data_hash)}.json"
+    with _alone(file):
+        with runner.shared_lock("baseline"):
+            [baseline] = runner.outcomes([(None, 0)])
+        if baseline.valid is None:
+            raise InputError(f"the baseline of {question.task} diverges: change its settings before you tune a walk")
+        found = _without_trials(question, file.stem, data_hash, baseline)
+        pruner = None if question.full_grid else found.pruner(max(question.tolerance, found.noise))
+        if file.exists():
+            earlier = Finding.read(file)
+            epochs = question.plan(None).settings.epochs
+            tries = tuple(one for one in earlier.tries if one.is_final(epochs, pruner))
+            found = replace(found, tries=tries, repeats=earlier.repeats)
+        found = _search(runner, found, pruner, file)
+        if found.tries and not question.full_grid:
+            found = _repeat_finalists(runner, found)
+            write_json(file, found.as_json())
+        return found
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs trials in processes. `folder` holds a folder for each trial, which searches of all methods share."""
+
+    question: Question
+    folder: Path
+    parallel: int
+    watch: OnEvent
+    cpu: bool
+
+    def outcomes(
+        self, wanted: Sequence[tuple[Candidate | None, int]], pruner: BehindBaseline | None = None
+    ) -> list[Outcome]:
+        """The outcomes of walks, read if they are known. Raises `TrialFailedError` if any of them fails.
+
+        Args:
+            wanted: Candidates, None for the baseline, each with its repetition: 0 has the seed of the search.
+            pruner: Gives hopeless trials up; by default all run to their end.
+        """
+        jobs = prepare((self.question.plan(*each) for each in wanted), self.folder)
+        for job, (candidate, _) in zip(jobs, wanted, strict=True):
+            job.remark = "" if candidate is None else str(candidate)
+            file = self.folder / job.name / OUTCOME
+            if file.exists():
+                known = read_as(Outcome, "the outcome of a trial", file)
+                job.record = known if known.is_final(job.plan.settings.epochs, pruner) else None
+        work = partial(run_trial, pruner=pruner, cpu=self.cpu)
+        do_all(jobs, self.folder, self.parallel, self.watch, work)
+        for job in jobs:
+            if job.error is not None:
+                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
+        return [job.record for job in jobs]
+
+    def shared_lock(self, name: str) -> FileLock:
+        """For trials that searches of other methods need as well: one that comes meanwhile waits, then reads them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder / f"{self.question.task}-{self.question.size}-{name}.lock")
+
+
+def _without_trials(question: Question, name: str, data_hash: str, baseline: Outcome) -> Finding:
+    return Finding(
+        schema=SCHEMA,
+        name=name,
+        task=question.task,
+        size=question.size,
+        method=question.method,
+        seed=question.seed,
+        settings=question.plan(None).config()["settings"],
+        data=data_hash,
+        exponents=question.exponents,
+        tolerance=question.tolerance,
+        baseline=baseline,
+        tries=(),
+        quantity=question.quantity,
+        walk=question.fixed(),
+    )
+
+
+def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file: Path) -> Finding:
+    """Rounds of trials with one seed."""
+    question = runner.question
+    strategy = question.strategy(found.noise)
+    while True:
+        write_json(file, found.as_json())
+        known = found.gains_of_first_seed(question.norms)
+        wanted = strategy.propose(known)
+        if question.trials is not None:
+            wanted = wanted[: max(0, question.trials - len(known))]
+        if not wanted:
+            return found
+        outcomes = runner.outcomes([(candidate, 0) for candidate in wanted], pruner)
+        found = replace(found, tries=(*found.tries, *map(Trial.of, wanted, outcomes)))
+
+
+def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
+    """Run the finalists and the baseline with as many seeds as wanted, or as an earlier call had."""
+    question = runner.question
+    best = finalists(found.gains_of_first_seed(question.norms), found.noise)
+    repetitions = range(1, max(question.seeds, len(found.seeds)))
+    wanted = [(candidate, repetition) for repetition in repetitions for candidate in (None, *best)]
+    with runner.shared_lock("repeats"):
+        outcomes = runner.outcomes(wanted)
+    repeats: list[Trial | Outcome] = []
+    for (candidate, repetition), outcome in zip(wanted, outcomes, strict=True):
+        seeded = outcome.model_copy(update={"seed": question.plan(None, repetition).seed})
+        repeats.append(seeded if candidate is None else Trial.of(candidate, seeded))
+    return replace(found, repeats=tuple(repeats))
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Inside, no other process runs the same search."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(file.with_suffix(".lock"), timeout=0):
+            yield
+    except Timeout:
+        raise InputError(
+            f"{file.stem} is being tuned by another process: wait for it, or choose another --out"
+        ) from None
