@@ -12,7 +12,7 @@ from torch import nn
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.families.classification import TextClassification, TextCNNSettings, words
-from gasam.lab.families.encoded import encode
+from gasam.lab.families.encoded import WithheldError, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.labelled import accuracy
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
@@ -226,3 +226,24 @@ def test_averaged_weights_are_the_mean_in_double_precision(tmp_path):
     half = sum(weights["half"].double() for weights in epochs[3:]) / 3
     assert same_bits([averaged["w"], averaged["half"]], [torch.from_numpy(mean), half.bfloat16()])
     assert averaged["seen"] == 5
+
+
+def test_what_all_splits_share_is_learnt_from_the_training_split_alone():
+    """So that nothing of the test split is left when a search is given the data without it."""
+    seen = []
+
+    class Curious(TextClassification):
+        @staticmethod
+        def learn(training, settings):
+            seen.append((training.train, training.valid, training.test))
+            return TextClassification.learn(training, settings)
+
+    encode(Curious, REVIEWS, CNN)
+    assert seen == [(REVIEWS.train, [], [])]
+
+
+def test_a_search_cannot_reach_the_test_split():
+    data = encode(TextClassification, REVIEWS, CNN).without_test()
+    assert set(data.splits) == {"train", "valid"}
+    with pytest.raises(WithheldError, match="the test split is withheld"):
+        data["test"]

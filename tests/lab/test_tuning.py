@@ -18,6 +18,7 @@ from synthetic import finding_of, response
 from gasam.lab.cli import tuning
 from gasam.lab.engines.local import prepare
 from gasam.lab.families import Metric
+from gasam.lab.families.encoded import WithheldError
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
 from gasam.lab.records import EpsilonSource
@@ -26,7 +27,6 @@ from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.question import Question
 from gasam.lab.search.trial import run_trial
 from gasam.lab.search.tuned_walk import with_tuned_walk
-from gasam.lab.search.withheld import Withheld, WithheldError
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
@@ -132,7 +132,7 @@ def kill_with_children(process):
 def test_test_split_raises_when_touched(task):
     plan = make(task, "baseline", "tiny")
     data = plan.data()
-    family = plan.family(Withheld(data))
+    family = plan.family(data.without_test())
     model = family.model().eval()
     assert math.isfinite(family.score(model, "valid"))
     for touch in (lambda: family.score(model, "test"), lambda: family.examples("test", 4)):

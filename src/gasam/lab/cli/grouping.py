@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each field of such a parameter: typer reads options from a signature."""
     own = inspect.signature(command, eval_str=True).parameters
-    groups = {name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)}
+    groups: dict[str, Any] = {name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)}
     parameters: list[inspect.Parameter] = []
     for name, each in own.items():
         parameters += options_of(groups[name]) if name in groups else [keyword(name, each.default, each.annotation)]

@@ -1,0 +1,163 @@
+"""The commands about the paper and about all records: a table or a figure again, and the tables of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gasam.lab.cli import options as opt
+from gasam.lab.cli.grouping import grouped
+from gasam.lab.cli.options import OutputOptions
+from gasam.lab.errors import InputError
+
+if TYPE_CHECKING:
+    from gasam.lab.analyses import Analysis
+    from gasam.lab.paper.figure_study import Finding
+    from gasam.lab.records import AnalysisRecord
+    from gasam.lab.tasks import Origin
+
+
+@grouped
+def reproduce(
+    study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
+    output: OutputOptions,
+    size: opt.Size = "small",
+    tasks: Annotated[
+        str | None, typer.Option(help="Only these of a table's tasks, or any others for a figure, with commas.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each row; the paper's 4 by default, 1 for figures and table4.")
+    ] = None,
+    tuned: opt.Tuned = False,
+    data_dir: opt.DataDir = None,
+    jobs: opt.Jobs = None,
+) -> None:
+    """Run a table or a figure of the paper, or what is missing of it, and show it beside the paper's numbers."""
+    from gasam.lab.paper.figures import STUDIES
+    from gasam.lab.tasks import Origin
+
+    size = "small" if size == "small@1" else size
+    if "@" in size:
+        raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
+    chosen = opt.listed("--tasks", tasks) if tasks is not None else None
+    numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
+    if study not in STUDIES:
+        _table(study, size, chosen, numbers, Origin(data_dir), jobs, output, tuned)
+    elif tuned:
+        raise InputError(f"{study} takes the paper's radii: leave --tuned out")
+    else:
+        _figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, output)
+
+
+def results(
+    folder: Annotated[Path, typer.Argument(help="Folder of records.")] = opt.RUNS,
+    write: Annotated[
+        Path | None, typer.Option(help="Write docs/results.md and README's table in this checkout of the project.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Tables of all records in a folder; nothing is run."""
+    from gasam.lab import records
+    from gasam.lab.cli.display import print_json, print_table
+    from gasam.lab.report import pages
+    from gasam.lab.report.comparison import comparison
+    from gasam.lab.tables import as_json
+
+    if write is not None:
+        if json or folder != opt.RUNS:
+            raise InputError("--write takes the records of that checkout's results folder: leave FOLDER and --json out")
+        for file in pages.write(write):
+            typer.echo(f"wrote {file}")
+        return
+    found = list(records.read_all(folder))
+    if not found:
+        raise InputError(f"no records in {folder}: train something first, or name another folder")
+    kinds = dict.fromkeys((record.task, record.size) for record in found)
+    tables = [comparison(found, task, size) for task, size in kinds]
+    if json:
+        print_json([as_json(table) for table in tables])
+        return
+    for table in tables:
+        print_table(table)
+
+
+def _table(
+    name: str,
+    size: str,
+    tasks: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    origin: Origin,
+    jobs: int | None,
+    output: OutputOptions,
+    tuned: bool,
+) -> None:
+    from gasam.lab.cli.sessions import run_many, show
+    from gasam.lab.paper import studies
+    from gasam.lab.report.comparison import study_table
+
+    study = studies.load(name)
+    plans = study.plans(size, tasks, seeds, origin=origin, tuned=output.out if tuned else None)
+    done = run_many(plans, output.out, jobs, output.cpu)
+    found = [job.record for job in done if job.record is not None]
+    place = output.out / "tables" / f"{name}-{size}"
+    show(study_table(study, found, size), found, done, place, output.json)
+
+
+def _figure(
+    name: str,
+    size: str,
+    tasks: Sequence[str] | None,
+    seeds: Sequence[int],
+    origin: Origin,
+    jobs: int | None,
+    output: OutputOptions,
+) -> None:
+    from gasam.lab import analyses
+    from gasam.lab.cli.display import errors
+    from gasam.lab.cli.sessions import failure, run_many
+    from gasam.lab.paper.figure_study import TrainedRuns
+    from gasam.lab.paper.figures import STUDIES
+    from gasam.lab.report.labels import run_labels
+
+    study = STUDIES[name]
+    folder = output.out / "gradient-norms" if study.gradient_norms else output.out
+    chosen = study.usual_tasks(origin) if tasks is None else tasks
+    if tasks is None and chosen != study.tasks:
+        errors.print(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is not there")
+    done = run_many(study.plans(size, chosen, seeds, origin), folder, jobs, output.cpu, study.gradient_norms)
+    failed = [failure(job) for job in done if job.record is None]
+    for each in failed:
+        errors.print(f"failed: {each['run']}: {each['error']}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+    with errors.status(study.title) as status:
+
+        def analyse(analysis: Analysis, files: Sequence[Path]) -> list[AnalysisRecord]:
+            found = []
+            for file in files:
+                report = lambda text, file=file: status.update(f"{analysis.kind} of {file.stem}: {text}")  # noqa: E731
+                place = output.out / "analysis"
+                found.append(analyses.run(analysis, file, place, origin, cpu=output.cpu, report=report))
+            return found
+
+        files = [folder / f"{job.name}.json" for job in done]
+        finding = study.find(TrainedRuns(size, files, [job.record for job in done], analyse, run_labels))
+    _show(finding, output.out / "figures" / f"{name}-{size}", output.json)
+
+
+def _show(finding: Finding, place: Path, json: bool) -> None:
+    from gasam.lab.cli.display import console, print_json, print_table
+    from gasam.lab.tables import as_json
+
+    saved = [str(file) for file in finding.save(place)]
+    if json:
+        tables = [as_json(table) for table in finding.tables]
+        print_json({"title": finding.title, "sentence": finding.sentence, "tables": tables, "files": saved})
+        return
+    for table in finding.tables:
+        print_table(table)
+    console.print(f"{finding.title}: {finding.sentence}", soft_wrap=True)
+    console.print(f"saved: {', '.join(saved)}", soft_wrap=True)
