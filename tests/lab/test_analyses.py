@@ -16,14 +16,18 @@ from gasam.analysis.landscape import line, plane
 from gasam.analysis.robustness import _Probe, robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
-from gasam.lab import analyses
-from gasam.lab.analyses.landscape import Plane, Towards
+from gasam.lab import analyses, records
+from gasam.lab.analyses import definition
+from gasam.lab.analyses.comparing import baselines, counted
+from gasam.lab.analyses.line import LossLine
+from gasam.lab.analyses.loading import load
+from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.robustness import Robustness, loss_of_half
 from gasam.lab.analyses.sharpness import Rises
-from gasam.lab.analyses.showing import baselines, counted, run_labels
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.analyses.subjects import load
 from gasam.lab.errors import InputError
+from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from gasam.lab.training.loop import run as train
 from gasam.lab.training.plan import make
@@ -77,7 +81,7 @@ COMMANDS = {
     "attack": (["--radii", "0.1,0.5", "--steps", 2, "--restarts", 0, "--judged", 50], by_attack, Robustness),
     "sharpness": (["--epsilon", 0.05, "--steps", 2, "--draws", 2], by_sharpness, Rises),
     "spectrum": (["--k", 4], by_spectrum, Spectrum),
-    "landscape": (["--points", 3], by_plane, Plane),
+    "landscape": (["--points", 3], by_plane, LossPlane),
 }
 
 
@@ -136,16 +140,16 @@ def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, t
 RESUMED = """
 import os, signal, sys
 from gasam.lab.cli import main
-from gasam.lab import analyses
+from gasam.lab.analyses import definition
 
-how, write = getattr(signal, sys.argv.pop(1)), analyses.write_json
+how, write = getattr(signal, sys.argv.pop(1)), definition.write_json
 
 def killing(file, value):
     write(file, value)
     if file.name.startswith(".attack"):
         os.kill(os.getpid(), how)
 
-analyses.write_json = killing
+definition.write_json = killing
 main()
 """
 
@@ -177,14 +181,14 @@ def test_a_killed_attack_goes_on_and_ends_as_one_never_stopped(how, code, comman
 def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkeypatch):
     analysis = Rises(epsilons=(0.01, 0.1), steps=1, draws=1, rows=32)
     whole = analyses.run(analysis, two[0], tmp_path / "whole", Origin(), cpu=True)
-    write = analyses.write_json
+    write = definition.write_json
 
     def stopping(file, value):
         write(file, value)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(analyses, "write_json", stopping)
+        patched.setattr(definition, "write_json", stopping)
         with pytest.raises(KeyboardInterrupt):
             analyses.run(analysis, two[0], tmp_path / "stopped", Origin(), cpu=True)
     balls = []
@@ -194,7 +198,7 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
     )
     again = analyses.run(analysis, two[0], tmp_path / "stopped", Origin(), cpu=True)
     assert balls == [0.1]
-    assert again["found"] == whole["found"]
+    assert again.found == whole.found
 
 
 @pytest.mark.parametrize(
@@ -293,38 +297,43 @@ def test_a_run_on_ones_own_table_is_analysed_with_it(command, tmp_path):
 def test_a_record_says_where_it_comes_from(two, tmp_path):
     analysis = Spectrum(k=2, rows=16)
     record = analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
-    run = json.loads(two[0].read_text())
-    assert record.keys() >= {"schema", "kind", "options", "run", "examples", "found", "seconds", "commit", "dirty",
-                             "machine", "versions"}  # fmt: skip
-    assert record["options"] == {"split": "train", "rows": 16, "seed": 0, "matrix": "empirical_fisher", "k": 2}
-    assert record["run"] == {"name": two[0].stem} | {key: run[key] for key in analyses.OF_THE_RUN}
-    assert record["run"]["identity"] == run["identity"]
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["machine"]["device"] == "cpu"
+    [file] = tmp_path.glob("*.json")
+    assert json.loads(file.read_text()).keys() == {
+        "schema", "kind", "options", "run", "examples", "found", "seconds", "commit", "dirty", "machine", "versions",
+    }  # fmt: skip
+    assert record == records.read_analysis(file)
+    run = records.read(two[0])
+    assert record.options == {"split": "train", "rows": 16, "seed": 0, "matrix": "empirical_fisher", "k": 2}
+    assert record.run.name == two[0].stem
+    assert record.run.model_dump(include=set(analyses.OF_THE_RUN)) == run.model_dump(include=set(analyses.OF_THE_RUN))
+    assert record.run.identity == run.identity
+    assert record.versions["torch"] == torch.__version__
+    assert record.machine["device"] == "cpu"
 
 
 def test_other_options_have_another_name_and_the_same_ones_the_same(two):
-    run = json.loads(two[0].read_text())
+    run = records.read(two[0])
     others = [
         Spectrum(), Spectrum(k=49), Spectrum(matrix="hessian"), Spectrum(rows=511), Spectrum(seed=1),
         Spectrum(split="test"), Robustness(), Robustness(norm=float("inf")), Robustness(radii=(0.1,)),
-        Robustness(judged=10), Rises(), Rises(epsilons=(0.1,)), Plane(), Plane(radius=2.0), Towards(other="a.json"),
-        Towards(other="b.json"),
+        Robustness(judged=10), Rises(), Rises(epsilons=(0.1,)), LossPlane(), LossPlane(radius=2.0),
+        LossLine(other=Path("a.json")), LossLine(other=Path("b.json")),
     ]  # fmt: skip
     names = [analyses.name(each, "run", run) for each in others]
     assert len(set(names)) == len(names)
     assert names == [analyses.name(copy.deepcopy(each), "run", run) for each in others]
-    assert analyses.name(Towards(other="x/a.json"), "run", run) == analyses.name(Towards(other="a.json"), "run", run)
-    assert analyses.name(Spectrum(), "run", run | {"identity": "another"}) != names[0]
+    assert analyses.name(LossLine(other=Path("x/a.json")), "run", run) == names[-2]
+    assert analyses.name(Spectrum(), "run", run.model_copy(update={"identity": "another"})) != names[0]
 
 
 def test_a_damaged_record_of_an_analysis_is_refused(two, tmp_path):
     analysis = Spectrum(k=2, rows=16)
     analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
     [file] = tmp_path.glob("*.json")
-    for text, words in (("{", "is not the record of an analysis"), ("[]", "it lacks kind"), ("3", "not the record of")):
+    lacking = json.dumps({"schema": 1, "kind": "spectrum"})
+    for text, words in (("{", ""), ("[]", ""), ("3", ""), (lacking, "it lacks options, run, found")):
         file.write_text(text)
-        with pytest.raises(InputError, match=words) as raised:
+        with pytest.raises(InputError, match=rf"is not the record of an analysis: .*{words}") as raised:
             analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
         assert "\n" not in str(raised.value)
 
@@ -332,7 +341,7 @@ def test_a_damaged_record_of_an_analysis_is_refused(two, tmp_path):
 def analysed(trained, task, method, **changes):
     """As the record of an analysis holds a run."""
     record = json.loads(trained[f"{task} {method}"].read_text())
-    run = copy.deepcopy({"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN})
+    run = {"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN}
     for key, value in changes.items():
         if key == "epochs":
             run["config"]["settings"]["epochs"] = value
@@ -340,7 +349,7 @@ def analysed(trained, task, method, **changes):
             run["data"]["hash"] = value
         else:
             run[key] = value
-    return {"run": run, "options": {"rows": 512}, "found": {}}
+    return AnalysisRecord(kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={})
 
 
 def test_baselines_have_as_many_epochs_and_nearest_to_as_many_gradients_on_the_same_data(trained):
@@ -383,14 +392,16 @@ def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained
     analysis = Robustness(radii=(0.1, 0.5), steps=1, restarts=0, judged=20, rows=16)
     files = [trained[f"{task} {method}"] for task in ("digits", "ptb") for method in ("baseline", "ga-sam")]
     found = [analyses.run(analysis, file, tmp_path, Origin(), cpu=True) for file in files]
-    left, right = analysis.draw(found).axes
+    labels = run_labels(found)
+    assert labels == ["digits: Baseline", "digits: GA-SAM", "ptb: Baseline", "ptb: GA-SAM"]
+    left, right = analysis.draw(found, labels).axes
     assert (left.get_ylabel(), left.get_yscale()) == ("accuracy", "linear")
     assert (right.get_ylabel(), right.get_yscale()) == ("perplexity", "log")
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["Baseline", "GA-SAM"]
-    floor = found[0]["found"]["floor"]
+    floor = found[0].found["floor"]
     assert loss_of_half(found[0]) == f"half of the accuracy above the {floor:.2f} of a model that knows nothing is lost"
     assert loss_of_half(found[2]) == "perplexity is doubled"
-    table = analysis.table(found)
+    table = analysis.table(found, labels)
     assert ("a model that knows nothing", f"{floor:.2f}", f"{floor:.2f}", "", "") in table.rows
     assert "accuracy and perplexity is of the first 20 test examples" in table.notes[0]
     assert counted(found[:2]) == "16 examples"

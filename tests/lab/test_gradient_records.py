@@ -18,8 +18,8 @@ KEYS = {"gradient_norm", "layer_gradient_norms", "gradient_norms"}
 
 
 def timeless(record, without=frozenset({"seconds"})):
-    kept = {key: value for key, value in record.items() if key not in ("seconds", "evaluation_seconds", "curve")}
-    return kept | {"curve": [{k: v for k, v in row.items() if k not in without} for row in record["curve"]]}
+    kept = record.model_dump(exclude={"seconds", "evaluation_seconds", "curve"})
+    return kept | {"curve": [{k: v for k, v in row.items() if k not in without} for row in record.curve]}
 
 
 def test_norms_are_those_of_the_folded_gradient_before_clipping(tmp_path, monkeypatch):
@@ -34,9 +34,9 @@ def test_norms_are_those_of_the_folded_gradient_before_clipping(tmp_path, monkey
 
     monkeypatch.setattr(Accelerator, "clip_grad_norm_", noting)
     record = run(plan, tmp_path, cpu=True, gradient_norms=True)
-    steps = record["updates"] // 2
+    steps = record.updates // 2
     assert len(seen) == 2 * steps
-    for epoch, row in enumerate(record["curve"]):
+    for epoch, row in enumerate(record.curve):
         norms = torch.tensor(seen[epoch * steps : (epoch + 1) * steps], dtype=torch.float64)
         assert list(row["gradient_norms"].values()) == pytest.approx(norms.mean(0).tolist(), rel=1e-5)
         assert row["gradient_norm"] == pytest.approx(float(norms.norm(dim=1).mean()), rel=1e-5)
@@ -48,7 +48,7 @@ def test_a_record_with_norms_is_otherwise_the_record_without(tmp_path):
     watched = run(plan, tmp_path / "watched", cpu=True, gradient_norms=True)
     assert timeless(watched, KEYS | {"seconds"}) == timeless(plain)
     names = [name for name, _ in plan.family(plan.data()).model().named_parameters()]
-    for row in watched["curve"]:
+    for row in watched.curve:
         norms = row["gradient_norms"]
         assert list(norms) == names
         absent = [name for name, norm in norms.items() if norm is None]
@@ -71,7 +71,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_the_same_norms(interrupted, aga
     """From a checkpoint in mid-epoch, or from the one before; a run that has begun to record goes on recording."""
     plan = make("numerals", "ga-sam", "tiny")
     whole = run(plan, shared / "with-norms", cpu=True, gradient_norms=True)
-    step, last = Training.train_step, whole["updates"] * 3 // 4
+    step, last = Training.train_step, whole.updates * 3 // 4
 
     def stopping(self, chosen):
         if self.progress.updates == last:

@@ -1,14 +1,14 @@
-"""The top of the spectrum of a run's Hessian or Fisher matrix: the paper's Figure 3."""
+"""The largest eigenvalues of a run's Hessian or Fisher matrix: the paper's Figure 3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, panels, run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.comparing import Measure, Plotted, counted, panels
+from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
 
@@ -20,10 +20,15 @@ WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum(Analysis):
-    matrix: str = "empirical_fisher"
-    k: int = 50
+    """The largest eigenvalues of the loss's curvature at the weights.
 
-    kind = "spectrum"
+    `gasam spectrum runs/A.json runs/B.json --matrix hessian --k 20`
+    """
+
+    matrix: str = option("empirical_fisher", help="empirical_fisher (the paper's), fisher or hessian.")
+    k: int = option(50, help="How many of the largest eigenvalues.")
+
+    kind = command = "spectrum"
 
     @property
     def filed(self) -> str:
@@ -33,17 +38,17 @@ class Spectrum(Analysis):
     def manner(self) -> str:
         return f"{WORDS[self.matrix]}, {super().manner}"
 
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
         from gasam.analysis.spectrum import top_eigenvalues
 
         found = top_eigenvalues(
-            subject.model,
-            subject.objective,
-            subject.examples(self.split, self.rows),
+            run.model,
+            run.objective,
+            run.examples(self.split, self.rows),
             k=self.k,
             matrix=self.matrix,  # type: ignore[arg-type]
             seed=self.seed,
-            watch=lambda done: watch(f"{done} products"),
+            watch=lambda done: measurement.report(f"{done} products"),
         )
         return {
             "values": found.values.tolist(),
@@ -55,11 +60,11 @@ class Spectrum(Analysis):
             "work": found.work,
         }
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
         places = [place for place in (1, 2, 5, 10, 20) if place < self.k] + [self.k]
         columns = ("run", *(f"number {place}" for place in places), f"sum of {self.k}", "converged")
         rows, values = [], []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             top = each.found["values"]
             converged = sum(each.found["converged"])
             shown = [*(top[place - 1] for place in places), sum(top)]
@@ -68,22 +73,17 @@ class Spectrum(Analysis):
         note = f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
         return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import Line
-
-        def line(each: AnalysisRecord, **style: Any) -> Line:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+        def plotted(each: AnalysisRecord) -> Plotted:
             top = each.found["values"]
-            return Line(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
+            return Plotted(range(1, len(top) + 1), [value if value > 0 else None for value in top])
 
-        return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
+        return panels(found, labels, plotted, title="top of the spectrum", x="number", y="eigenvalue", log="y")
 
-    def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
-        top = each.found["values"]
+    def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
+        top = record.found["values"]
         numbers = {"the largest eigenvalue": top[0], f"the sum of the top {self.k} eigenvalues": sum(top)}
         return [
             Measure(f"{name} of the {WORDS[self.matrix]}", value, f"{value:.3g}", more_is_flatter=False)
             for name, value in numbers.items()
         ]
-
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(self.measures, found)

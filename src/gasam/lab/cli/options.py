@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,17 +92,8 @@ Risk = Annotated[str | None, typer.Option(help="mean over the walk, or final: it
 StartEpoch = Annotated[int | None, typer.Option(help="First epoch with a walk, from 1.", rich_help_panel=WALK)]
 
 
-@overload
-def norm(text: str, option: str = ..., allowed: str = ...) -> float: ...
-@overload
-def norm(text: None, option: str = ..., allowed: str = ...) -> None: ...
-def norm(text: str | None, option: str = "--norm", allowed: str = "a number > 1 or inf") -> float | None:
-    if text is None:
-        return None
-    try:
-        return math.inf if text.lower() in ("inf", "infinity", "max") else float(text)
-    except ValueError:
-        raise InputError(f"{option} must be {allowed}, got {text!r}") from None
+def norm(text: str | None) -> float | None:
+    return None if text is None else parsed_norm(text)
 
 
 def steps_or_share(option: str, text: str | None) -> float | None:
@@ -148,13 +139,6 @@ def listed(option: str, text: str) -> list[str]:
     if not names:
         raise InputError(f"{option} must be one or more names with commas, got {text!r}")
     return names
-
-
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in listed(option, text))
-    except ValueError:
-        raise InputError(f"{option} must be numbers with commas, got {text!r}") from None
 
 
 def exponents(text: str) -> tuple[int, int]:

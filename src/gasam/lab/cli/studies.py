@@ -10,6 +10,8 @@ import typer
 from gasam.lab.cli.display import console, errors, print_json, print_table
 from gasam.lab.cli.sessions import failure, run_many
 from gasam.lab.paper import figures
+from gasam.lab.paper.figure_study import TrainedRuns
+from gasam.lab.report.labels import run_labels
 from gasam.lab.tables import as_json
 from gasam.lab.tasks import Origin
 
@@ -38,9 +40,17 @@ def reproduce_figure(
             errors.print(f"failed: {each['run']}: {each['error']}", soft_wrap=True)
         raise typer.Exit(1)
     with errors.status(study.title) as status:
-        setting = figures.Setting(size, out, origin, cpu, status.update)
-        found = [job.record for job in done if job.record is not None]
-        finding = study.find([runs / f"{job.name}.json" for job in done], found, setting)
+        trained = TrainedRuns(
+            size,
+            files=[runs / f"{job.name}.json" for job in done],
+            records=[job.record for job in done if job.record is not None],
+            folder=out / "analysis",
+            origin=origin,
+            cpu=cpu,
+            labels=run_labels,
+            report=status.update,
+        )
+        finding = study.find(trained)
     files = [str(file) for file in finding.save(out / "figures" / f"{name}-{size}")]
     if json:
         tables = [as_json(table) for table in finding.tables]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gasam.lab.cli import options as opt
+from gasam.lab.command_text import parsed_norm
 
 SEARCH = "The search"
 
@@ -102,7 +103,7 @@ def tune(
         quantity,
         usual_norms(method, quantity)
         if texts is None
-        else tuple(opt.norm(text, "--norms", "2, inf or both") for text in texts),
+        else tuple(parsed_norm(text, "--norms", "2, inf or both") for text in texts),
         EXPONENTS.get(quantity, (0, 0)) if exponents is None else opt.exponents(exponents),
         tolerance,
         cap,
