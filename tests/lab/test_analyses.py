@@ -7,24 +7,29 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from gasam.analysis.landscape import line, plane
 from gasam.analysis.robustness import _Probe, robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
 from gasam.lab import analyses, records
-from gasam.lab.analyses import definition
-from gasam.lab.analyses.comparing import baselines, counted
+from gasam.lab.analyses import KINDS, definition
+from gasam.lab.analyses.comparing import Plotted, baselines, counted
+from gasam.lab.analyses.definition import Analysis, option
 from gasam.lab.analyses.line import LossLine
 from gasam.lab.analyses.loading import load
 from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.robustness import Robustness, loss_of_half
 from gasam.lab.analyses.sharpness import Rises
 from gasam.lab.analyses.spectrum import Spectrum
+from gasam.lab.cli import analysis as cli_analysis
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysedRun, AnalysisRecord
 from gasam.lab.report.labels import run_labels
@@ -114,6 +119,94 @@ def test_a_command_measures_what_the_library_does_and_only_once(name, command, t
     assert found["sentence"] in shown.out
     assert len(before) == 1
     assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+OPTIONS = {
+    "attack": {"norm", "radii", "steps", "restarts", "draws", "judged"},
+    "sharpness": {"epsilon", "norm", "steps", "scale", "granularity", "draws"},
+    "spectrum": {"matrix", "k"},
+    "landscape": {"to", "radius", "points", "start", "stop"},
+}
+SHARED = {"split", "rows", "seed", "train", "valid", "test", "text-column", "label-column", "data-dir", "out", "cpu"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_command_has_all_options_of_its_analyses(name, command):
+    ended = command(name, "--help")
+    assert ended.code == 0
+    listed = set(re.findall(r"│ +--([a-z-]+)", ended.out))
+    assert listed == {"help", "json"} | OPTIONS[name] | SHARED
+
+
+def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(definition, "KINDS", dict(KINDS))
+    monkeypatch.setattr(cli_analysis, "KINDS", definition.KINDS)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Losses(Analysis):
+        """The loss of the first examples.
+
+        `gasam losses runs/A.json`
+        """
+
+        factors: tuple[float, ...] = option((1.0,), help="Numbers with commas.", flag="times", text="1")
+        rounds: int = option(2, help="How often.", panel="The rounds")
+
+        kind = command = "losses"
+        title = "Losses"
+
+        @classmethod
+        def from_command(cls, **given):
+            return cls(**given | {"factors": tuple(map(float, given["factors"].split(",")))})
+
+        def measure(self, run, measurement):
+            model, objective, [batch] = run.on(self.split, self.rows)
+            loss = objective(model, batch).mean().item()
+            return {"losses": [factor * loss for factor in self.factors] * self.rounds}
+
+        def cells(self, record, label):
+            return [{"run": label, "loss": f"{loss:.3f}"} for loss in record.found["losses"]]
+
+        def plotted(self, record):
+            losses = record.found["losses"]
+            return Plotted("loss", "number", "loss", range(len(losses)), losses)
+
+        def clause(self, record, label):
+            return f"{label} has {record.found['losses'][0]:.3f}"
+
+    app = typer.Typer()
+    app.command()(cli_analysis.generated("losses"))
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    assert "The loss of the first examples." in shown.output
+    for words in ("--times", "Numbers with commas.", "The rounds", "How often.", "[default: 2]", "--data-dir"):
+        assert words in shown.output
+    arguments = [*map(str, two), "--times", "1,10", "--rows", "8", "--out", str(tmp_path), "--cpu", "--json"]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    first, second = json.loads(ended.stdout)["rows"]
+    assert (first["run"], second["run"]) == (two[0].stem, two[1].stem)
+    loss, tenfold = first["losses"][:2]
+    assert first["losses"] == [loss, 10 * loss, loss, tenfold]
+    assert json.loads(ended.stdout)["sentence"].startswith(f"Baseline has {loss:.3f}; GA-SAM has ")
+
+
+def test_every_record_of_the_project_is_read_and_keeps_its_name():
+    files = sorted((Path(__file__).parents[2] / "results" / "analysis").glob("*.json"))
+    assert files
+    for file in files:
+        record = records.read_analysis(file)
+        analysis = analyses.restored(record)
+        assert analysis.options() == record.options
+        if record.run.identity is not None:  # the first records do not say
+            assert analyses.name(analysis, record.run.name, record.run) == file.stem
+
+
+def test_a_record_of_an_unknown_kind_is_refused(trained):
+    record = analysed(trained, "digits", "baseline").model_copy(update={"kind": "guess"})
+    with pytest.raises(
+        InputError, match=r"kind of an analysis must be one of line, mixtures, plane, .*got 'guess'"
+    ):
+        analyses.restored(record)
 
 
 def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, two, subject, tmp_path):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from gasam.lab.records import AnalysisRecord, RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from gasam.analysis import pictures
 
 
 class Measure(NamedTuple):
@@ -27,10 +26,17 @@ Measures = Callable[[AnalysisRecord], Sequence[Measure]]
 
 
 class Plotted(NamedTuple):
-    """The points of a run's line. A y of None is a gap; `marked` is a place on the x axis to be shown."""
+    """The line of a run in a picture, and what the picture is about.
 
+    A y of None is a gap. `log` names the axes with a logarithmic scale. `marked` is a place on the x axis to be shown.
+    """
+
+    title: str
+    x_name: str
+    y_name: str
     x: Sequence[float]
     y: Sequence[float | None]
+    log: str = ""
     marked: float | None = None
 
 
@@ -73,58 +79,30 @@ def counted(found: Sequence[AnalysisRecord]) -> str:
 
 
 def panels(
-    found: Sequence[AnalysisRecord],
-    labels: Sequence[str],
-    plotted: Callable[[AnalysisRecord], Plotted],
-    *,
-    title: str,
-    x: str,
-    y: str | Callable[[AnalysisRecord], str],
-    log: str | Callable[[AnalysisRecord], str] = "",
+    found: Sequence[AnalysisRecord], labels: Sequence[str], plotted: Callable[[AnalysisRecord], Plotted]
 ) -> Figure:
     """A panel for each task and size, a line for each run: grey for the baselines, orange for GA-SAM.
 
-    Args:
-        found: The records.
-        labels: Their names.
-        plotted: Gives the line of a record.
-        title: What all panels show.
-        x: What the x axis shows.
-        y: What the y axis shows, or what says it of a panel's first record.
-        log: Axes with a logarithmic scale, "", "x", "y" or "xy", or what says it of a panel's first record.
+    Runs of one method differ in their dashes.
     """
-    from gasam.analysis.pictures import draw_lines, sheet
+    from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, Line, draw_lines, sheet
 
-    kinds = list(dict.fromkeys((each.run.task, each.run.size) for each in found))
-    figure, axes = sheet(len(kinds))
-    for (task, size), panel in zip(kinds, axes, strict=True):
-        here = [i for i, each in enumerate(found) if (each.run.task, each.run.size) == (task, size)]
-        records = [found[i] for i in here]
-        draw_lines(
-            panel,
-            _lines(records, [_without_kind(labels[i], found[i].run) for i in here], plotted),
-            title=f"{task}, size {size}: {title}",
-            x=x,
-            y=y(records[0]) if callable(y) else y,
-            log=log(records[0]) if callable(log) else log,
-        )
+    by_kind: dict[tuple[str, str], list[tuple[AnalysisRecord, str]]] = {}
+    for each, label in zip(found, labels, strict=True):
+        by_kind.setdefault((each.run.task, each.run.size), []).append((each, label))
+    figure, axes = sheet(len(by_kind))
+    for panel, ((task, size), here) in zip(axes, by_kind.items(), strict=True):
+        lines: list[Line] = []
+        dashes = {each.run.method: cycle(DASHES) for each, _ in here}
+        for each, label in here:
+            line, method = plotted(each), each.run.method
+            colour = {"baseline": BASELINE, "ga-sam": GA_SAM}.get(method)
+            name = _without_kind(label, each.run)
+            lines.append(Line(name, line.x, line.y, colour, next(dashes[method]), line.marked))
+        first = plotted(here[0][0])
+        title = f"{task}, size {size}: {first.title}"
+        draw_lines(panel, lines, title=title, x=first.x_name, y=first.y_name, log=first.log)
     return figure
-
-
-def _lines(
-    found: Sequence[AnalysisRecord], labels: Sequence[str], plotted: Callable[[AnalysisRecord], Plotted]
-) -> list[pictures.Line]:
-    """Runs of one method have one colour, and differ in their dashes."""
-    from gasam.analysis import pictures
-
-    colours = {"baseline": pictures.BASELINE, "ga-sam": pictures.GA_SAM}
-    methods = [each.run.method for each in found]
-    lines = []
-    for number, (each, label, method) in enumerate(zip(found, labels, methods, strict=True)):
-        points = plotted(each)
-        dashes = pictures.DASHES[methods[:number].count(method) % len(pictures.DASHES)]
-        lines.append(pictures.Line(label, points.x, points.y, colours.get(method), dashes, points.marked))
-    return lines
 
 
 def _without_kind(label: str, run: RunSummary) -> str:

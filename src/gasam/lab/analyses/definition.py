@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from gasam.analysis.values import plain_value
-from gasam.lab.analyses.comparing import Measure, compared
+from gasam.lab.analyses.comparing import Measure, Plotted, compared, panels
 from gasam.lab.analyses.loading import LoadedRun, checked
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
 
 Found = dict[str, Any]
 Labels = Sequence[str]
+Cells = dict[str, str]
+"""A row of a table: text by column."""
 KINDS: dict[str, type[Analysis]] = {}
 """Every kind of analysis by the name that its records have."""
 
 
 class Measurement:
-    """A measurement that is under way. It keeps its results so far in a file, so that it can be interrupted.
-
-    Args:
-        file: Where results so far are kept. `kept` is what an interrupted measurement left there.
-        report: Called with a few words that say how far the measurement is.
-    """
+    """A measurement under way. `report` tells users how far it is; `kept` is what an interrupted one left in `file`."""
 
     def __init__(self, file: Path, report: Callable[[str], None]) -> None:
         self.file, self.report = file, report
@@ -44,6 +41,10 @@ class Measurement:
     def seconds(self) -> float:
         """Of this process and of those that were interrupted."""
         return round(time.perf_counter() - self._begun, 2)
+
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """Reports how many evaluations are done, and of how many."""
+        return lambda done, of: self.report(f"{what} {done}/{of}")
 
     def keep(self, found: Found) -> None:
         write_json(self.file, plain_value(found) | {"seconds": self.seconds})
@@ -77,7 +78,7 @@ class Analysis(ABC):
     whose options are the fields and whose help is the docstring of the class. Two kinds may share a command: the one
     with a required option is measured if the user gives this option, and the other one if not.
 
-    `found` are records of this analysis, one for each run, and `labels` their names in tables and pictures.
+    `title` is that of the table. `found` are records of this analysis, one for each run, and `labels` their names.
     """
 
     split: str = option("train", help="train, valid or test: where the loss is taken.", panel="The examples")
@@ -86,6 +87,7 @@ class Analysis(ABC):
 
     kind: ClassVar[str]
     command: ClassVar[str | None] = None
+    title: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         if "kind" in cls.__dict__:
@@ -119,18 +121,48 @@ class Analysis(ABC):
 
     @abstractmethod
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        """The numbers, as JSON holds them."""
+        """The numbers of a run."""
 
-    @abstractmethod
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table: ...
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        """The rows of the table that are about one run."""
+        raise NotImplementedError(f"{type(self).__name__} has a table of its own")
 
-    @abstractmethod
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure: ...
+    def values(self, record: AnalysisRecord) -> Found | None:
+        """The numbers of one run for the JSON of the table; None if the cells are enough."""
+        return record.found
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        """A sentence beneath the table."""
+        return ""
+
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        """The line of one run in the picture."""
+        raise NotImplementedError(f"{type(self).__name__} has a picture of its own")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         """How flat the minimum of one run is, if the analysis is about that."""
         return ()
 
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        """What the analysis shows of one run, if it has no measures of flatness."""
+        return ""
+
+    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        rows = [row for each, label in zip(found, labels, strict=True) for row in self.cells(each, label)]
+        values = []
+        for each in found:
+            numbers = self.values(each)
+            if numbers is not None:
+                values.append({"run": each.run.name} | numbers)
+        note = self.note(found)
+        texts = tuple(tuple(row.values()) for row in rows)
+        return Table(self.title, tuple(rows[0]), texts, (note,) if note else (), tuple(values))
+
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+        return panels(found, labels, self.plotted)
+
     def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        """What the analysis shows, with its numbers: by default its measures of flatness."""
-        return compared(self.measures, found, labels)
+        """What the analysis shows, with its numbers."""
+        if self.measures(found[0]):
+            return compared(self.measures, found, labels)
+        return "; ".join(self.clause(each, label) for each, label in zip(found, labels, strict=True))

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gasam.analysis.landscape import line
-from gasam.lab.analyses.comparing import Plotted, counted, panels
-from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.comparing import Plotted, counted
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun, read_weights
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +26,7 @@ class LossLine(Analysis):
 
     kind = "line"
     command = "landscape"
+    title = "Loss along a line"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,47 +44,38 @@ class LossLine(Analysis):
             raise InputError(f"--to must be the record of a run whose weights lie beside it, got {self.other}")
         step = (self.stop - self.start) / (self.points - 1)
         alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
+        losses = {}
+        for split in dict.fromkeys((self.split, "test")):
+            counting = measurement.counting(f"{split}, point")
+            losses[split] = line(*run.on(split, self.rows), alphas, other=weights, watch=counting).losses
+        return {"alphas": alphas, "losses": losses}
 
-        def losses(split: str) -> Sequence[float]:
-            return line(
-                run.model,
-                run.objective,
-                run.examples(split, self.rows),
-                alphas,
-                other=weights,
-                watch=lambda done, of: measurement.report(f"{split}, point {done}/{of}"),
-            ).losses
-
-        return {"alphas": alphas, "losses": {split: losses(split) for split in dict.fromkeys((self.split, "test"))}}
-
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        splits = tuple(found[0].found["losses"])
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
         rows = []
-        for each, label in zip(found, labels, strict=True):
-            for number, alpha in enumerate(each.found["alphas"]):
-                losses = (float(each.found["losses"][split][number]) for split in splits)
-                rows.append((label, f"{alpha:.3g}", *(f"{loss:.4g}" for loss in losses)))
-        columns = ("run", "alpha", *(f"{split} loss" for split in splits))
-        note = f"alpha = 0 is the run, alpha = 1 is {self.other.stem}; {counted(found)} of the {self.split} split."
-        return Table("Loss along a line", columns, tuple(rows), (note,))
+        for number, alpha in enumerate(record.found["alphas"]):
+            losses = {split: float(along[number]) for split, along in record.found["losses"].items()}
+            texts = {f"{split} loss": f"{loss:.4g}" for split, loss in losses.items()}
+            rows.append({"run": label, "alpha": f"{alpha:.3g}"} | texts)
+        return rows
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        def plotted(each: AnalysisRecord) -> Plotted:
-            return Plotted(each.found["alphas"], self._losses(each))
+    def values(self, record: AnalysisRecord) -> None:
+        return None
 
-        return panels(found, labels, plotted, title=f"{self.split} loss along a line", x="alpha", y="loss")
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"alpha = 0 is the run, alpha = 1 is {self.other.stem}; {counted(found)} of the {self.split} split."
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        clauses = []
-        for each, label in zip(found, labels, strict=True):
-            points = zip(self._losses(each), each.found["alphas"], strict=True)
-            between = [loss for loss, alpha in points if 0 <= alpha <= 1]
-            barrier = max(between) - max(between[0], between[-1])
-            clauses.append(
-                f"between {label} and {self.other.stem} the highest {self.split} loss is {max(between):.3g}, "
-                f"{barrier:.3g} above the higher end"
-            )
-        return "; ".join(clauses)
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        title = f"{self.split} loss along a line"
+        return Plotted(title, "alpha", "loss", record.found["alphas"], self._losses(record))
+
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        points = zip(self._losses(record), record.found["alphas"], strict=True)
+        between = [loss for loss, alpha in points if 0 <= alpha <= 1]
+        barrier = max(between) - max(between[0], between[-1])
+        return (
+            f"between {label} and {self.other.stem} the highest {self.split} loss is {max(between):.3g}, "
+            f"{barrier:.3g} above the higher end"
+        )
 
     def _losses(self, record: AnalysisRecord) -> list[float]:
         return [float(loss) for loss in record.found["losses"][self.split]]

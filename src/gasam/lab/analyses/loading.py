@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.lab import records, tasks
+from gasam.lab import records
 from gasam.lab.data.corpus import SPLITS, Split
-from gasam.lab.data.locations import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
 from gasam.lab.records import RunRecord
 from gasam.lab.tasks import Origin
-from gasam.lab.tasks.prepared import prepare
 from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.plan import make
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,14 @@ class LoadedRun:
         return self.family.objective()
 
     def examples(self, split: str, rows: int) -> list[tuple[Tensor, ...]]:
-        """Batches of the first examples, on the model's device."""
+        """Batches of examples, always the same, on the model's device."""
         device = next(self.model.parameters()).device
         batches = self.family.examples(checked(split), rows)
         return [tuple(part.to(device) for part in batch) for batch in batches]
+
+    def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[tuple[Tensor, ...]]]:
+        """Model, loss and examples: what every measurement of `gasam.analysis` takes first."""
+        return self.model, self.objective, self.examples(split, rows)
 
     def count(self, split: str, rows: int) -> int:
         """How many examples those are."""
@@ -90,11 +93,9 @@ def read_weights(run: Path) -> Weights | None:
 
 def _family(record: RunRecord, origin: Origin) -> Family[Any]:
     """The family with the run's settings and data; refused if the data is not the run's."""
-    task = tasks.find(record.task)
-    task.check(origin)
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in record.settings.items()}
-    settings = task.settings(record.size, **given)
-    data = prepare(task.family, task.source(origin), settings, cache_directory() / "prepared")
+    plan = make(record.task, size=record.size, origin=origin, settings=given)
+    data = plan.data()
     if data["hash"] != record.data.hash:
         raise InputError(
             f"the data found for {record.task} is not the data of this run: name the run's own with --data-dir, "
@@ -106,4 +107,4 @@ def _family(record: RunRecord, origin: Origin) -> Family[Any]:
             f"the data of {record.task} is encoded otherwise since this run was made (version {data['encoding']}, "
             f"not {encoding}): run it again with another --out"
         )
-    return task.family(settings, data)
+    return plan.family(data)

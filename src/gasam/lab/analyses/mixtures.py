@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gasam.lab.analyses.definition import Found, Labels, Measurement
+from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, length, on_the_cpu
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 from gasam.theory.distribution import mixture
 
 if TYPE_CHECKING:
@@ -27,73 +27,77 @@ class Mixtures(Shift):
     controls: int = 5
 
     kind = "mixtures"
+    title = "|delta| against the share of shifted data"
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        """By the paper's protocol on mixed sets that are drawn, and by the regularised one on the exact mixtures."""
         run = on_the_cpu(run)
-        found: Found = {"controls": [], "fine_tuned": [], "regularised": []} | measurement.kept
         etas = [number / self.trials for number in range(1, self.trials + 1)]
-        unfinished = {
-            "controls": self._fine_tuned(run, [0.0] * self.controls, len(found["controls"])),
-            "fine_tuned": self._fine_tuned(run, etas, len(found["fine_tuned"])),
-            "regularised": self._regularised(run, etas[len(found["regularised"]) :]),
-        }
-        for name, trials in unfinished.items():
-            for trial in trials:
-                found[name].append(trial)
+        planned = {"controls": [0.0] * self.controls, "fine_tuned": etas, "regularised": etas}
+        found: Found = {name: [] for name in planned} | measurement.kept
+        model, train, test = self.problem(run)
+        for name, shares in planned.items():
+            for seed in range(len(found[name]), len(shares)):
+                eta = shares[seed]
+                if name == "regularised":
+                    minimum = self.solved(run, model, mixture(train, test, eta))
+                    delta, gradient = minimum.offset, minimum.gradient_norm
+                else:
+                    delta, gradient = fine_tuned(run, drawn_mixture(run, eta, seed), self.epochs, seed)
+                stationary = gradient <= self.tolerance
+                found[name].append({"eta": eta, "norm": length(delta), "gradient": gradient, "stationary": stationary})
                 measurement.keep(found)
-                count = self.controls if name == "controls" else self.trials
-                measurement.report(f"{name.replace('_', '-')} {len(found[name])}/{count}")
-        return found | {"fits": _fits(found)}
+                measurement.report(f"{name.replace('_', '-')} {seed + 1}/{len(shares)}")
+        control = statistics.fmean(trial["norm"] for trial in found["controls"])
+        fits = {
+            "fine-tuned": straight(found["fine_tuned"], control),
+            "regularised": straight(found["regularised"], 0.0),  # solved from its own minimum
+        }
+        return found | {"fits": fits}
 
-    def _fine_tuned(self, run: LoadedRun, etas: Sequence[float], done: int) -> Iterator[dict[str, Any]]:
-        """The paper's protocol: training goes on from the run's weights on a mixed set, drawn with the trial's seed."""
-        for seed in range(done, len(etas)):
-            mixed = drawn_mixture(run, etas[seed], seed)
-            delta, gradient = fine_tuned(run, mixed, self.epochs, seed)
-            yield _trial(etas[seed], length(delta), gradient, gradient <= self.tolerance)
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        return [
+            {
+                "run": label,
+                "protocol": protocol,
+                "intercept": f"{fit['intercept']:.4g}",
+                "slope": f"{fit['slope']:.4g}",
+                "R^2": f"{fit['r_squared']:.4g}",
+                "|delta| at 1": f"{fit['at_one']:.4g}",
+                "at 0": f"{fit['control']:.4g}",
+                "stationary": f"{fit['stationary']} of {fit['trials']}",
+            }
+            for protocol, fit in record.found["fits"].items()
+        ]
 
-    def _regularised(self, run: LoadedRun, etas: Sequence[float]) -> Iterator[dict[str, Any]]:
-        """A regularised problem solved on the exact mixture (1 - eta) p + eta p*, each from the training minimum."""
-        if etas:
-            model, train, test = self.problem(run)
-        for eta in etas:
-            found = self.solved(run, model, mixture(train, test, eta))
-            yield _trial(eta, length(found.offset), found.gradient_norm, found.stationary)
-
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        rows = []
-        for each, label in zip(found, labels, strict=True):
-            for name, fit in each.found["fits"].items():
-                values = (f"{fit[key]:.4g}" for key in ("intercept", "slope", "r_squared", "at_one", "control"))
-                rows.append((label, name, *values, f"{fit['stationary']} of {fit['trials']}"))
-        columns = ("run", "protocol", "intercept", "slope", "R^2", "|delta| at 1", "at 0", "stationary")
-        return Table("|delta| against the share of shifted data", columns, tuple(rows))
+    def values(self, record: AnalysisRecord) -> None:
+        return None
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, Line, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
-        shown = [(each, name, fit) for each in found for name, fit in each.found["fits"].items()]
-        for panel, (each, name, fit) in zip(axes, shown, strict=True):
-            trials = each.found[name.replace("-", "_")]
+        shown = [(each, protocol) for each in found for protocol in each.found["fits"]]
+        for panel, (each, protocol) in zip(axes, shown, strict=True):
+            fit, trials = each.found["fits"][protocol], each.found[protocol.replace("-", "_")]
+            etas, norms = ([trial[key] for trial in trials] for key in ("eta", "norm"))
             fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
             lines = [
-                Line("measured", [t["eta"] for t in trials], [t["norm"] for t in trials], OKABE_ITO[0], POINTS),
+                Line("measured", etas, norms, OKABE_ITO[0], POINTS),
                 Line(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
                 Line("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
             ]
-            title = f"{each.run.task}, seed {each.run.seed}: {name}"
+            title = f"{each.run.task}, seed {each.run.seed}: {protocol}"
             draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
             panel.set_ylim(bottom=0)
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
+    def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(
-            f"{each.run.task}, seed {each.run.seed}, {name}: |delta| = {fit['intercept']:.3g} + "
+            f"{record.run.task}, seed {record.run.seed}, {protocol}: |delta| = {fit['intercept']:.3g} + "
             f"{fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f}, {fit['control']:.3g} without any shift and "
             f"{fit['at_one']:.3g} at eta = 1"
-            for each in found
-            for name, fit in each.found["fits"].items()
+            for protocol, fit in record.found["fits"].items()
         )
 
 
@@ -123,13 +127,3 @@ def straight(trials: Sequence[dict[str, Any]], control: float) -> dict[str, floa
         "stationary": sum(trial["stationary"] for trial in trials),
         "trials": len(trials),
     }
-
-
-def _fits(found: Found) -> dict[str, dict[str, float]]:
-    """Without a shift the regularised problem, solved from its own minimum, has |delta| = 0 by construction."""
-    control = sum(trial["norm"] for trial in found["controls"]) / len(found["controls"])
-    return {"fine-tuned": straight(found["fine_tuned"], control), "regularised": straight(found["regularised"], 0.0)}
-
-
-def _trial(eta: float, norm: float, gradient: float, stationary: bool) -> dict[str, Any]:
-    return {"eta": eta, "norm": norm, "gradient": gradient, "stationary": stationary}

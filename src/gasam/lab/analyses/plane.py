@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from gasam.analysis.landscape import plane
 from gasam.lab.analyses.comparing import counted
-from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,30 +29,29 @@ class LossPlane(Analysis):
 
     kind = "plane"
     command = "landscape"
+    title = "Loss over a plane"
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        return plane(
-            run.model,
-            run.objective,
-            run.examples(self.split, self.rows),
-            radius=self.radius,
-            points=self.points,
-            seed=self.seed,
-            watch=lambda done, of: measurement.report(f"point {done}/{of}"),
-        ).as_json()
+        subject, counting = run.on(self.split, self.rows), measurement.counting("point")
+        found = plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting)
+        return found.as_json()
 
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        rows = []
-        for each, label in zip(found, labels, strict=True):
-            grid = _heights(each)
-            rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
-            if any(map(math.isnan, rim)):
-                rim = [math.nan]
-            rows.append((label, *(f"{value:.4g}" for value in (_middle(grid), max(rim), min(rim)))))
-        columns = ("run", "loss at the weights", "highest on the rim", "lowest on the rim")
-        note = f"The loss on {counted(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Loss over a plane", columns, tuple(rows), (note,), values)
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        grid = _heights(record)
+        rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
+        if any(map(math.isnan, rim)):
+            rim = [math.nan]
+        return [
+            {
+                "run": label,
+                "loss at the weights": f"{_middle(grid):.4g}",
+                "highest on the rim": f"{max(rim):.4g}",
+                "lowest on the rim": f"{min(rim):.4g}",
+            }
+        ]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"The loss on {counted(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import draw_plane, sheet
@@ -65,13 +63,10 @@ class LossPlane(Analysis):
             draw_plane(panel, axis, axis, transposed, title=label)
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        clauses = []
-        for each, label in zip(found, labels, strict=True):
-            grid = _heights(each)
-            mean = sum(map(sum, grid)) / len(grid) ** 2
-            clauses.append(f"the loss of {label} is {_middle(grid):.3g} at the weights and {mean:.3g} on average")
-        return "; ".join(clauses)
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        grid = _heights(record)
+        mean = sum(map(sum, grid)) / len(grid) ** 2
+        return f"the loss of {label} is {_middle(grid):.3g} at the weights and {mean:.3g} on average"
 
 
 def _heights(record: AnalysisRecord) -> list[list[float]]:

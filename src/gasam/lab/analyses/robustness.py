@@ -14,7 +14,7 @@ from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.curve import Point, half_radius
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
-from gasam.lab.analyses.comparing import Measure, Plotted, counted, norm_name, panels
+from gasam.lab.analyses.comparing import Measure, Plotted, counted, norm_name
 from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
@@ -50,6 +50,7 @@ class Robustness(Analysis):
     judged: int | None = option(None, help="Take the metric on that many test examples only.", panel="The examples")
 
     kind = command = "attack"
+    title = "Metric under corrupted weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,9 +84,7 @@ class Robustness(Analysis):
             measurement.keep({"points": points})
 
         curve = robustness(
-            run.model,
-            run.objective,
-            run.examples(self.split, self.rows),
+            *run.on(self.split, self.rows),
             lambda model: run.score(model, "test", self.judged),
             self.radii or None,
             self.norm,
@@ -122,30 +121,27 @@ class Robustness(Analysis):
         rows += [(how, *(_shown(each.found["compressed"][how]) for each in found)) for how in COMPRESSIONS]
         lost = "half is lost" if all(each.found["higher_is_better"] for each in found) else "half is lost or doubled"
         rows.append((f"{lost} at ({self.ball}, attack)", *(_half(each.found["half_radius"]) for each in found)))
+        values = tuple({"run": each.run.name} | each.found for each in found)
+        return Table(self.title, ("corruption", *labels), tuple(rows), (self.note(found),), values)
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
         metrics = " and ".join(dict.fromkeys(each.run.metric for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
-        note = (
+        return (
             f"The attack maximises the loss on {counted(found)} of the {self.split} split by {self.steps} steps, "
             f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples."
         )
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Metric under corrupted weights", ("corruption", *labels), tuple(rows), (note,), values)
+
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        found = record.found
+        radii = [point["radius"] for point in found["points"]]
+        metrics = [float(point["metric"]) for point in found["points"]]
+        log = "x" if found["higher_is_better"] else "xy"
+        half = found["half_radius"]["radius"]
+        return Plotted(f"attacked in {self.ball}", "radius", record.run.metric, radii, metrics, log, marked=half)
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        def plotted(each: AnalysisRecord) -> Plotted:
-            points = each.found["points"]
-            radii = [point["radius"] for point in points]
-            return Plotted(radii, [float(point["metric"]) for point in points], each.found["half_radius"]["radius"])
-
-        figure = panels(
-            found,
-            labels,
-            plotted,
-            title=f"attacked in {self.ball}",
-            x="radius",
-            y=lambda each: each.run.metric,
-            log=lambda each: "x" if each.found["higher_is_better"] else "xy",
-        )
+        figure = super().draw(found, labels)
         for axes in figure.axes:
             if axes.get_yscale() == "linear":
                 axes.set_ylim(bottom=0)

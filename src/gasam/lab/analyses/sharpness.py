@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.values import plain_value
-from gasam.lab.analyses.comparing import Measure, Plotted, compared, counted, norm_name, panels
-from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.comparing import Measure, Plotted, compared, counted, norm_name
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 from gasam.perturbation import Perturbation
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +33,7 @@ class Rises(Analysis):
     draws: int = option(8, help="Random points for the average, in each batch.")
 
     kind = command = "sharpness"
+    title = "Sharpness"
 
     @classmethod
     def from_command(cls, **given: Any) -> Self:
@@ -64,38 +61,36 @@ class Rises(Analysis):
             )
             for epsilon in self.epsilons
         ]
-        batches = run.examples(self.split, self.rows)
-        found = list(measurement.kept.get("balls", ()))
-
-        def report(done: int, of: int) -> None:
-            measurement.report(f"ball {len(found) + 1}/{len(balls)}, batch {done}/{of}")
-
+        subject, found = run.on(self.split, self.rows), list(measurement.kept.get("balls", ()))
         for ball in balls[len(found) :]:
-            rises = sharpness(run.model, run.objective, batches, ball, draws=self.draws, seed=self.seed, watch=report)
+            counting = measurement.counting(f"ball {len(found) + 1}/{len(balls)}, batch")
+            rises = sharpness(*subject, ball, draws=self.draws, seed=self.seed, watch=counting)
             found.append({"epsilon": ball.epsilon} | rises.as_json())
             measurement.keep({"balls": found})
         return {"balls": found}
 
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        rows = []
-        for each, label in zip(found, labels, strict=True):
-            for ball in each.found["balls"]:
-                average = "" if ball["average"] is None else _interval(ball["average"])
-                rows.append((label, f"{ball['epsilon']:g}", _interval(ball["worst"]), average))
-        note = (
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        return [
+            {
+                "run": label,
+                "epsilon": f"{ball['epsilon']:g}",
+                "worst rise": _interval(ball["worst"]),
+                "average rise": _interval(ball["average"]),
+            }
+            for ball in record.found["balls"]
+        ]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return (
             f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
             f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
             f"on {counted(found)} of the {self.split} split; mean over batches with its 95% interval."
         )
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Sharpness", ("run", "epsilon", "worst rise", "average rise"), tuple(rows), (note,), values)
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        def plotted(each: AnalysisRecord) -> Plotted:
-            balls = each.found["balls"]
-            return Plotted([ball["epsilon"] for ball in balls], [float(ball["worst"]["mean"]) for ball in balls])
-
-        return panels(found, labels, plotted, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        balls = record.found["balls"]
+        epsilons, rises = [ball["epsilon"] for ball in balls], [float(ball["worst"]["mean"]) for ball in balls]
+        return Plotted("worst rise of the loss", "epsilon", "rise", epsilons, rises, log="xy")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         found = []
@@ -110,7 +105,9 @@ class Rises(Analysis):
         return compared(lambda each: self.measures(each)[-1:], found, labels)
 
 
-def _interval(estimate: dict[str, Any]) -> str:
+def _interval(estimate: dict[str, Any] | None) -> str:
+    if estimate is None:
+        return ""
     middle = f"{float(estimate['mean']):.3g}"
     if estimate["interval"] is None:
         return middle

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gasam.lab.analyses.definition import Found, Labels, Measurement
+from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, on_the_cpu, whole
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 from gasam.lab.training.checkpoints import Weights
 from gasam.theory.risk import Risk, risks
 
@@ -29,6 +28,7 @@ class ShiftedLine(Shift):
     points: int = 31
 
     kind = "shifted-line"
+    title = "The training loss beside the test loss"
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
         run = on_the_cpu(run)
@@ -79,17 +79,24 @@ class ShiftedLine(Shift):
         }
         return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | losses
 
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        rows = [
-            (label, protocol, f"{losses['delta']:.4g}", *(f"{gap:.3g}" for gap in losses["gaps"].values()))
-            for each, label in zip(found, labels, strict=True)
-            for protocol, losses in each.found.items()
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        return [
+            {
+                "run": label,
+                "protocol": protocol,
+                "|delta|": f"{losses['delta']:.4g}",
+                "shifted training loss": f"{losses['gaps']['shifted']:.3g}",
+                "training loss, not shifted": f"{losses['gaps']['unshifted']:.3g}",
+            }
+            for protocol, losses in record.found.items()
         ]
-        note = (
-            "Root mean square distances from the test loss within half a shift of its minimum, heights matched there."
-        )
-        columns = ("run", "protocol", "|delta|", "shifted training loss", "training loss, not shifted")
-        return Table("The training loss beside the test loss", columns, tuple(rows), (note,))
+
+    def values(self, record: AnalysisRecord) -> None:
+        return None
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        where = "within half a shift of its minimum, heights matched there"
+        return f"Root mean square distances from the test loss {where}."
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
@@ -107,13 +114,12 @@ class ShiftedLine(Shift):
             draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
+    def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(
-            f"{each.run.task}, seed {each.run.seed}, {protocol}: near the test minimum the shifted "
+            f"{record.run.task}, seed {record.run.seed}, {protocol}: near the test minimum the shifted "
             f"training loss is {losses['gaps']['shifted']:.3g} from the test loss, the unshifted one "
             f"{losses['gaps']['unshifted']:.3g}"
-            for each in found
-            for protocol, losses in each.found.items()
+            for protocol, losses in record.found.items()
         )
 
 

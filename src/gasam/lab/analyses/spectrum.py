@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gasam.lab.analyses.comparing import Measure, Plotted, counted, panels
-from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.comparing import Measure, Plotted, counted
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix", "hessian": "Hessian"}
 
@@ -29,6 +24,7 @@ class Spectrum(Analysis):
     k: int = option(50, help="How many of the largest eigenvalues.")
 
     kind = command = "spectrum"
+    title = "Largest eigenvalues"
 
     @property
     def filed(self) -> str:
@@ -42,9 +38,7 @@ class Spectrum(Analysis):
         from gasam.analysis.spectrum import top_eigenvalues
 
         found = top_eigenvalues(
-            run.model,
-            run.objective,
-            run.examples(self.split, self.rows),
+            *run.on(self.split, self.rows),
             k=self.k,
             matrix=self.matrix,  # type: ignore[arg-type]
             seed=self.seed,
@@ -60,25 +54,23 @@ class Spectrum(Analysis):
             "work": found.work,
         }
 
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        top = record.found["values"]
         places = [place for place in (1, 2, 5, 10, 20) if place < self.k] + [self.k]
-        columns = ("run", *(f"number {place}" for place in places), f"sum of {self.k}", "converged")
-        rows, values = [], []
-        for each, label in zip(found, labels, strict=True):
-            top = each.found["values"]
-            converged = sum(each.found["converged"])
-            shown = [*(top[place - 1] for place in places), sum(top)]
-            rows.append((label, *(f"{value:.4g}" for value in shown), f"{converged} of {len(top)}"))
-            values.append({"run": each.run.name, "eigenvalues": top, "converged": converged})
-        note = f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
-        return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
+        eigenvalues = {f"number {place}": f"{top[place - 1]:.4g}" for place in places}
+        total = {f"sum of {self.k}": f"{sum(top):.4g}"}
+        return [{"run": label} | eigenvalues | total | {"converged": f"{_converged(record)} of {len(top)}"}]
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        def plotted(each: AnalysisRecord) -> Plotted:
-            top = each.found["values"]
-            return Plotted(range(1, len(top) + 1), [value if value > 0 else None for value in top])
+    def values(self, record: AnalysisRecord) -> Found:
+        return {"eigenvalues": record.found["values"], "converged": _converged(record)}
 
-        return panels(found, labels, plotted, title="top of the spectrum", x="number", y="eigenvalue", log="y")
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
+
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        top = record.found["values"]
+        positive = [value if value > 0 else None for value in top]
+        return Plotted("top of the spectrum", "number", "eigenvalue", range(1, len(top) + 1), positive, log="y")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         top = record.found["values"]
@@ -87,3 +79,7 @@ class Spectrum(Analysis):
             Measure(f"{name} of the {WORDS[self.matrix]}", value, f"{value:.3g}", more_is_flatter=False)
             for name, value in numbers.items()
         ]
+
+
+def _converged(record: AnalysisRecord) -> int:
+    return sum(record.found["converged"])

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gasam.analysis.substitutions import fisher_substitution, norm_substitution
-from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,34 +23,33 @@ class Substitutions(Analysis):
     probes: int = 8
 
     kind = "substitutions"
+    title = "The substitutions over training"
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        batches = run.examples(self.split, self.rows)
+        subject = run.on(self.split, self.rows)
         measurement.report("the gradients of single examples")
-        found = measurement.kept or {"norms": norm_substitution(run.model, run.objective, batches)}
+        found = measurement.kept or {"norms": norm_substitution(*subject)}
         measurement.keep(found)
         measurement.report("the Hessian")
-        curvature = fisher_substitution(run.model, run.objective, batches, probes=self.probes, seed=self.seed)
+        curvature = fisher_substitution(*subject, probes=self.probes, seed=self.seed)
         return found | {"curvature": curvature}
 
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        rows = []
-        for each in found:
-            norms, curvature = each.found["norms"], each.found["curvature"]
-            numbers = {
-                "|g| of a batch to an example's": norms["factor"],
-                "spread": norms["spread"],
-                "ranks of T": norms["rank_correlation"],
-                "|F - H| to |H|": curvature["distance"],
-                "cosine": curvature["cosine"],
-                "traces F / H": curvature["fisher_trace"] / curvature["hessian_trace"],
-                "largest eigenvalues F / H": curvature["top_ratio"],
-            }
-            shown = ("" if number is None else f"{number:.3g}" for number in numbers.values())
-            rows.append((each.run.task, str(epochs_of(each)), *shown))
-        note = f"On {self.rows} examples of the {self.split} split; the spread is the standard deviation of log ratios."
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("The substitutions over training", ("task", "epochs", *numbers), tuple(rows), (note,), values)
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        norms, curvature = record.found["norms"], record.found["curvature"]
+        numbers = {
+            "|g| of a batch to an example's": norms["factor"],
+            "spread": norms["spread"],
+            "ranks of T": norms["rank_correlation"],
+            "|F - H| to |H|": curvature["distance"],
+            "cosine": curvature["cosine"],
+            "traces F / H": curvature["fisher_trace"] / curvature["hessian_trace"],
+            "largest eigenvalues F / H": curvature["top_ratio"],
+        }
+        shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
+        return [{"task": record.run.task, "epochs": str(epochs_of(record))} | shown]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"On {self.rows} examples of the {self.split} split; the spread is the standard deviation of log ratios."
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
@@ -68,12 +66,11 @@ class Substitutions(Analysis):
         draw_lines(right, curvatures, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        return "; ".join(
-            f"after {epochs_of(each)} epochs the ratios of the norms spread by {each.found['norms']['spread']:.2f} "
-            f"in their logarithm, and Fisher matrix and Hessian have a cosine of "
-            f"{each.found['curvature']['cosine']:.2f}"
-            for each in found
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        spread, cosine = record.found["norms"]["spread"], record.found["curvature"]["cosine"]
+        return (
+            f"after {epochs_of(record)} epochs the ratios of the norms spread by {spread:.2f} in their logarithm, "
+            f"and Fisher matrix and Hessian have a cosine of {cosine:.2f}"
         )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gasam.lab import analyses, records, tasks
+from gasam.lab import records, tasks
 from gasam.lab.analyses import Analysis
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord, RunRecord
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDIES: dict[str, FigureStudy] = {}
-"""Every study by its name. A class with a `name` puts itself here."""
+"""Every study by its name."""
 
 
 @dataclass(frozen=True)
@@ -45,42 +44,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrainedRuns:
-    """The finished runs of a study, and how they are analysed.
-
-    Args:
-        size: The size that they were run in.
-        files: Their records' files.
-        records: Their records.
-        folder: Where the records of analyses are.
-        origin: Where their data is.
-        cpu: Use the CPU even if there is a GPU.
-        labels: Names analysed runs in tables and pictures.
-        report: Called with a few words that say how far a measurement is.
-    """
+    """The finished runs of a study, in files `NAME.json`; `analyse` measures some of them, `labels` names them."""
 
     size: str
     files: Sequence[Path]
     records: Sequence[RunRecord]
-    folder: Path
-    origin: Origin
-    cpu: bool
+    analyse: Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
     labels: Callable[[Sequence[AnalysisRecord]], Sequence[str]]
-    report: Callable[[str], None]
-
-    def analysed(self, analysis: Analysis, files: Sequence[Path] | None = None) -> list[AnalysisRecord]:
-        """Of all runs, unless some are named."""
-        found = []
-        for file in self.files if files is None else files:
-            report = partial(self._report, f"{analysis.kind} of {file.stem}")
-            found.append(analyses.run(analysis, file, self.folder, self.origin, cpu=self.cpu, report=report))
-        return found
-
-    def _report(self, what: str, text: str) -> None:
-        self.report(f"{what}: {text}")
 
 
 class FigureStudy:
-    """A figure of the paper, by default one analysis of its runs. A subclass with a `name` registers itself.
+    """A figure of the paper: by default one analysis of all runs. A subclass with a `name` registers itself.
 
     `tasks` are those of the paper; users may name others. `substitutes` are taken if the data of `tasks` is missing.
     `analyses` has an analysis for each size. `gradient_norms` says whether training records them.
@@ -119,15 +93,11 @@ class FigureStudy:
 
     def find(self, runs: TrainedRuns) -> Finding:
         analysis = self.analyses[runs.size]
-        return self.shown(analysis, runs.analysed(analysis), runs)
+        return self.shown(analysis, runs.analyse(analysis, runs.files), runs)
 
     def shown(self, analysis: Analysis, found: Sequence[AnalysisRecord], runs: TrainedRuns) -> Finding:
         """What an analysis shows of the runs."""
         labels = runs.labels(found)
-        return Finding(
-            self.title,
-            {"records": [records.as_json(each) for each in found]},
-            analysis.draw(found, labels),
-            analysis.sentence(found, labels),
-            (analysis.table(found, labels),),
-        )
+        data = {"records": [records.as_json(each) for each in found]}
+        table = analysis.table(found, labels)
+        return Finding(self.title, data, analysis.draw(found, labels), analysis.sentence(found, labels), (table,))

@@ -151,11 +151,11 @@ class Table4(FigureStudy):
         found: dict[Robustness, list[AnalysisRecord]] = {}
         for norm, radii in TABLE4.items():
             listed = replace(search, norm=norm, radii=radii)
-            found[listed] = runs.analysed(listed)
+            found[listed] = runs.analyse(listed, runs.files)
         first = next(iter(found))
         able = [file for file, record in zip(runs.files, found[first], strict=True) if has_half(record)]
         if able:
-            found[search] = runs.analysed(search, able)
+            found[search] = runs.analyse(search, able)
         findings = {analysis: self.shown(analysis, some, runs) for analysis, some in found.items()}
         every = [record for each in findings.values() for record in each.data["records"]]
         tables = [table for each in findings.values() for table in each.tables]
@@ -189,7 +189,7 @@ class SubstitutionsOverTraining(FigureStudy):
 
     def find(self, runs: TrainedRuns) -> Finding:
         analysis = self.analyses[runs.size]
-        return self.shown(analysis, sorted(runs.analysed(analysis), key=epochs_of), runs)
+        return self.shown(analysis, sorted(runs.analyse(analysis, runs.files), key=epochs_of), runs)
 
 
 def paper_table() -> Table:
