@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gasam.analysis.robustness import TABLE4
 from gasam.lab import tasks
@@ -21,6 +21,9 @@ from gasam.lab.tables import Table
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAPER = {
     "none": ("30.60", "31.15"),
@@ -93,19 +96,15 @@ class Figure4(GradientNorms):
     title = "Figure 4: gradient norms over training"
 
     def find(self, runs: TrainedRuns) -> Finding:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
-
         norms = {f"{run.task}, seed {run.seed}": [row["gradient_norm"] for row in run.curve] for run in runs.records}
-        lines = [Line(label, range(1, len(values) + 1), values) for label, values in norms.items()]
-        figure, [axes] = sheet(1)
-        draw_lines(axes, lines, title="gradient norm over training", x="epoch", y="mean |g| of an epoch's steps")
         means = [_mean(epoch) for epoch in zip(*norms.values(), strict=False)]
         first, last = means[0], _mean([values[-1] for values in norms.values()])
         sentence = (
             f"the mean gradient norm is {first:.3g} in the first epoch and {last:.3g} in the last, "
             f"{last / first:.2f} times as large; the largest is in epoch {1 + means.index(max(means))}"
         )
-        return Finding(self.title, {"norms": norms, "runs": [run.identity for run in runs.records]}, figure, sentence)
+        data = {"norms": norms, "runs": [run.identity for run in runs.records]}
+        return Finding(self.title, data, _norms_by_epoch({"gradient norm over training": norms}), sentence)
 
 
 class Figure5(GradientNorms):
@@ -113,25 +112,19 @@ class Figure5(GradientNorms):
     title = "Figure 5: gradient norms of the layers of encoder and decoder"
 
     def find(self, runs: TrainedRuns) -> Finding:
-        from gasam.analysis.pictures import Line, draw_lines, sheet
-
         norms: dict[str, dict[str, list[float]]] = {}
         for run in runs.records:
             sides = {side: layers_of(run, side) for side in ("encoder", "decoder")}
             if not any(sides.values()):
                 sides = {"layers": layers_of(run, "")}
             norms |= {f"{run.task}, seed {run.seed}: {side}": layers for side, layers in sides.items() if layers}
-        figure, panels = sheet(len(norms))
-        for panel, (title, layers) in zip(panels, norms.items(), strict=True):
-            lines = [Line(name, range(1, len(values) + 1), values) for name, values in layers.items()]
-            draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
         means = {title: {name: _mean(values) for name, values in layers.items()} for title, layers in norms.items()}
         clauses = []
         for title, by_layer in means.items():
             numbers = ", ".join(f"{mean:.3g} in {name}" for name, mean in by_layer.items())
             clauses.append(f"{title}: the mean norm is {numbers}")
         data = {"norms": norms, "means": means, "runs": [run.identity for run in runs.records]}
-        return Finding(self.title, data, figure, "; ".join(clauses))
+        return Finding(self.title, data, _norms_by_epoch(norms), "; ".join(clauses))
 
 
 class Table4(FigureStudy):
@@ -214,6 +207,17 @@ def layers_of(record: RunRecord, side: str) -> dict[str, list[float]]:
 def doubling(last: int) -> list[int]:
     """1, 2, 4, .. and the last."""
     return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
+
+
+def _norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """A panel for each title, with a line for each name."""
+    from gasam.analysis.pictures import Line, draw_lines, sheet
+
+    figure, axes = sheet(len(panels))
+    for panel, (title, norms) in zip(axes, panels.items(), strict=True):
+        lines = [Line(name, range(1, len(values) + 1), values) for name, values in norms.items()]
+        draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
+    return figure
 
 
 def _mean(values: Sequence[float]) -> float:
