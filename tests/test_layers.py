@@ -13,6 +13,7 @@ LAYERS = (
     "gasam.integrations",
     "gasam.analysis",
     "gasam.lab.errors",
+    "gasam.lab.command_text",
     "gasam.lab.storage",
     "gasam.lab.tables",
     "gasam.lab.provenance",

@@ -7,24 +7,33 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from gasam.analysis.attack import attack
 from gasam.analysis.landscape import line, plane
 from gasam.analysis.robustness import robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
-from gasam.lab import analyses
-from gasam.lab.analyses.landscape import Plane, Towards
+from gasam.lab import analyses, records
+from gasam.lab.analyses import KINDS, definition
+from gasam.lab.analyses.comparing import Plotted, baselines, counted
+from gasam.lab.analyses.definition import Analysis, option
+from gasam.lab.analyses.line import LossLine
+from gasam.lab.analyses.loading import load
+from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.robustness import Robustness, loss_of_half
 from gasam.lab.analyses.sharpness import Rises
-from gasam.lab.analyses.showing import baselines, counted, run_labels
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.analyses.subjects import load
+from gasam.lab.cli import analysis as cli_analysis
 from gasam.lab.errors import InputError
+from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run as train
@@ -78,7 +87,7 @@ COMMANDS = {
     "attack": (["--radii", "0.1,0.5", "--steps", 2, "--restarts", 0, "--judged", 50], by_attack, Robustness),
     "sharpness": (["--epsilon", 0.05, "--steps", 2, "--draws", 2], by_sharpness, Rises),
     "spectrum": (["--k", 4], by_spectrum, Spectrum),
-    "landscape": (["--points", 3], by_plane, Plane),
+    "landscape": (["--points", 3], by_plane, LossPlane),
 }
 
 
@@ -113,6 +122,94 @@ def test_a_command_measures_what_the_library_does_and_only_once(name, command, t
     assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
+OPTIONS = {
+    "attack": {"norm", "radii", "steps", "restarts", "draws", "judged"},
+    "sharpness": {"epsilon", "norm", "steps", "scale", "granularity", "draws"},
+    "spectrum": {"matrix", "k"},
+    "landscape": {"to", "radius", "points", "start", "stop"},
+}
+SHARED = {"split", "rows", "seed", "train", "valid", "test", "text-column", "label-column", "data-dir", "out", "cpu"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_command_has_all_options_of_its_analyses(name, command):
+    ended = command(name, "--help")
+    assert ended.code == 0
+    listed = set(re.findall(r"│ +--([a-z-]+)", ended.out))
+    assert listed == {"help", "json"} | OPTIONS[name] | SHARED
+
+
+def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(definition, "KINDS", dict(KINDS))
+    monkeypatch.setattr(cli_analysis, "KINDS", definition.KINDS)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Losses(Analysis):
+        """The loss of the first examples.
+
+        `gasam losses runs/A.json`
+        """
+
+        factors: tuple[float, ...] = option((1.0,), help="Numbers with commas.", flag="times", text="1")
+        rounds: int = option(2, help="How often.", panel="The rounds")
+
+        kind = command = "losses"
+        title = "Losses"
+
+        @classmethod
+        def from_command(cls, **given):
+            return cls(**given | {"factors": tuple(map(float, given["factors"].split(",")))})
+
+        def measure(self, run, measurement):
+            model, objective, [batch] = run.on(self.split, self.rows)
+            loss = objective(model, batch).mean().item()
+            return {"losses": [factor * loss for factor in self.factors] * self.rounds}
+
+        def cells(self, record, label):
+            return [{"run": label, "loss": f"{loss:.3f}"} for loss in record.found["losses"]]
+
+        def plotted(self, record):
+            losses = record.found["losses"]
+            return Plotted("loss", "number", "loss", range(len(losses)), losses)
+
+        def clause(self, record, label):
+            return f"{label} has {record.found['losses'][0]:.3f}"
+
+    app = typer.Typer()
+    app.command()(cli_analysis.generated("losses"))
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    assert "The loss of the first examples." in shown.output
+    for words in ("--times", "Numbers with commas.", "The rounds", "How often.", "[default: 2]", "--data-dir"):
+        assert words in shown.output
+    arguments = [*map(str, two), "--times", "1,10", "--rows", "8", "--out", str(tmp_path), "--cpu", "--json"]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    first, second = json.loads(ended.stdout)["rows"]
+    assert (first["run"], second["run"]) == (two[0].stem, two[1].stem)
+    loss, tenfold = first["losses"][:2]
+    assert first["losses"] == [loss, 10 * loss, loss, tenfold]
+    assert json.loads(ended.stdout)["sentence"].startswith(f"Baseline has {loss:.3f}; GA-SAM has ")
+
+
+def test_every_record_of_the_project_is_read_and_keeps_its_name():
+    files = sorted((Path(__file__).parents[2] / "results" / "analysis").glob("*.json"))
+    assert files
+    for file in files:
+        record = records.read_analysis(file)
+        analysis = analyses.restored(record)
+        assert analysis.options() == record.options
+        if record.run.identity is not None:  # the first records do not say
+            assert analyses.name(analysis, record.run.name, record.run) == file.stem
+
+
+def test_a_record_of_an_unknown_kind_is_refused(trained):
+    record = analysed(trained, "digits", "baseline").model_copy(update={"kind": "guess"})
+    with pytest.raises(
+        InputError, match=r"kind of an analysis must be one of line, mixtures, plane, .*got 'guess'"
+    ):
+        analyses.restored(record)
+
+
 def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, two, subject, tmp_path):
     ended = command(
         "landscape", two[0], "--to", two[1], "--points", 4, "--rows", 32, "--out", tmp_path, "--cpu", "--json"
@@ -137,16 +234,16 @@ def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, t
 RESUMED = """
 import os, signal, sys
 from gasam.lab.cli import main
-from gasam.lab import analyses
+from gasam.lab.analyses import definition
 
-how, write = getattr(signal, sys.argv.pop(1)), analyses.write_json
+how, write = getattr(signal, sys.argv.pop(1)), definition.write_json
 
 def killing(file, value):
     write(file, value)
     if file.name.startswith(".attack"):
         os.kill(os.getpid(), how)
 
-analyses.write_json = killing
+definition.write_json = killing
 main()
 """
 
@@ -183,14 +280,14 @@ def test_a_killed_attack_goes_on_and_ends_as_one_never_stopped(how, code, comman
 def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkeypatch):
     analysis = Rises(epsilons=(0.01, 0.1), steps=1, draws=1, rows=32)
     whole = analyses.run(analysis, two[0], tmp_path / "whole", Origin(), cpu=True)
-    write = analyses.write_json
+    write = definition.write_json
 
     def stopping(file, value):
         write(file, value)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(analyses, "write_json", stopping)
+        patched.setattr(definition, "write_json", stopping)
         with pytest.raises(KeyboardInterrupt):
             analyses.run(analysis, two[0], tmp_path / "stopped", Origin(), cpu=True)
     balls = []
@@ -200,7 +297,7 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
     )
     again = analyses.run(analysis, two[0], tmp_path / "stopped", Origin(), cpu=True)
     assert balls == [0.1]
-    assert again["found"] == whole["found"]
+    assert again.found == whole.found
 
 
 @pytest.mark.parametrize(
@@ -299,38 +396,43 @@ def test_a_run_on_ones_own_table_is_analysed_with_it(command, tmp_path):
 def test_a_record_says_where_it_comes_from(two, tmp_path):
     analysis = Spectrum(k=2, rows=16)
     record = analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
-    run = json.loads(two[0].read_text())
-    assert record.keys() >= {"schema", "kind", "options", "run", "examples", "found", "seconds", "commit", "dirty",
-                             "machine", "versions"}  # fmt: skip
-    assert record["options"] == {"split": "train", "rows": 16, "seed": 0, "matrix": "empirical_fisher", "k": 2}
-    assert record["run"] == {"name": two[0].stem} | {key: run[key] for key in analyses.OF_THE_RUN}
-    assert record["run"]["identity"] == run["identity"]
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["machine"]["device"] == "cpu"
+    [file] = tmp_path.glob("*.json")
+    assert json.loads(file.read_text()).keys() == {
+        "schema", "kind", "options", "run", "examples", "found", "seconds", "commit", "dirty", "machine", "versions",
+    }  # fmt: skip
+    assert record == records.read_analysis(file)
+    run = records.read(two[0])
+    assert record.options == {"split": "train", "rows": 16, "seed": 0, "matrix": "empirical_fisher", "k": 2}
+    assert record.run.name == two[0].stem
+    assert record.run.model_dump(include=set(analyses.OF_THE_RUN)) == run.model_dump(include=set(analyses.OF_THE_RUN))
+    assert record.run.identity == run.identity
+    assert record.versions["torch"] == torch.__version__
+    assert record.machine["device"] == "cpu"
 
 
 def test_other_options_have_another_name_and_the_same_ones_the_same(two):
-    run = json.loads(two[0].read_text())
+    run = records.read(two[0])
     others = [
         Spectrum(), Spectrum(k=49), Spectrum(matrix="hessian"), Spectrum(rows=511), Spectrum(seed=1),
         Spectrum(split="test"), Robustness(), Robustness(norm=float("inf")), Robustness(radii=(0.1,)),
-        Robustness(judged=10), Rises(), Rises(epsilons=(0.1,)), Plane(), Plane(radius=2.0), Towards(other="a.json"),
-        Towards(other="b.json"),
+        Robustness(judged=10), Rises(), Rises(epsilons=(0.1,)), LossPlane(), LossPlane(radius=2.0),
+        LossLine(other=Path("a.json")), LossLine(other=Path("b.json")),
     ]  # fmt: skip
     names = [analyses.name(each, "run", run) for each in others]
     assert len(set(names)) == len(names)
     assert names == [analyses.name(copy.deepcopy(each), "run", run) for each in others]
-    assert analyses.name(Towards(other="x/a.json"), "run", run) == analyses.name(Towards(other="a.json"), "run", run)
-    assert analyses.name(Spectrum(), "run", run | {"identity": "another"}) != names[0]
+    assert analyses.name(LossLine(other=Path("x/a.json")), "run", run) == names[-2]
+    assert analyses.name(Spectrum(), "run", run.model_copy(update={"identity": "another"})) != names[0]
 
 
 def test_a_damaged_record_of_an_analysis_is_refused(two, tmp_path):
     analysis = Spectrum(k=2, rows=16)
     analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
     [file] = tmp_path.glob("*.json")
-    for text, words in (("{", "is not the record of an analysis"), ("[]", "it lacks kind"), ("3", "not the record of")):
+    lacking = json.dumps({"schema": 1, "kind": "spectrum"})
+    for text, words in (("{", ""), ("[]", ""), ("3", ""), (lacking, "it lacks options, run, found")):
         file.write_text(text)
-        with pytest.raises(InputError, match=words) as raised:
+        with pytest.raises(InputError, match=rf"is not the record of an analysis: .*{words}") as raised:
             analyses.run(analysis, two[0], tmp_path, Origin(), cpu=True)
         assert "\n" not in str(raised.value)
 
@@ -338,7 +440,7 @@ def test_a_damaged_record_of_an_analysis_is_refused(two, tmp_path):
 def analysed(trained, task, method, **changes):
     """As the record of an analysis holds a run."""
     record = json.loads(trained[f"{task} {method}"].read_text())
-    run = copy.deepcopy({"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN})
+    run = {"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN}
     for key, value in changes.items():
         if key == "epochs":
             run["config"]["settings"]["epochs"] = value
@@ -346,7 +448,7 @@ def analysed(trained, task, method, **changes):
             run["data"]["hash"] = value
         else:
             run[key] = value
-    return {"run": run, "options": {"rows": 512}, "found": {}}
+    return AnalysisRecord(kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={})
 
 
 def test_baselines_have_as_many_epochs_and_nearest_to_as_many_gradients_on_the_same_data(trained):
@@ -389,14 +491,16 @@ def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained
     analysis = Robustness(radii=(0.1, 0.5), steps=1, restarts=0, judged=20, rows=16)
     files = [trained[f"{task} {method}"] for task in ("digits", "ptb") for method in ("baseline", "ga-sam")]
     found = [analyses.run(analysis, file, tmp_path, Origin(), cpu=True) for file in files]
-    left, right = analysis.draw(found).axes
+    labels = run_labels(found)
+    assert labels == ["digits: Baseline", "digits: GA-SAM", "ptb: Baseline", "ptb: GA-SAM"]
+    left, right = analysis.draw(found, labels).axes
     assert (left.get_ylabel(), left.get_yscale()) == ("accuracy", "linear")
     assert (right.get_ylabel(), right.get_yscale()) == ("perplexity", "log")
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["Baseline", "GA-SAM"]
-    floor = found[0]["found"]["floor"]
+    floor = found[0].found["floor"]
     assert loss_of_half(found[0]) == f"half of the accuracy above the {floor:.2f} of a model that knows nothing is lost"
     assert loss_of_half(found[2]) == "perplexity is doubled"
-    table = analysis.table(found)
+    table = analysis.table(found, labels)
     assert ("a model that knows nothing", f"{floor:.2f}", f"{floor:.2f}", "", "") in table.rows
     assert "accuracy and perplexity is of the first 20 test examples" in table.notes[0]
     assert counted(found[:2]) == "16 examples"

@@ -6,14 +6,14 @@ import numpy
 import pytest
 from matplotlib.figure import Figure
 
-from gasam.lab import analyses
-from gasam.lab.analyses.mixtures import Mixtures, straight
-from gasam.lab.analyses.shift import drawn_mixture
-from gasam.lab.analyses.subjects import load
+from gasam.lab import records
+from gasam.lab.analyses import definition
+from gasam.lab.analyses.loading import load
+from gasam.lab.analyses.mixtures import Mixtures, drawn_mixture, straight
 from gasam.lab.paper import figures
-from gasam.lab.paper.figures.gradients import layers_of
-from gasam.lab.paper.figures.robustness import has_half
-from gasam.lab.paper.figures.substitutions import doubling
+from gasam.lab.paper.figures import doubling, has_half, layers_of
+from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -71,7 +71,7 @@ def test_figure1_is_of_mnist_where_it_is_and_of_digits_elsewhere(reproduce, tmp_
 
 def test_figure2_fits_a_line_as_numpy_does_and_has_controls(reproduce, tmp_path, monkeypatch, own_trained):
     """Interrupted after a few trials, it goes on where it was, and ends with what was kept."""
-    write, kept = analyses.write_json, []
+    write, kept = definition.write_json, []
 
     def stopping(file, value):
         write(file, value)
@@ -81,7 +81,7 @@ def test_figure2_fits_a_line_as_numpy_does_and_has_controls(reproduce, tmp_path,
 
     options = ("--data-dir", tmp_path / "empty")
     with monkeypatch.context() as patched:
-        patched.setattr(analyses, "write_json", stopping)
+        patched.setattr(definition, "write_json", stopping)
         ended, _ = reproduce("figure2", *options, code=130)
         assert "interrupted; run the same command to go on" in ended.err
     done = {name: len(kept[-1][name]) for name in ("controls", "fine_tuned", "regularised")}
@@ -138,17 +138,18 @@ def test_a_straight_line_is_fitted_exactly():
 def test_every_run_of_a_shift_study_is_shown(trained):
     points = [{"eta": x, "norm": x, "stationary": True} for x in (0.5, 1.0)]
     found = {"fine_tuned": points, "regularised": points, "fits": {"fine-tuned": straight(points, 0.0)}}
-    records = []
-    for seed in (1, 2):
-        record = json.loads(trained["digits baseline"].read_text()) | {"name": f"run {seed}", "seed": seed}
-        records.append({"run": record, "found": found | {"fits": found["fits"] | {"regularised": straight(points, 0)}}})
-    figure = Mixtures().draw(records)
+    found["fits"]["regularised"] = straight(points, 0.0)
+    run = records.as_json(records.read(trained["digits baseline"]))
+    runs = [AnalysedRun.model_validate(run | {"name": f"run {seed}", "seed": seed}) for seed in (1, 2)]
+    analysed = [AnalysisRecord(kind="mixtures", options=Mixtures().options(), run=each, found=found) for each in runs]
+    labels = run_labels(analysed)
+    figure = Mixtures().draw(analysed, labels)
     assert isinstance(figure, Figure)
     assert [axes.get_title("left") for axes in figure.axes if axes.get_visible()] == [
         f"digits, seed {seed}: {name}" for seed in (1, 2) for name in ("fine-tuned", "regularised")
     ]
-    assert Mixtures().sentence(records).count("seed 2") == 2
-    assert [row[0] for row in Mixtures().table(records).rows][::2] == ["Baseline, seed 1", "Baseline, seed 2"]
+    assert Mixtures().sentence(analysed, labels).count("seed 2") == 2
+    assert [row[0] for row in Mixtures().table(analysed, labels).rows][::2] == ["Baseline, seed 1", "Baseline, seed 2"]
 
 
 @pytest.mark.parametrize("name", ["figure1", "figure2"])
@@ -187,9 +188,10 @@ def test_figures_4_and_5_come_from_the_norms_of_training(reproduce, own_trained)
         assert f"{sum(norms) / len(norms):.3g} in {side} 1" in found["sentence"]
 
 
-def test_layers_keep_the_order_of_the_model():
+def test_layers_keep_the_order_of_the_model(trained):
     norms = {"embeddings": 1.0} | {f"encoder {i}": float(i) for i in range(1, 13)} | {"decoder 1": None}
-    record = {"curve": [{"layer_gradient_norms": norms}] * 2}
+    curve = [{"layer_gradient_norms": norms}] * 2
+    record = records.read(trained["en-vi baseline"]).model_copy(update={"curve": curve})
     assert list(layers_of(record, "encoder")) == [f"encoder {i}" for i in range(1, 13)]
     assert layers_of(record, "decoder") == {}
     assert layers_of(record, "")["encoder 12"] == [12.0, 12.0]
@@ -201,7 +203,7 @@ def test_table4_has_the_papers_radii_and_a_search_for_runs_that_know_something(r
     listed = [record for record in found["records"] if record["options"]["radii"]]
     searched = [record for record in found["records"] if not record["options"]["radii"]]
     assert [record["options"]["radii"] for record in listed] == [[0.05, 0.1, 0.2]] * 4 + [[1e-4, 2e-4, 5e-4]] * 4
-    able = [record["run"]["name"] for record in listed[:4] if has_half(record)]
+    able = [record["run"]["name"] for record in listed[:4] if has_half(AnalysisRecord.model_validate(record))]
     assert [record["run"]["name"] for record in searched] == able
     assert sum(name.startswith("ptb") for name in able) == 2
     assert found["paper"]["L2, 0.2"] == ["6.46", "17.87"]

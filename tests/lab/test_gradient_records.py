@@ -18,7 +18,7 @@ KEYS = {"gradient_norm", "layer_gradient_norms", "gradient_norms"}
 
 
 def timeless(record, without=frozenset({"seconds"})):
-    kept = {key: value for key, value in record.items() if key not in ("seconds", "evaluation_seconds", "curve")}
+    kept = record.model_dump(exclude={"seconds", "evaluation_seconds", "curve"})
     return kept | {"curve": [{k: v for k, v in row.items() if k not in without} for row in record.curve]}
 
 
@@ -48,7 +48,7 @@ def test_a_record_with_norms_is_otherwise_the_record_without(tmp_path):
     watched = run(plan, tmp_path / "watched", cpu=True, gradient_norms=True)
     assert timeless(watched, KEYS | {"seconds"}) == timeless(plain)
     names = [name for name, _ in plan.family(plan.data()).model().named_parameters()]
-    for row in watched["curve"]:
+    for row in watched.curve:
         norms = row["gradient_norms"]
         assert list(norms) == names
         absent = [name for name, norm in norms.items() if norm is None]
@@ -93,9 +93,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_the_same_norms(interrupted, aga
 def test_norms_cannot_be_had_afterwards(tmp_path, command):
     plan = make("digits", "baseline", "tiny")
     data = plan.data()
-    training = Training(
-        plan, plan.family(data), Checkpoints(tmp_path / plan.name(data.hash)), print, Accelerator(cpu=True)
-    )
+    training = Training(plan, plan.family(data), Checkpoints(tmp_path / plan.name(data.hash)), print, Accelerator(cpu=True))
     training.save()
     for kind in ("last.pt", ".json"):
         with pytest.raises(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gasam.lab.analyses import Found, Watch
-from gasam.lab.analyses.shift import Shift, drawn_mixture, fine_tuned, on_the_cpu
-from gasam.lab.analyses.showing import run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
+from gasam.lab.analyses.loading import LoadedRun
+from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, length, on_the_cpu
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 from gasam.lab.theory.distribution import mixture
-from gasam.lab.training.checkpoints import Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,99 +27,103 @@ class Mixtures(Shift):
     controls: int = 5
 
     kind = "mixtures"
+    title = "|delta| against the share of shifted data"
 
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
-        subject = on_the_cpu(subject)
-        found: Found = {"controls": [], "fine_tuned": [], "regularised": []} | known
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        """By the paper's protocol on mixed sets that are drawn, and by the regularised one on the exact mixtures."""
+        run = on_the_cpu(run)
         etas = [number / self.trials for number in range(1, self.trials + 1)]
+        planned = {"controls": [0.0] * self.controls, "fine_tuned": etas, "regularised": etas}
+        found: Found = {name: [] for name in planned} | measurement.kept
+        model, train, test = self.problem(run)
+        for name, shares in planned.items():
+            for seed in range(len(found[name]), len(shares)):
+                eta = shares[seed]
+                if name == "regularised":
+                    minimum = self.solved(run, model, mixture(train, test, eta))
+                    delta, gradient = minimum.offset, minimum.gradient_norm
+                else:
+                    delta, gradient = fine_tuned(run, drawn_mixture(run, eta, seed), self.epochs, seed)
+                stationary = gradient <= self.tolerance
+                found[name].append({"eta": eta, "norm": length(delta), "gradient": gradient, "stationary": stationary})
+                measurement.keep(found)
+                measurement.report(f"{name.replace('_', '-')} {seed + 1}/{len(shares)}")
+        control = statistics.fmean(trial["norm"] for trial in found["controls"])
+        fits = {
+            "fine-tuned": straight(found["fine_tuned"], control),
+            "regularised": straight(found["regularised"], 0.0),  # solved from its own minimum
+        }
+        return found | {"fits": fits}
 
-        def go_on(name: str, values: Iterator[Any], count: int) -> None:
-            for value in values:
-                found[name].append(value)
-                keep(found)
-                watch(f"{name.replace('_', '-')} {len(found[name])}/{count}")
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        return [
+            {
+                "run": label,
+                "protocol": protocol,
+                "intercept": f"{fit['intercept']:.4g}",
+                "slope": f"{fit['slope']:.4g}",
+                "R^2": f"{fit['r_squared']:.4g}",
+                "|delta| at 1": f"{fit['at_one']:.4g}",
+                "at 0": f"{fit['control']:.4g}",
+                "stationary": f"{fit['stationary']} of {fit['trials']}",
+            }
+            for protocol, fit in record.found["fits"].items()
+        ]
 
-        go_on("controls", self._tuned(subject, [0.0] * self.controls, len(found["controls"])), self.controls)
-        go_on("fine_tuned", self._tuned(subject, etas, len(found["fine_tuned"])), self.trials)
-        go_on("regularised", self._solved(subject, etas, len(found["regularised"])), self.trials)
-        return found | {"fits": fits(found)}
+    def values(self, record: AnalysisRecord) -> None:
+        return None
 
-    def _tuned(self, subject: Subject, etas: Sequence[float], done: int) -> Iterator[dict[str, float]]:
-        """The paper's protocol: a mixed set is drawn, and training goes on there from the run's weights."""
-        for number, eta in list(enumerate(etas))[done:]:
-            mixed = drawn_mixture(subject, eta, seed=number)
-            delta, gradient = fine_tuned(subject, mixed, self.epochs, seed=number)
-            yield {"eta": eta, "norm": length(delta), "gradient": gradient, "stationary": gradient <= self.tolerance}
-
-    def _solved(self, subject: Subject, etas: Sequence[float], done: int) -> Iterator[dict[str, Any]]:
-        """A regularised problem solved on the exact mixture (1 - eta) p + eta p*, each from the training minimum."""
-        if done == len(etas):
-            return
-        model, here, there = self.problem(subject)
-        for eta in etas[done:]:
-            found = self.solved(subject, model, mixture(here, there, eta))
-            reached = {"gradient": found.gradient_norm, "stationary": found.stationary}
-            yield {"eta": eta, "norm": length(found.offset)} | reached
-
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
-        rows = []
-        for each, label in zip(found, run_labels(found), strict=True):
-            for name, fit in each.found["fits"].items():
-                values = (f"{fit[key]:.4g}" for key in ("intercept", "slope", "r_squared", "at_one", "control"))
-                rows.append((label, name, *values, f"{fit['stationary']} of {fit['trials']}"))
-        columns = ("run", "protocol", "intercept", "slope", "R^2", "|delta| at 1", "at 0", "stationary")
-        return Table("|delta| against the share of shifted data", columns, tuple(rows))
-
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, PlotLine, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
-        shown = [(each, name, fit) for each in found for name, fit in each.found["fits"].items()]
-        for panel, (each, name, fit) in zip(axes, shown, strict=True):
-            points = each.found[name.replace("-", "_")]
-            etas = [point["eta"] for point in points]
+        shown = [(each, protocol) for each in found for protocol in each.found["fits"]]
+        for panel, (each, protocol) in zip(axes, shown, strict=True):
+            fit, trials = each.found["fits"][protocol], each.found[protocol.replace("-", "_")]
+            etas, norms = ([trial[key] for trial in trials] for key in ("eta", "norm"))
             fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
             lines = [
-                PlotLine("measured", etas, [point["norm"] for point in points], OKABE_ITO[0], POINTS),
+                PlotLine("measured", etas, norms, OKABE_ITO[0], POINTS),
                 PlotLine(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
                 PlotLine("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
             ]
-            title = f"{each.run.task}, seed {each.run.seed}: {name}"
+            title = f"{each.run.task}, seed {each.run.seed}: {protocol}"
             draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
             panel.set_ylim(bottom=0)
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(
-            f"{each.run.task}, seed {each.run.seed}, {name}: |delta| = {fit['intercept']:.3g} + "
+            f"{record.run.task}, seed {record.run.seed}, {protocol}: |delta| = {fit['intercept']:.3g} + "
             f"{fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f}, {fit['control']:.3g} without any shift and "
             f"{fit['at_one']:.3g} at eta = 1"
-            for each in found
-            for name, fit in each.found["fits"].items()
+            for protocol, fit in record.found["fits"].items()
         )
 
 
-def length(delta: Weights) -> float:
-    return float(torch.stack([part.norm() for part in delta.values()]).norm())
+def drawn_mixture(run: LoadedRun, eta: float, seed: int) -> Labelled:
+    """As many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
+    (train, train_labels), (test, test_labels) = (run.family.data[split] for split in ("train", "test"))
+    generator = torch.Generator().manual_seed(seed)
+    count = min(len(train_labels), len(test_labels))
+    shifted = round(eta * count)
+    old = torch.randperm(len(train_labels), generator=generator)[: count - shifted]
+    new = torch.randperm(len(test_labels), generator=generator)[:shifted]
+    return torch.cat([train[old], test[new]]), torch.cat([train_labels[old], test_labels[new]])
 
 
-def fits(found: Found) -> dict[str, dict[str, float]]:
-    """|delta| = intercept + slope eta by least squares over eta > 0. The control is the mean at eta = 0; there the
-    regularised problem, solved from its own minimum, has 0 by construction."""
-    control = sum(point["norm"] for point in found["controls"]) / len(found["controls"])
+def straight(trials: Sequence[dict[str, Any]], control: float) -> dict[str, float]:
+    """|delta| = intercept + slope eta by least squares over the trials; `control` is |delta| at eta = 0."""
+    from scipy.stats import linregress  # type: ignore[import-untyped]
+
+    norms = [trial["norm"] for trial in trials]
+    fit = linregress([trial["eta"] for trial in trials], norms)
     return {
-        "fine-tuned": straight(found["fine_tuned"], control),
-        "regularised": straight(found["regularised"], 0.0),
+        "intercept": float(fit.intercept),
+        "slope": float(fit.slope),
+        "r_squared": float(fit.rvalue**2),
+        "at_one": norms[-1],
+        "control": control,
+        "stationary": sum(trial["stationary"] for trial in trials),
+        "trials": len(trials),
     }
-
-
-def straight(points: Sequence[dict[str, Any]], control: float) -> dict[str, float]:
-    x, y = (torch.tensor([point[key] for point in points], dtype=torch.float64) for key in ("eta", "norm"))
-    columns = torch.stack([torch.ones_like(x), x], dim=1)
-    solved = torch.linalg.lstsq(columns, y).solution
-    rest = (y - columns @ solved).square().sum() / (y - y.mean()).square().sum()
-    stationary = sum(point["stationary"] for point in points)
-    values = {"intercept": solved[0], "slope": solved[1], "r_squared": 1 - rest, "at_one": y[-1]}
-    return {name: float(value) for name, value in values.items()} | {
-        "control": control, "stationary": stationary, "trials": len(points),
-    }  # fmt: skip

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
 from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.objective import examined
-from gasam.analysis.results import plain_value
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
-from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.comparing import Measure, Plotted, counted, norm_name
+from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
+from gasam.lab.analyses.loading import LoadedRun
+from gasam.lab.command_text import parsed_norm, parsed_numbers
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
@@ -34,21 +34,32 @@ COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness(Analysis):
-    """`radii` empty: searched for, up to collapse. `judged` limits the test examples that the metric is taken on."""
+    """How much of the metric is left under corrupted weights: adversarial, random, quantised, pruned.
 
-    norm: float = 2.0
-    radii: tuple[float, ...] = ()
-    steps: int = 10
-    restarts: int = 1
-    draws: int = 1
-    judged: int | None = None
+    `gasam attack runs/A.json runs/B.json --norm inf --radii table4`
+    """
 
-    kind = "attack"
+    norm: float = option(2.0, help="2, inf, or any number > 1.", text="2")
+    radii: tuple[float, ...] = option(
+        (), help="collapse (searched for), table4 (the paper's), or numbers with commas.", text="collapse"
+    )
+    steps: int = option(10, help="K, the steps of an attack.")
+    restarts: int = option(1, help="Further walks from random points of the ball.")
+    draws: int = option(1, help="Random corruptions at each radius.")
+    judged: int | None = option(None, help="Take the metric on that many test examples only.", panel="The examples")
+
+    kind = command = "attack"
+    title = "Metric under corrupted weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.judged is not None and self.judged < 1:
             raise InputError(f"judged must be a whole number >= 1, got {self.judged}")
+
+    @classmethod
+    def from_command(cls, **given: Any) -> Self:
+        norm = parsed_norm(given["norm"])
+        return cls(**given | {"norm": norm, "radii": _parsed_radii(given["radii"], norm)})
 
     @property
     def ball(self) -> str:
@@ -56,107 +67,101 @@ class Robustness(Analysis):
 
     @property
     def filed(self) -> str:
-        return f"{self.kind}-{self.ball}{'-listed' if self.radii else ''}"
+        return f"{self.kind}-{self.ball}-listed" if self.radii else f"{self.kind}-{self.ball}"
 
     @property
     def manner(self) -> str:
-        paper = self.norm in TABLE4 and self.radii == TABLE4[self.norm]
-        return f"{self.ball}, {'the radii of Table 4' if paper else 'given radii' if self.radii else 'up to collapse'}"
+        if not self.radii:
+            return f"{self.ball}, up to collapse"
+        return f"{self.ball}, {'the radii of Table 4' if self.radii == TABLE4.get(self.norm) else 'given radii'}"
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"norm": plain_value(self.norm)}
-
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
-        points = [Point.from_json(point) for point in known.get("points", ())]
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        points = [Point.from_json(point) for point in measurement.kept.get("points", ())]
 
         def keep_point(point: Point) -> None:
             points.append(point)
-            keep({"points": [point.as_json() for point in points]})
+            measurement.keep({"points": points})
 
         curve = robustness(
-            subject.model,
-            subject.objective,
-            subject.examples(self.split, self.rows),
-            lambda model: subject.score(model, "test", self.judged),
+            *run.on(self.split, self.rows),
+            lambda model: run.score(model, "test", self.judged),
             self.radii or None,
             self.norm,
-            higher_is_better=subject.family.metric.higher_is_better,
-            floor=subject.family.worthless("test", self.judged),
+            higher_is_better=run.family.metric.higher_is_better,
+            floor=run.family.worthless("test", self.judged),
             steps=self.steps,
             restarts=self.restarts,
             draws=self.draws,
             known=list(points),
             seed=self.seed,
-            watch=lambda done, of: watch(f"{len(points)} radii done, the next {done}/{of}"),
+            watch=lambda done, of: measurement.report(f"{len(points)} radii done, the next {done}/{of}"),
             keep=keep_point,
         )
+        compressed = {}
+        for name, compress in COMPRESSIONS.items():
+            with torch.no_grad(), examined(run.model), compress(run.model):
+                compressed[name] = run.score(run.model, "test", self.judged)
         return curve.as_json() | {
-            "half_radius": half_radius(curve).as_json(),
-            "half_radius_random": half_radius(curve, "random").as_json() if self.draws else None,
-            "compressed": {name: self._compressed(subject, hold) for name, hold in COMPRESSIONS.items()},
+            "half_radius": half_radius(curve),
+            "half_radius_random": half_radius(curve, "random") if self.draws else None,
+            "compressed": compressed,
         }
 
-    @torch.no_grad()
-    def _compressed(self, subject: Subject, hold: Callable[[nn.Module], AbstractContextManager[None]]) -> Any:
-        with examined(subject.model), hold(subject.model):
-            return plain_value(subject.score(subject.model, "test", self.judged))
-
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
-        """Corruptions in the rows, runs in the columns, as Table 4 has it."""
-        rows = [("none", *(shown(each.found["clean_metric"]) for each in found))]
+    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        """Corruptions in the rows, runs in the columns, as in Table 4."""
+        rows = [("none", *(_shown(each.found["clean_metric"]) for each in found))]
         if any(each.found["floor"] for each in found):
-            floors = [each.found["floor"] if each.found["higher_is_better"] else None for each in found]
-            rows.append(("a model that knows nothing", *("" if floor is None else shown(floor) for floor in floors)))
-        radii = sorted({point["radius"] for each in found for point in each.found["points"]})
-        for radius in radii:
-            for kind, words in (("metric", "attack"), ("random_metric", "random")):
-                cells = [_at(each, radius, kind) for each in found]
+            rows.append(("a model that knows nothing", *map(_floor, found)))
+        for radius in sorted({point["radius"] for each in found for point in each.found["points"]}):
+            for key, corruption in (("metric", "attack"), ("random_metric", "random")):
+                cells = [_metric_at(each, radius, key) for each in found]
                 if any(cells):
-                    rows.append((f"{self.ball}, {radius:.3g}, {words}", *cells))
-        rows += [(how, *(shown(each.found["compressed"][how]) for each in found)) for how in COMPRESSIONS]
+                    rows.append((f"{self.ball}, {radius:.3g}, {corruption}", *cells))
+        rows += [(how, *(_shown(each.found["compressed"][how]) for each in found)) for how in COMPRESSIONS]
         lost = "half is lost" if all(each.found["higher_is_better"] for each in found) else "half is lost or doubled"
         rows.append((f"{lost} at ({self.ball}, attack)", *(_half(each.found["half_radius"]) for each in found)))
+        values = tuple({"run": each.run.name} | each.found for each in found)
+        return Table(self.title, ("corruption", *labels), tuple(rows), (self.note(found),), values)
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
         metrics = " and ".join(dict.fromkeys(each.run.metric for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
-        notes = (
+        return (
             f"The attack maximises the loss on {counted(found)} of the {self.split} split by {self.steps} steps, "
-            f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples.",
+            f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples."
         )
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import PlotLine
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        found = record.found
+        radii = [point["radius"] for point in found["points"]]
+        metrics = [float(point["metric"]) for point in found["points"]]
+        log = "x" if found["higher_is_better"] else "xy"
+        half = found["half_radius"]["radius"]
+        return Plotted(f"attacked in {self.ball}", "radius", record.run.metric, radii, metrics, log, marked=half)
 
-        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
-            points = each.found["points"]
-            heights = [float(point["metric"]) for point in points]
-            half = each.found["half_radius"]["radius"]
-            return PlotLine(x=[point["radius"] for point in points], y=heights, marked=half, **style)
-
-        figure = panels(
-            found,
-            line,
-            title=f"attacked in {self.ball}",
-            x="radius",
-            y=lambda each: str(each.run.metric),
-            log=lambda each: "x" if each.found["higher_is_better"] else "xy",
-        )
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+        figure = super().draw(found, labels)
         for axes in figure.axes:
             if axes.get_yscale() == "linear":
                 axes.set_ylim(bottom=0)
         return figure
 
-    def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
-        half = each.found["half_radius"]
-        name = f"the {self.ball} radius at which {loss_of_half(each)}"
+    def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
+        half = record.found["half_radius"]
+        name = f"the {self.ball} radius at which {loss_of_half(record)}"
         return [Measure(name, half["radius"], _half(half), more_is_flatter=True)]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(self.measures, found)
+
+def loss_of_half(record: AnalysisRecord) -> str:
+    """What it means for this run's metric."""
+    metric, found = record.run.metric, record.found
+    if not found["higher_is_better"]:
+        return f"{metric} is doubled"
+    above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
+    return f"half of the {metric}{above} is lost"
 
 
-def radii_named(text: str, norm: float) -> tuple[float, ...]:
+def _parsed_radii(text: str, norm: float) -> tuple[float, ...]:
     """The radii that a word stands for, or that are listed with commas."""
     if text == "collapse":
         return ()
@@ -164,37 +169,33 @@ def radii_named(text: str, norm: float) -> tuple[float, ...]:
         if norm not in TABLE4:
             raise InputError(f"--radii table4 is for the norms 2 and inf, got {norm:g}: name radii with commas")
         return TABLE4[norm]
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--radii must be collapse, table4 or numbers with commas, got {text!r}") from None
+    return parsed_numbers("--radii", text, "collapse, table4 or numbers with commas")
 
 
-def loss_of_half(each: AnalysisRecord) -> str:
-    """What it means for this run's metric."""
-    metric, found = each.run.metric, each.found
-    if not found["higher_is_better"]:
-        return f"{metric} is doubled"
-    above = f" above the {shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
-    return f"half of the {metric}{above} is lost"
-
-
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     number = float(value)
     return f"{number:.2f}" if abs(number) < 1e4 else f"{number:.1e}"
 
 
-def _at(each: AnalysisRecord, radius: float, kind: str) -> str:
-    for point in each.found["points"]:
-        if point["radius"] == radius and point[kind] is not None:
-            clean, value = float(each.found["clean_metric"]), float(point[kind])
-            return f"{shown(value)} ({shown(value - clean) if value < clean else '+' + shown(value - clean)})"
+def _floor(record: AnalysisRecord) -> str:
+    return _shown(record.found["floor"]) if record.found["higher_is_better"] else ""
+
+
+def _metric_at(record: AnalysisRecord, radius: float, key: str) -> str:
+    """With its difference to the clean metric; nothing if it was not measured at this radius."""
+    for point in record.found["points"]:
+        if point["radius"] == radius and point[key] is not None:
+            value = float(point[key])
+            difference = value - float(record.found["clean_metric"])
+            sign = "" if difference < 0 else "+"
+            return f"{_shown(value)} ({sign}{_shown(difference)})"
     return ""
 
 
 def _half(half: dict[str, Any]) -> str:
-    """A radius, or between which the search ended: `> 0.2` is beyond all that was tried."""
+    """A radius, or the bounds at which the search ended: `> 0.2` is beyond all that was tried."""
     if half["radius"] is not None:
         return f"{half['radius']:.3g}"
-    bounds = (f"> {half['low']:g}" if half["low"] else "", f"< {half['high']:g}" if half["high"] else "")
-    return " ".join(filter(None, bounds)) or str(half["reason"])
+    low = f"> {half['low']:g}" if half["low"] else ""
+    high = f"< {half['high']:g}" if half["high"] else ""
+    return f"{low} {high}".strip() or str(half["reason"])

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from gasam.analysis.results import plain_value
 from gasam.analysis.sharpness import sharpness
-from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.comparing import Measure, Plotted, compared, counted, norm_name
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
+from gasam.lab.analyses.loading import LoadedRun
+from gasam.lab.command_text import parsed_norm, parsed_numbers
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 from gasam.perturbation import Perturbation
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rises(Analysis):
-    epsilons: tuple[float, ...] = (0.01, 0.05, 0.1)
-    norm: float = 2.0
-    steps: int = 10
-    scale: str = "one"
-    granularity: str = "model"
-    draws: int = 8
+    """The rise of the loss in a ball around the weights: the worst and the average, with confidence over batches.
 
-    kind = "sharpness"
+    `gasam sharpness runs/A.json runs/B.json --epsilon 0.05,0.1`
+    """
+
+    epsilons: tuple[float, ...] = option(
+        (0.01, 0.05, 0.1), help="Radii of the ball, with commas.", flag="epsilon", text="0.01,0.05,0.1"
+    )
+    norm: float = option(2.0, help="2, inf, or any number > 1.", text="2")
+    steps: int = option(10, help="K, the steps of a walk.")
+    scale: str = option("one", help="T, e.g. gradient_strength.")
+    granularity: str = option("model", help="element, filter, layer, module or model.")
+    draws: int = option(8, help="Random points for the average, in each batch.")
+
+    kind = command = "sharpness"
+    title = "Sharpness"
+
+    @classmethod
+    def from_command(cls, **given: Any) -> Self:
+        epsilons = parsed_numbers("--epsilon", given["epsilons"])
+        return cls(**given | {"epsilons": epsilons, "norm": parsed_norm(given["norm"])})
 
     @property
     def filed(self) -> str:
@@ -40,71 +50,64 @@ class Rises(Analysis):
         of = "" if self.scale == "one" else f" of each {self.granularity}"
         return f"{norm_name(self.norm)}, T = {self.scale}{of}, K = {self.steps}"
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"norm": plain_value(self.norm)}
-
-    def perturbation(self, epsilon: float) -> Perturbation:
-        return Perturbation(
-            epsilon=epsilon,
-            norm=self.norm,
-            steps=self.steps,
-            scale=self.scale,
-            granularity=self.granularity,  # type: ignore[arg-type]
-        )
-
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
-        balls = [self.perturbation(epsilon) for epsilon in self.epsilons]
-        batches, found = subject.examples(self.split, self.rows), list(known.get("balls", ()))
-        for number, ball in enumerate(balls[len(found) :], start=len(found) + 1):
-            measured = sharpness(
-                subject.model,
-                subject.objective,
-                batches,
-                ball,
-                draws=self.draws,
-                seed=self.seed,
-                watch=lambda done, of, number=number: watch(f"ball {number}/{len(balls)}, batch {done}/{of}"),  # type: ignore[misc]
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        balls = [
+            Perturbation(
+                epsilon=epsilon,
+                norm=self.norm,
+                steps=self.steps,
+                scale=self.scale,
+                granularity=self.granularity,  # type: ignore[arg-type]
             )
-            found.append({"epsilon": ball.epsilon} | measured.as_json())
-            keep({"balls": found})
+            for epsilon in self.epsilons
+        ]
+        subject, found = run.on(self.split, self.rows), list(measurement.kept.get("balls", ()))
+        for ball in balls[len(found) :]:
+            counting = measurement.counting(f"ball {len(found) + 1}/{len(balls)}, batch")
+            rises = sharpness(*subject, ball, draws=self.draws, seed=self.seed, watch=counting)
+            found.append({"epsilon": ball.epsilon} | rises.as_json())
+            measurement.keep({"balls": found})
         return {"balls": found}
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
-        rows = []
-        for each, label in zip(found, run_labels(found), strict=True):
-            for ball in each.found["balls"]:
-                average = "" if ball["average"] is None else interval(ball["average"])
-                rows.append((label, f"{ball['epsilon']:g}", interval(ball["worst"]), average))
-        columns = ("run", "epsilon", "worst rise", "average rise")
-        notes = (
-            f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
-            f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
-            f"on {counted(found)} of the {self.split} split; mean over batches with its 95% interval.",
-        )
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Sharpness", columns, tuple(rows), notes, values)
-
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import PlotLine
-
-        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
-            balls = each.found["balls"]
-            return PlotLine(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
-
-        return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
-
-    def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
-        worst = [(ball["epsilon"], float(ball["worst"]["mean"])) for ball in each.found["balls"]]
-        name = f"the worst rise of the loss ({self.manner})"
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
         return [
-            Measure(f"{name} at epsilon {at:g}", value, f"{value:.3g}", more_is_flatter=False) for at, value in worst
+            {
+                "run": label,
+                "epsilon": f"{ball['epsilon']:g}",
+                "worst rise": _interval(ball["worst"]),
+                "average rise": _interval(ball["average"]),
+            }
+            for ball in record.found["balls"]
         ]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(lambda each: self.measures(each)[-1:], found)
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return (
+            f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
+            f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
+            f"on {counted(found)} of the {self.split} split; mean over batches with its 95% interval."
+        )
+
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        balls = record.found["balls"]
+        epsilons, rises = [ball["epsilon"] for ball in balls], [float(ball["worst"]["mean"]) for ball in balls]
+        return Plotted("worst rise of the loss", "epsilon", "rise", epsilons, rises, log="xy")
+
+    def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
+        found = []
+        for ball in record.found["balls"]:
+            rise = float(ball["worst"]["mean"])
+            name = f"the worst rise of the loss ({self.manner}) at epsilon {ball['epsilon']:g}"
+            found.append(Measure(name, rise, f"{rise:.3g}", more_is_flatter=False))
+        return found
+
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
+        """The largest ball only."""
+        return compared(lambda each: self.measures(each)[-1:], found, labels)
 
 
-def interval(estimate: dict[str, Any]) -> str:
+def _interval(estimate: dict[str, Any] | None) -> str:
+    if estimate is None:
+        return ""
     middle = f"{float(estimate['mean']):.3g}"
     if estimate["interval"] is None:
         return middle

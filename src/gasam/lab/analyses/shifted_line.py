@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gasam.lab.analyses import Found, Watch
-from gasam.lab.analyses.shift import Shift, fine_tuned, on_the_cpu, whole
-from gasam.lab.analyses.showing import run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
+from gasam.lab.analyses.loading import LoadedRun
+from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, on_the_cpu, whole
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
-from gasam.lab.theory.risk import risks
+from gasam.lab.theory.risk import Risk, risks
 from gasam.lab.training.checkpoints import Weights
 
 if TYPE_CHECKING:
@@ -28,86 +28,101 @@ class ShiftedLine(Shift):
     points: int = 31
 
     kind = "shifted-line"
+    title = "The training loss beside the test loss"
 
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
-        subject = on_the_cpu(subject)
-        watch("fine-tuning on the test data")
-        delta, _ = fine_tuned(subject, subject.family.data["test"], self.epochs, seed=0)
-        sides = [list(whole(subject, split, len(subject.family.data[split][1]))) for split in ("train", "test")]
-        watch("the line of fine-tuning")
-        tuned = self._line(subject, subject.model, delta, *sides, ridge=0.0)
-        watch("solving the regularised problem")
-        model, here, there = self.problem(subject)
-        found = self.solved(subject, model, there)
-        if not found.stationary:
-            raise ValueError(f"the regularised minimum on test data was not found: {found.sentence}")
-        watch("the line of the regularised problem")
-        solved = self._line(subject, model, found.offset, here, there, ridge=self.ridge)
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        run = on_the_cpu(run)
+        measurement.report("fine-tuning on the test data")
+        delta, _ = fine_tuned(run, run.family.data["test"], self.epochs, seed=0)
+        train, test = (whole(run, split, len(run.family.data[split][1])) for split in ("train", "test"))
+        measurement.report("the line of fine-tuning")
+        tuned = self._losses(run, run.model, delta, train, test, ridge=0.0)
+        measurement.report("solving the regularised problem")
+        model, train, test = self.problem(run)
+        minimum = self.solved(run, model, test)
+        if not minimum.stationary:
+            raise ValueError(f"the regularised minimum on test data was not found: {minimum.sentence}")
+        measurement.report("the line of the regularised problem")
+        solved = self._losses(run, model, minimum.offset, train, test, ridge=self.ridge)
         return {"fine-tuned": tuned, "regularised": solved}
 
-    def _line(
-        self, subject: Subject, model: nn.Module, delta: Weights, here: Any, there: Any, *, ridge: float
+    def _losses(
+        self,
+        run: LoadedRun,
+        model: nn.Module,
+        delta: Weights,
+        train_data: list[Labelled],
+        test_data: list[Labelled],
+        *,
+        ridge: float,
     ) -> dict[str, Any]:
         """At theta + alpha delta: L(w; D), L(w; D*) and L(w - delta; D) + constant."""
         alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
-        with risks(model, subject.objective, here, there, ridge=ridge) as (train, test):
+        with risks(model, run.objective, train_data, test_data, ridge=ridge) as (train, test):
             step = train.flat("delta", {name: delta[name] for name in train.names})
 
-            def at(risk: Any, alpha: float) -> float:
+            def at(risk: Risk, alpha: float) -> float:
                 with risk.moved_by(alpha * step):
                     return float(risk.loss())
 
             constant = at(test, 1.0) - at(train, 0.0)
-            lines = {
+            losses = {
                 "train": [at(train, alpha) for alpha in alphas],
                 "test": [at(test, alpha) for alpha in alphas],
                 "shifted": [at(train, alpha - 1) + constant for alpha in alphas],
             }
             lifted = at(test, 1.0) - at(train, 1.0)
-        near = [i for i, alpha in enumerate(alphas) if 0.5 <= alpha <= 1.5]
+        near = [number for number, alpha in enumerate(alphas) if 0.5 <= alpha <= 1.5]
         gaps = {
-            "shifted": root_mean_square(lines["shifted"][i] - lines["test"][i] for i in near),
-            "unshifted": root_mean_square(lines["train"][i] + lifted - lines["test"][i] for i in near),
+            "shifted": _distance(losses["shifted"], losses["test"], near),
+            "unshifted": _distance([loss + lifted for loss in losses["train"]], losses["test"], near),
         }
-        return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | lines
+        return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | losses
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
-        rows = [
-            (label, name, f"{line['delta']:.4g}", *(f"{gap:.3g}" for gap in line["gaps"].values()))
-            for each, label in zip(found, run_labels(found), strict=True)
-            for name, line in each.found.items()
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        return [
+            {
+                "run": label,
+                "protocol": protocol,
+                "|delta|": f"{losses['delta']:.4g}",
+                "shifted training loss": f"{losses['gaps']['shifted']:.3g}",
+                "training loss, not shifted": f"{losses['gaps']['unshifted']:.3g}",
+            }
+            for protocol, losses in record.found.items()
         ]
-        note = (
-            "Root mean square distances from the test loss within half a shift of its minimum, heights matched there."
-        )
-        columns = ("run", "protocol", "|delta|", "shifted training loss", "training loss, not shifted")
-        return Table("The training loss beside the test loss", columns, tuple(rows), (note,))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def values(self, record: AnalysisRecord) -> None:
+        return None
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        where = "within half a shift of its minimum, heights matched there"
+        return f"Root mean square distances from the test loss {where}."
+
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
-        names = {"train": "training loss", "test": "test loss", "shifted": "shifted training loss + constant"}
-        shown = [(each.run, protocol, line) for each in found for protocol, line in each.found.items()]
-        for panel, (run, protocol, line) in zip(axes, shown, strict=True):
+        shown = [(each.run, protocol, losses) for each in found for protocol, losses in each.found.items()]
+        for panel, (run, protocol, losses) in zip(axes, shown, strict=True):
+            alphas = losses["alphas"]
             lines = [
-                PlotLine(words, line["alphas"], line[name], dashes="--" if name == "shifted" else "-")
-                for name, words in names.items()
+                PlotLine("training loss", alphas, losses["train"]),
+                PlotLine("test loss", alphas, losses["test"]),
+                PlotLine("shifted training loss + constant", alphas, losses["shifted"], dashes="--"),
             ]
             title = f"{run.task}, seed {run.seed}: {protocol}"
             draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(
-            f"{each.run.task}, seed {each.run.seed}, {protocol}: near the test minimum the shifted "
-            f"training loss is {line['gaps']['shifted']:.3g} from the test loss, the unshifted one "
-            f"{line['gaps']['unshifted']:.3g}"
-            for each in found
-            for protocol, line in each.found.items()
+            f"{record.run.task}, seed {record.run.seed}, {protocol}: near the test minimum the shifted "
+            f"training loss is {losses['gaps']['shifted']:.3g} from the test loss, the unshifted one "
+            f"{losses['gaps']['unshifted']:.3g}"
+            for protocol, losses in record.found.items()
         )
 
 
-def root_mean_square(values: Iterator[float]) -> float:
-    squares = [value**2 for value in values]
-    return float((sum(squares) / len(squares)) ** 0.5)
+def _distance(one: Sequence[float], other: Sequence[float], places: Sequence[int]) -> float:
+    """The root mean square difference at these places."""
+    return math.sqrt(statistics.fmean((one[place] - other[place]) ** 2 for place in places))

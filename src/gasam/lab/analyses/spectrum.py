@@ -1,29 +1,30 @@
-"""The top of the spectrum of a run's Hessian or Fisher matrix: the paper's Figure 3."""
+"""The largest eigenvalues of a run's Hessian or Fisher matrix: the paper's Figure 3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, panels, run_labels
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.comparing import Measure, Plotted, counted
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
+from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix", "hessian": "Hessian"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum(Analysis):
-    matrix: str = "empirical_fisher"
-    k: int = 50
+    """The largest eigenvalues of the loss's curvature at the weights.
 
-    kind = "spectrum"
+    `gasam spectrum runs/A.json runs/B.json --matrix hessian --k 20`
+    """
+
+    matrix: str = option("empirical_fisher", help="empirical_fisher (the paper's), fisher or hessian.")
+    k: int = option(50, help="How many of the largest eigenvalues.")
+
+    kind = command = "spectrum"
+    title = "Largest eigenvalues"
 
     @property
     def filed(self) -> str:
@@ -33,17 +34,15 @@ class Spectrum(Analysis):
     def manner(self) -> str:
         return f"{WORDS[self.matrix]}, {super().manner}"
 
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
         from gasam.analysis.spectrum import top_eigenvalues
 
         found = top_eigenvalues(
-            subject.model,
-            subject.objective,
-            subject.examples(self.split, self.rows),
+            *run.on(self.split, self.rows),
             k=self.k,
             matrix=self.matrix,  # type: ignore[arg-type]
             seed=self.seed,
-            watch=lambda done: watch(f"{done} products"),
+            watch=lambda done: measurement.report(f"{done} products"),
         )
         return {
             "values": found.values.tolist(),
@@ -55,35 +54,32 @@ class Spectrum(Analysis):
             "work": found.work,
         }
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        top = record.found["values"]
         places = [place for place in (1, 2, 5, 10, 20) if place < self.k] + [self.k]
-        columns = ("run", *(f"number {place}" for place in places), f"sum of {self.k}", "converged")
-        rows, values = [], []
-        for each, label in zip(found, run_labels(found), strict=True):
-            top = each.found["values"]
-            converged = sum(each.found["converged"])
-            shown = [*(top[place - 1] for place in places), sum(top)]
-            rows.append((label, *(f"{value:.4g}" for value in shown), f"{converged} of {len(top)}"))
-            values.append({"run": each.run.name, "eigenvalues": top, "converged": converged})
-        note = f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
-        return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
+        eigenvalues = {f"number {place}": f"{top[place - 1]:.4g}" for place in places}
+        total = {f"sum of {self.k}": f"{sum(top):.4g}"}
+        return [{"run": label} | eigenvalues | total | {"converged": f"{_converged(record)} of {len(top)}"}]
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
-        from gasam.analysis.pictures import PlotLine
+    def values(self, record: AnalysisRecord) -> Found:
+        return {"eigenvalues": record.found["values"], "converged": _converged(record)}
 
-        def line(each: AnalysisRecord, **style: Any) -> PlotLine:
-            top = each.found["values"]
-            return PlotLine(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
 
-        return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        top = record.found["values"]
+        positive = [value if value > 0 else None for value in top]
+        return Plotted("top of the spectrum", "number", "eigenvalue", range(1, len(top) + 1), positive, log="y")
 
-    def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
-        top = each.found["values"]
+    def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
+        top = record.found["values"]
         numbers = {"the largest eigenvalue": top[0], f"the sum of the top {self.k} eigenvalues": sum(top)}
         return [
             Measure(f"{name} of the {WORDS[self.matrix]}", value, f"{value:.3g}", more_is_flatter=False)
             for name, value in numbers.items()
         ]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(self.measures, found)
+
+def _converged(record: AnalysisRecord) -> int:
+    return sum(record.found["converged"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gasam.analysis.substitutions import fisher_substitution, norm_substitution
-from gasam.lab.analyses import Analysis, Found, Watch
-from gasam.lab.analyses.subjects import Subject
+from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement
+from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,63 +17,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Substitutions(Analysis):
-    """Runs of one task that were trained for different times, side by side: the substitutions over training."""
+    """Runs of one task that were trained for different numbers of epochs show the substitutions over training."""
 
     rows: int = 256
     probes: int = 8
 
     kind = "substitutions"
+    title = "The substitutions over training"
 
-    def measure(self, subject: Subject, known: Found, keep: Callable[[Found], None], watch: Watch) -> Found:
-        batches = subject.examples(self.split, self.rows)
-        watch("the gradients of single examples")
-        found = known or {"norms": norm_substitution(subject.model, subject.objective, batches).as_json()}
-        keep(found)
-        watch("the Hessian")
-        curvature = fisher_substitution(subject.model, subject.objective, batches, probes=self.probes, seed=self.seed)
-        return found | {"curvature": curvature.as_json()}
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        subject = run.on(self.split, self.rows)
+        measurement.report("the gradients of single examples")
+        found = measurement.kept or {"norms": norm_substitution(*subject)}
+        measurement.keep(found)
+        measurement.report("the Hessian")
+        curvature = fisher_substitution(*subject, probes=self.probes, seed=self.seed)
+        return found | {"curvature": curvature}
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
-        columns = ("task", "epochs", "|g| of a batch to an example's", "spread", "ranks of T",
-                   "|F - H| to |H|", "cosine", "traces F / H", "largest eigenvalues F / H")  # fmt: skip
-        rows = []
-        for each in found:
-            norms, curvature = each.found["norms"], each.found["curvature"]
-            numbers = (norms["factor"], norms["spread"], norms["rank_correlation"], curvature["distance"],
-                       curvature["cosine"], curvature["fisher_trace"] / curvature["hessian_trace"],
-                       curvature["top_ratio"])  # fmt: skip
-            shown = ("" if number is None else f"{number:.3g}" for number in numbers)
-            rows.append((each.run.task, str(epochs_of(each)), *shown))
-        note = f"On {self.rows} examples of the {self.split} split; the spread is the standard deviation of log ratios."
-        values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("The substitutions over training", columns, tuple(rows), (note,), values)
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        norms, curvature = record.found["norms"], record.found["curvature"]
+        numbers = {
+            "|g| of a batch to an example's": norms["factor"],
+            "spread": norms["spread"],
+            "ranks of T": norms["rank_correlation"],
+            "|F - H| to |H|": curvature["distance"],
+            "cosine": curvature["cosine"],
+            "traces F / H": curvature["fisher_trace"] / curvature["hessian_trace"],
+            "largest eigenvalues F / H": curvature["top_ratio"],
+        }
+        shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
+        return [{"task": record.run.task, "epochs": str(epochs_of(record))} | shown]
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return f"On {self.rows} examples of the {self.split} split; the spread is the standard deviation of log ratios."
+
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, [left, right] = sheet(2)
         epochs = [epochs_of(each) for each in found]
-        norms, curvature = ([each.found[part] for each in found] for part in ("norms", "curvature"))
-        spread = [
-            PlotLine("mean ratio", epochs, [each["factor"] for each in norms]),
-            PlotLine("spread of log ratios", epochs, [each["spread"] for each in norms]),
-        ]
-        draw_lines(left, spread, title="|g_i| for E|grad_i l|", x="epochs", y="", log="x")
-        apart = [
-            PlotLine("|F - H| / |H|", epochs, [each["distance"] for each in curvature]),
-            PlotLine("cosine", epochs, [each["cosine"] for each in curvature]),
-        ]
-        draw_lines(right, apart, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
+
+        def drawn(label: str, part: str, number: str) -> PlotLine:
+            return PlotLine(label, epochs, [each.found[part][number] for each in found])
+
+        norms = [drawn("mean ratio", "norms", "factor"), drawn("spread of log ratios", "norms", "spread")]
+        draw_lines(left, norms, title="|g_i| for E|grad_i l|", x="epochs", y="", log="x")
+        curvatures = [drawn("|F - H| / |H|", "curvature", "distance"), drawn("cosine", "curvature", "cosine")]
+        draw_lines(right, curvatures, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return "; ".join(
-            f"after {epochs_of(each)} epochs the ratios of the norms spread by {each.found['norms']['spread']:.2f} "
-            f"in their logarithm, and Fisher matrix and Hessian have a cosine of "
-            f"{each.found['curvature']['cosine']:.2f}"
-            for each in found
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        spread, cosine = record.found["norms"]["spread"], record.found["curvature"]["cosine"]
+        return (
+            f"after {epochs_of(record)} epochs the ratios of the norms spread by {spread:.2f} in their logarithm, "
+            f"and Fisher matrix and Hessian have a cosine of {cosine:.2f}"
         )
 
 
-def epochs_of(each: AnalysisRecord) -> int:
-    return int(each.run.config["settings"]["epochs"])
+def epochs_of(record: AnalysisRecord) -> int:
+    return int(record.run.settings["epochs"])

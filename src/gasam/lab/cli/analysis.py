@@ -1,180 +1,106 @@
-"""The commands that analyse finished runs: each says what is measured, and all share how it is shown."""
+"""The commands that analyse finished runs, generated from the classes in `gasam.lab.analyses`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from gasam.lab import analyses
+from gasam.lab.analyses import KINDS, Analysis
 from gasam.lab.cli import options as opt
+from gasam.lab.cli.grouping import keyword, with_parameters
+from gasam.lab.cli.options import DataOptions
+from gasam.lab.errors import InputError
 
-if TYPE_CHECKING:
-    from gasam.lab.analyses import Analysis
-
-ON = "The examples"
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, runs/NAME.json.")]
-Split = Annotated[str, typer.Option(help="train, valid or test: where the loss is taken.", rich_help_panel=ON)]
-Rows = Annotated[int, typer.Option(help="How many examples of it, always the same.", rich_help_panel=ON)]
-Seed = Annotated[int, typer.Option(help="All randomness comes from it.", rich_help_panel=opt.RUN)]
-Out = Annotated[Path, typer.Option(help="Folder of the records and pictures.", rich_help_panel=opt.RUN)]
-Norm = Annotated[str, typer.Option(help="2, inf, or any number > 1.")]
 
 
-def show(
-    analysis: Analysis,
-    runs: Runs,
-    train: opt.Train = None,
-    valid: opt.Valid = None,
-    test: opt.Test = None,
-    text_column: opt.TextColumn = "text",
-    label_column: opt.LabelColumn = "label",
-    data_dir: opt.DataDir = None,
-    out: Out = Path("runs") / "analysis",
-    cpu: opt.Cpu = False,
-    json: opt.Json = False,
-) -> None:
-    """Measure what is missing, then a table, a picture and a sentence."""
-    from gasam.lab import analyses
+@dataclass(frozen=True)
+class AnalysisOutput:
+    """Where the records of analyses go."""
+
+    out: Annotated[Path, opt.option(opt.RUN, "Folder of the records and pictures.")] = opt.RUNS / "analysis"
+    cpu: opt.Cpu = False
+    json: opt.Json = False
+
+
+def show(analysis: Analysis, runs: Runs, data: DataOptions, output: AnalysisOutput) -> None:
+    """Measure what is missing, then print and save a table, a picture and a sentence."""
     from gasam.lab.cli.display import console, errors, print_json, print_table
+    from gasam.lab.report.labels import run_labels
     from gasam.lab.tables import as_json
-    from gasam.lab.tasks import Origin
 
-    origin = Origin(data_dir, train, valid, test, text_column, label_column)
     found = []
     with errors.status("loading") as status:
         for number, run in enumerate(runs, 1):
-            told = f"{number}/{len(runs)} {run.stem}"
-            watch = lambda text, told=told: status.update(f"{told}: {text}")  # noqa: E731
-            found.append(analyses.run(analysis, run, out, origin, cpu=cpu, watch=watch))
+            place = f"{number}/{len(runs)} {run.stem}"
+            report = lambda text, place=place: status.update(f"{place}: {text}")  # noqa: E731
+            found.append(analyses.run(analysis, run, output.out, data.origin, cpu=output.cpu, report=report))
             if not errors.is_terminal:
-                errors.print(f"{told}: done", soft_wrap=True)
-    files = analyses.save(analysis, found, out)
-    if json:
-        print_json(as_json(analysis.table(found)) | {"sentence": analysis.sentence(found), "files": files})
+                errors.print(f"{place}: done", soft_wrap=True)
+    labels = run_labels(found)
+    files = analyses.save(analysis, found, labels, output.out)
+    table, sentence = analysis.table(found, labels), analysis.sentence(found, labels)
+    if output.json:
+        print_json(as_json(table) | {"sentence": sentence, "files": files})
         return
-    print_table(analysis.table(found))
-    console.print(analysis.sentence(found), soft_wrap=True)
+    print_table(table)
+    console.print(sentence, soft_wrap=True)
     console.print(f"saved: {', '.join(files)}", soft_wrap=True)
 
 
-def command(build: Callable[..., Analysis]) -> Callable[..., None]:
-    """A command with the options of `build`, which makes an analysis of them, and those of `show`, which runs it."""
-    own, shared = inspect.signature(build).parameters, dict(inspect.signature(show).parameters)
-    del shared["analysis"]
+def generated(name: str) -> Callable[..., None]:
+    """A command with the options of the kinds of analysis that have this command, and those that all share."""
+    kinds = sorted((kind for kind in KINDS.values() if kind.command == name), key=lambda kind: len(_required(kind)))
+    own: dict[str, inspect.Parameter] = {}
+    for kind in kinds:
+        for parameter in _parameters(kind):
+            own.setdefault(parameter.name, parameter)
 
-    @wraps(build)
-    def run(**given: Any) -> None:
-        show(build(**{name: given.pop(name) for name in own}), **given)
+    def command(runs: list[Path], data: DataOptions, output: AnalysisOutput, **chosen: Any) -> None:
+        show(_analysis(name, kinds, chosen), runs, data, output)
 
-    parameters = [shared.pop("runs"), *own.values(), *shared.values()]
-    hints = get_type_hints(show, {"Analysis": object} | globals(), include_extras=True) | get_type_hints(
-        build, {"Analysis": object} | globals(), include_extras=True
-    )
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=keyword, annotation=hints[parameter.name]) for parameter in parameters]
-    )
-    run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-    del run.__wrapped__
-    return run
+    command.__name__ = name
+    command.__doc__ = kinds[0].__doc__
+    shared = [keyword("data", None, DataOptions), keyword("output", None, AnalysisOutput)]
+    return with_parameters(command, [keyword("runs", inspect.Parameter.empty, Runs), *own.values(), *shared])
 
 
-@command
-def attack(
-    norm: Norm = "2",
-    radii: Annotated[
-        str, typer.Option(help="collapse (searched for), table4 (the paper's), or numbers with commas.")
-    ] = "collapse",
-    steps: Annotated[int, typer.Option(help="K, the steps of an attack.")] = 10,
-    restarts: Annotated[int, typer.Option(help="Further walks from random points of the ball.")] = 1,
-    draws: Annotated[int, typer.Option(help="Random corruptions at each radius.")] = 1,
-    judged: Annotated[
-        int | None, typer.Option(help="Take the metric on that many test examples only.", rich_help_panel=ON)
-    ] = None,
-    split: Split = "train",
-    rows: Rows = 512,
-    seed: Seed = 0,
-) -> Analysis:
-    """How much of the metric is left under corrupted weights: adversarial, random, quantised, pruned.
-
-    `gasam attack runs/A.json runs/B.json --norm inf --radii table4`
-    """
-    from gasam.lab.analyses.robustness import Robustness, radii_named
-
-    length = opt.norm(norm)
-    return Robustness(
-        norm=length, radii=radii_named(radii, length), steps=steps, restarts=restarts, draws=draws, judged=judged,
-        split=split, rows=rows, seed=seed,
-    )  # fmt: skip
+def _analysis(name: str, kinds: Sequence[type[Analysis]], given: Mapping[str, Any]) -> Analysis:
+    """Of the kinds whose required options are given, the one that requires most."""
+    for kind in reversed(kinds):
+        if all(given[flag] is not None for flag in _required(kind)):
+            return kind.from_command(**{field: given[flag] for field, flag in _flags(kind).items()})
+    raise InputError(f"{name} needs --{' and --'.join(_required(kinds[0]))}")
 
 
-@command
-def sharpness(
-    epsilon: Annotated[str, typer.Option(help="Radii of the ball, with commas.")] = "0.01,0.05,0.1",
-    norm: Norm = "2",
-    steps: Annotated[int, typer.Option(help="K, the steps of a walk.")] = 10,
-    scale: Annotated[str, typer.Option(help="T, e.g. gradient_strength.")] = "one",
-    granularity: Annotated[str, typer.Option(help="element, filter, layer, module or model.")] = "model",
-    draws: Annotated[int, typer.Option(help="Random points for the average, in each batch.")] = 8,
-    split: Split = "train",
-    rows: Rows = 512,
-    seed: Seed = 0,
-) -> Analysis:
-    """The rise of the loss in a ball around the weights: the worst and the average, with confidence over batches.
-
-    `gasam sharpness runs/A.json runs/B.json --epsilon 0.05,0.1`
-    """
-    from gasam.lab.analyses.sharpness import Rises
-
-    return Rises(
-        epsilons=opt.numbers("--epsilon", epsilon), norm=opt.norm(norm), steps=steps, scale=scale,
-        granularity=granularity, draws=draws, split=split, rows=rows, seed=seed,
-    )  # fmt: skip
+def _parameters(kind: type[Analysis]) -> Iterator[inspect.Parameter]:
+    """The options of a kind, as typer reads them from the signature of a function."""
+    types, flags = get_type_hints(kind), _flags(kind)
+    for field in fields(kind):
+        described = field.metadata
+        if described.get("text"):
+            annotation, default = str, described["text"]
+        elif field.default is MISSING:
+            annotation, default = types[field.name] | None, None
+        else:
+            annotation, default = types[field.name], field.default
+        shown = typer.Option(help=described.get("help"), rich_help_panel=described.get("panel"))
+        yield keyword(flags[field.name], default, Annotated[annotation, shown])
 
 
-@command
-def spectrum(
-    matrix: Annotated[
-        str, typer.Option(help="empirical_fisher (the paper's), fisher or hessian.")
-    ] = "empirical_fisher",
-    k: Annotated[int, typer.Option(help="How many of the largest eigenvalues.")] = 50,
-    split: Split = "train",
-    rows: Rows = 512,
-    seed: Seed = 0,
-) -> Analysis:
-    """The largest eigenvalues of the loss's curvature at the weights.
-
-    `gasam spectrum runs/A.json runs/B.json --matrix hessian --k 20`
-    """
-    from gasam.lab.analyses.spectrum import Spectrum
-
-    return Spectrum(matrix=matrix, k=k, split=split, rows=rows, seed=seed)
+def _flags(kind: type[Analysis]) -> dict[str, str]:
+    """The name of each field on the command line."""
+    return {field.name: field.metadata.get("flag") or field.name for field in fields(kind)}
 
 
-@command
-def landscape(
-    to: Annotated[Path | None, typer.Option(help="The loss along the line to this run, instead of a plane.")] = None,
-    radius: Annotated[float, typer.Option(help="How far the plane goes, in lengths of each filter.")] = 1.0,
-    points: Annotated[int, typer.Option(help="Places in each direction; odd for a plane.")] = 15,
-    start: Annotated[float, typer.Option(help="Where the line begins; 0 is the run, 1 the other.")] = -0.5,
-    stop: Annotated[float, typer.Option(help="Where the line ends.")] = 1.5,
-    split: Split = "train",
-    rows: Rows = 512,
-    seed: Seed = 0,
-) -> Analysis:
-    """The loss around the weights: over a filter-normalised plane, or along the line to another run.
-
-    `gasam landscape runs/A.json runs/B.json`, `gasam landscape runs/A.json --to runs/B.json`
-    """
-    from gasam.lab.analyses.landscape import Plane, Towards
-
-    if to is None:
-        return Plane(radius=radius, points=points, split=split, rows=rows, seed=seed)
-    return Towards(other=str(to), start=start, stop=stop, points=points, split=split, rows=rows, seed=seed)
+def _required(kind: type[Analysis]) -> list[str]:
+    return [_flags(kind)[field.name] for field in fields(kind) if field.default is MISSING]
 
 
-COMMANDS = (attack, sharpness, spectrum, landscape)
+COMMANDS = [generated(name) for name in dict.fromkeys(kind.command for kind in KINDS.values()) if name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from gasam.lab.cli import analysis, listings, paper, training, tuning
@@ -16,7 +18,7 @@ app = typer.Typer(
     "interrupted ones go on.",
 )
 app.add_typer(listings.data_app, name="data")
-for command in (
+COMMANDS: tuple[Callable[..., None], ...] = (
     training.train,
     training.compare,
     paper.reproduce,
@@ -25,5 +27,6 @@ for command in (
     listings.methods,
     tuning.tune,
     *analysis.COMMANDS,
-):
+)
+for command in COMMANDS:
     app.command()(command)

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import wraps
 from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each field of such a parameter: typer reads options from a signature."""
-    own = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)}
-    parameters: list[inspect.Parameter] = []
-    for name, each in own.items():
-        parameters += options_of(groups[name]) if name in groups else [keyword(name, each.default, each.annotation)]
+    """The command with one option for each field of such a parameter."""
+    return with_parameters(command, inspect.signature(command, eval_str=True).parameters.values())
 
-    @wraps(command)
+
+def with_parameters(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """The command with the options that stand in `parameters`: typer reads options from a signature."""
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    for each in parameters:
+        if is_dataclass(each.annotation):
+            groups[each.name] = each.annotation
+            options += _fields_of(each.annotation)
+        else:
+            options.append(keyword(each.name, each.default, each.annotation))
+
     def run(**given: Any) -> None:
         values: dict[str, Any] = {}
         for name, group in groups.items():
             values[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given, **values)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    del run.__wrapped__  # typer would read the options of the command itself
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in options}
     return run
-
-
-def options_of(group: type) -> list[inspect.Parameter]:
-    types = get_type_hints(group, include_extras=True)
-    return [keyword(field.name, _default(field), types[field.name]) for field in fields(group)]
 
 
 def keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _fields_of(group: Any) -> list[inspect.Parameter]:
+    types = get_type_hints(group, include_extras=True)
+    return [keyword(field.name, _default(field), types[field.name]) for field in fields(group)]
 
 
 def _default(field: Field[Any]) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ Size = Annotated[
 ]
 DataDir = Annotated[Path | None, option(DATA, "Folder with the data sets; or set GASAM_DATA.")]
 Json = Annotated[bool, option(RUN, "Print JSON, for other programs.", "--json")]
+Cpu = Annotated[bool, option(RUN, "Use the CPU even if there is a GPU.", "--cpu")]
 Jobs = Annotated[
     int | None, option(RUN, "Parallel runs, one process each; by default the number of cores, 1 with a GPU.")
 ]
@@ -77,7 +78,7 @@ class OutputOptions:
     """Where results go."""
 
     out: Annotated[Path, option(RUN, "Folder of records, checkpoints and tables.")] = RUNS
-    cpu: Annotated[bool, option(RUN, "Use the CPU even if there is a GPU.", "--cpu")] = False
+    cpu: Cpu = False
     json: Json = False
 
 
@@ -112,26 +113,13 @@ class WalkOptions:
         """As a plan names the options; None is what was not given."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return given | {
-            "norm": norm(self.norm),
+            "norm": None if self.norm is None else parsed_norm(self.norm),
             "walk_start": steps_or_share("--walk-start", self.walk_start),
             "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
             "walk_every": given.pop("every"),
             "walk_weight": given.pop("weight"),
             "same_noise": self.same_noise or None,
         }
-
-
-@overload
-def norm(text: str, option: str = ..., allowed: str = ...) -> float: ...
-@overload
-def norm(text: None, option: str = ..., allowed: str = ...) -> None: ...
-def norm(text: str | None, option: str = "--norm", allowed: str = "a number > 1 or inf") -> float | None:
-    if text is None:
-        return None
-    try:
-        return math.inf if text.lower() in ("inf", "infinity", "max") else float(text)
-    except ValueError:
-        raise InputError(f"{option} must be {allowed}, got {text!r}") from None
 
 
 def steps_or_share(option: str, text: str | None) -> float | None:
@@ -196,6 +184,6 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
         values = assignments("--walk", [assignment])
         values = {f"walk_{name}" if name in ("every", "weight") else name: value for name, value in values.items()}
         if "norm" in values:
-            values["norm"] = norm(str(values["norm"]))
+            values["norm"] = parsed_norm(str(values["norm"]))
         changed[method] |= values
     return changed

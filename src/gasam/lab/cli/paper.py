@@ -118,8 +118,7 @@ def _figure(
     from gasam.lab import analyses
     from gasam.lab.cli.display import errors
     from gasam.lab.cli.sessions import failure, run_many
-    from gasam.lab.paper.figure_study import TrainedRuns
-    from gasam.lab.paper.figures import STUDIES
+    from gasam.lab.paper.figures import STUDIES, TrainedRuns
     from gasam.lab.report.labels import run_labels
 
     study = STUDIES[name]

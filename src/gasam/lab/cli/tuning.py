@@ -10,6 +10,7 @@ import typer
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import grouped
 from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions
+from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
 search_option = partial(opt.option, "The search")
@@ -93,7 +94,7 @@ def tune(
 
 
 def _norms(text: str) -> tuple[float, ...]:
-    return tuple(opt.norm(part, "--norms", "2, inf or both") for part in opt.listed("--norms", text))
+    return tuple(parsed_norm(part, "--norms", "2, inf or both") for part in opt.listed("--norms", text))
 
 
 def _exponents(text: str) -> tuple[int, int]:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gasam.lab import records
-from gasam.lab.analyses import Analysis
-from gasam.lab.analyses.kinds import restored
-from gasam.lab.analyses.showing import run_labels
-from gasam.lab.paper.figures.robustness import paper_table
+from gasam.lab.analyses import Analysis, restored
+from gasam.lab.paper.figures import paper_table
 from gasam.lab.records import AnalysisRecord, RunSummary
 from gasam.lab.report.cells import counted
 from gasam.lab.report.flatness import CLAIM, flatness_table
 from gasam.lab.report.groups import data_hash
+from gasam.lab.report.labels import run_labels
 from gasam.lab.tables import markdown
 
 if TYPE_CHECKING:
@@ -52,7 +51,9 @@ def sections(root: Path, remarked: Mapping[str, str] | None = None) -> Iterator[
 
 def pictures(root: Path) -> Iterator[tuple[str, Figure]]:
     """Of each analysis, with the name that its section links to."""
-    return ((_picture(analysis, found), analysis.draw(_of_one_seed(found))) for analysis, found in _groups(root))
+    for analysis, found in _groups(root):
+        shown = _of_one_seed(found)
+        yield _picture(analysis, found), analysis.draw(shown, run_labels(shown))
 
 
 def _groups(root: Path) -> list[tuple[Analysis, list[AnalysisRecord]]]:
@@ -90,14 +91,13 @@ def _of_one_seed(found: Sequence[AnalysisRecord]) -> list[AnalysisRecord]:
 
 def _shown(analysis: Analysis, every: Sequence[AnalysisRecord]) -> Iterator[str]:
     found = _of_one_seed(every)
-    run, sentence = found[0].run, analysis.sentence(found)
+    run, labels = found[0].run, run_labels(found)
+    sentence = analysis.sentence(found, labels)
     yield f"### {run.task}, size {run.size}: {analysis.manner}"
     yield f"{sentence[0].upper()}{sentence[1:]}."
     yield f"![{analysis.kind} of {run.task}](figures/{_picture(analysis, found)}.svg)"
-    yield markdown(analysis.table(found))
-    spent = "; ".join(
-        f"{label} {each.run.gradient_evaluations:,}" for each, label in zip(found, run_labels(found), strict=True)
-    )
+    yield markdown(analysis.table(found, labels))
+    spent = "; ".join(f"{label} {each.run.gradient_evaluations:,}" for each, label in zip(found, labels, strict=True))
     count = len({each.run.seed for each in every})
     seeds = f"one of {count}" if count > 1 else "alone, which carries no claim"
     yield f"Gradient evaluations of training: {spent}. From {_origin(found)}. Of seed {run.seed}, {seeds}."

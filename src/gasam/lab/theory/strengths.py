@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
@@ -46,17 +45,23 @@ class StrengthTrial:
     @property
     def pearson(self) -> float:
         """Of the logarithms: a proportion of any power is a straight line. NaN where one of them is constant."""
-        return float(stats.pearsonr(*self._logarithms()).statistic)
+        from scipy.stats import pearsonr  # type: ignore[import-untyped]
+
+        return float(pearsonr(*self._logarithms()).statistic)
 
     @property
     def spearman(self) -> float:
-        return float(stats.spearmanr(*self._logarithms()).statistic)
+        from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+        return float(spearmanr(*self._logarithms()).statistic)
 
     @property
     def power(self) -> float:
         """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1. NaN where all reach equally far."""
         reach, delta = self._logarithms()
-        return float(stats.linregress(reach, delta).slope) if np.ptp(reach) else math.nan
+        from scipy.stats import linregress  # type: ignore[import-untyped]
+
+        return float(linregress(reach, delta).slope) if np.ptp(reach) else math.nan
 
     @property
     def sentence(self) -> str:

@@ -1,4 +1,4 @@
-"""Finished runs as subjects of analyses: the very weights, the record's metric, the loss of training, or a sentence."""
+"""Finished runs loaded for analyses: the very weights, the record's metric, the loss of training, or a sentence."""
 
 import json
 import shutil
@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gasam.lab.analyses.subjects import load
+from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import Origin, prepared
-from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
+from gasam.lab.training.plan import make
 from local_layout import sentence, write_lines
 from tolerances import SINGLE, error, same_bits
 
@@ -20,7 +20,7 @@ FAMILIES = ("digits", "imdb", "ptb", "en-vi")
 
 
 @pytest.fixture(params=FAMILIES)
-def subject(request, trained):
+def loaded(request, trained):
     return load(trained[f"{request.param} baseline"], Origin(), cpu=True)
 
 
@@ -28,16 +28,16 @@ def write_table(file, rows, words=("good", "bad")):
     return write_lines(file, ["review,stars", *(f"{sentence(i)} {words[i % 2]},{i % 2}" for i in range(rows))])
 
 
-def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(subject, trained):
-    file = trained[f"{subject.record['task']} baseline"]
+def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(loaded, trained):
+    file = trained[f"{loaded.record.task} baseline"]
     saved = torch.load(file.with_suffix("") / "model.pt", weights_only=True)
-    found = subject.model.state_dict()
+    found = loaded.model.state_dict()
     assert found.keys() == saved.keys()
     assert same_bits(found.values(), saved.values())
-    assert not subject.model.training
-    assert subject.name == file.stem
-    assert subject.score(subject.model, "test") == subject.record.test > 0
-    assert subject.score(subject.model, "valid") == subject.record.valid
+    assert not loaded.model.training
+    assert loaded.name == file.stem
+    assert loaded.score(loaded.model, "test") == loaded.record.test > 0
+    assert loaded.score(loaded.model, "valid") == loaded.record.valid
 
 
 def test_a_folder_names_a_run_as_its_record_does(trained):
@@ -46,19 +46,19 @@ def test_a_folder_names_a_run_as_its_record_does(trained):
 
 
 @torch.no_grad()
-def test_the_objective_is_the_training_loss_of_each_example(subject):
+def test_the_objective_is_the_training_loss_of_each_example(loaded):
     """A row of a classifier, a column of text from an empty state, a sentence by itself and without padding."""
-    family, model = subject.family, subject.model
-    for batch in subject.examples("train", 32)[:2]:
-        losses = subject.objective(model, batch)
-        if subject.record.task == "en-vi":
+    family, model = loaded.family, loaded.model
+    for batch in loaded.examples("train", 32)[:2]:
+        losses = loaded.objective(model, batch)
+        if loaded.record.task == "en-vi":
             alone = [
                 family.loss(model, tuple(side[i][side[i] != PAD][None] for side in batch), None)[0]
                 for i in range(len(losses))
             ]
             assert error(losses, torch.stack(alone)) < SINGLE
             continue
-        if subject.record.task == "ptb":
+        if loaded.record.task == "ptb":
             words, following = batch
             columns = [
                 cross_entropy(model(words[:, i : i + 1], None)[0][:, 0], following[:, i]) for i in range(words.shape[1])
@@ -68,33 +68,33 @@ def test_the_objective_is_the_training_loss_of_each_example(subject):
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_examples_are_always_the_same_and_as_many_as_asked(subject, split):
+def test_examples_are_always_the_same_and_as_many_as_asked(loaded, split):
     torch.manual_seed(1)
-    first = subject.examples(split, 6)
+    first = loaded.examples(split, 6)
     torch.manual_seed(2)
-    again = subject.examples(split, 6)
+    again = loaded.examples(split, 6)
     assert [len(batch) for batch in first] == [len(batch) for batch in again]
     assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
-    count = sum(len(subject.objective(subject.model, batch)) for batch in first)
-    columns = subject.family.settings.batch if subject.record.task == "ptb" else 1
-    assert count == subject.count(split, 6)
+    count = sum(len(loaded.objective(loaded.model, batch)) for batch in first)
+    columns = loaded.family.settings.batch if loaded.record.task == "ptb" else 1
+    assert count == loaded.count(split, 6)
     assert 6 <= count < 6 + columns
 
 
-def test_no_more_examples_than_there_are(subject):
-    every = subject.count("train", 10**6)
-    assert every == subject.count("train", every)
-    assert every >= subject.count("train", 6)
+def test_no_more_examples_than_there_are(loaded):
+    every = loaded.count("train", 10**6)
+    assert every == loaded.count("train", every)
+    assert every >= loaded.count("train", 6)
 
 
-def test_a_score_can_be_of_the_first_rows(subject):
-    family, model = subject.family, subject.model
-    found = subject.score(model, "test", 7)
-    if subject.record.task == "en-vi":
+def test_a_score_can_be_of_the_first_rows(loaded):
+    family, model = loaded.family, loaded.model
+    found = loaded.score(model, "test", 7)
+    if loaded.record.task == "en-vi":
         lines = family.translate(model, "test")
         assert family.translate(model, "test", 7) == lines[:7]
         assert found == bleu(lines[:7], family.data["references"]["test"][:7])[0]
-    elif subject.record.task == "ptb":
+    elif loaded.record.task == "ptb":
         words = family.data["test"][: 7 * family.settings.length + 1].long()
         with torch.no_grad():
             scores = model(words[:-1, None], None)[0][:, 0]
@@ -109,11 +109,11 @@ def test_a_score_can_be_of_the_first_rows(subject):
 
 def test_a_model_without_numbers_has_the_worst_score(trained):
     for task, worst in (("ptb", float("inf")), ("digits", None)):
-        subject = load(trained[f"{task} baseline"], Origin(), cpu=True)
+        loaded = load(trained[f"{task} baseline"], Origin(), cpu=True)
         with torch.no_grad():
-            for weight in subject.model.parameters():
+            for weight in loaded.model.parameters():
                 weight.fill_(float("nan"))
-        found = subject.score(subject.model, "test")
+        found = loaded.score(loaded.model, "test")
         assert found == worst if worst else 0 <= found <= 100
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path)
     shutil.copy(tmp_path / "kept.pt", model)
     record = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in record.items() if key != "identity"}))
-    refused(file, "cannot be analysed: it lacks identity")
+    refused(file, "is not a record: it lacks identity")
     file.write_text(json.dumps({key: value for key, value in record.items() if key != "curve"}))
     refused(file, "is not a record: it lacks curve")
     file.write_text("{")
@@ -146,7 +146,7 @@ def test_a_diverged_run_is_refused(tmp_path):
     plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
     record = run(plan, tmp_path, cpu=True)
     assert record.diverged
-    refused(tmp_path / f"{plan.name(plan.data().hash)}.json", "has no weights to analyse: the run diverged")
+    refused(tmp_path / f"{plan.name(plan.data())}.json", "has no weights to analyse: the run diverged")
 
 
 def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
@@ -156,8 +156,8 @@ def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
     plan = make("classify", "baseline", "tiny", origin=origin)
     record = run(plan, tmp_path / "runs", cpu=True)
     [file] = (tmp_path / "runs").glob("*.json")
-    subject = load(file, origin, cpu=True)
-    assert subject.score(subject.model, "test") == record.test
+    loaded = load(file, origin, cpu=True)
+    assert loaded.score(loaded.model, "test") == record.test
     refused(file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns))
     refused(file, "--train", origin=Origin())
     refused(file, "review", origin=Origin(train=str(mine)))
@@ -171,11 +171,11 @@ def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
 def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
     file = trained["digits baseline"]
     record = json.loads(file.read_text())
-    del record.data["encoding"]
+    del record["data"]["encoding"]
     shutil.copytree(file.with_suffix(""), tmp_path / file.stem)
     (tmp_path / file.name).write_text(json.dumps(record))
-    subject = load(tmp_path / file.name, Origin(), cpu=True)
-    assert subject.score(subject.model, "test") == record.test
+    loaded = load(tmp_path / file.name, Origin(), cpu=True)
+    assert loaded.score(loaded.model, "test") == record["test"]
 
 
 def test_files_are_not_for_tasks_that_bring_their_own(trained):

@@ -1,4 +1,4 @@
-"""A finished run as a subject of analyses: its model, its data, its loss and its metric."""
+"""A finished run, loaded to be analysed: its model, its data, its loss and its metric."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.lab import records, tasks
+from gasam.lab import records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
 from gasam.lab.records import RunRecord
 from gasam.lab.tasks import Origin
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.plan import encoded_data
+from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.plan import make
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedRun:
     name: str
     record: RunRecord
     family: Family[Any]
@@ -33,9 +33,14 @@ class Subject:
         return self.family.objective()
 
     def examples(self, split: str, rows: int) -> list[tuple[Tensor, ...]]:
+        """Batches of examples, always the same, on the model's device."""
         device = next(self.model.parameters()).device
-        found = self.family.examples(checked(split), rows)
-        return [tuple(part.to(device) for part in batch) for batch in found]
+        batches = self.family.examples(checked(split), rows)
+        return [tuple(part.to(device) for part in batch) for batch in batches]
+
+    def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[tuple[Tensor, ...]]]:
+        """Model, loss and examples: what every measurement of `gasam.analysis` takes first."""
+        return self.model, self.objective, self.examples(split, rows)
 
     def count(self, split: str, rows: int) -> int:
         """How many examples those are."""
@@ -43,9 +48,11 @@ class Subject:
         return sum(batch[0].shape[self.family.example_dim] for batch in batches)
 
     def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
-        """The task's metric, of the first rows; the worst there is where the model gives no number."""
+        """The task's metric on the first rows; the worst value there is if the model's outputs are not finite."""
         value = self.family.score(model, checked(split), rows)
-        return value if math.isfinite(value) else (0.0 if self.family.metric.higher_is_better else math.inf)
+        if math.isfinite(value):
+            return value
+        return 0.0 if self.family.metric.higher_is_better else math.inf
 
 
 def checked(split: str) -> Split:
@@ -55,18 +62,20 @@ def checked(split: str) -> Split:
     raise InputError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
 
 
-def load(run: Path, origin: Origin, *, cpu: bool = False) -> Subject:
-    """The run whose record is `run`, NAME.json, or whose folder is NAME; its weights lie in NAME/model.pt."""
+def load(run: Path, origin: Origin, *, cpu: bool = False) -> LoadedRun:
+    """The run whose record is `run`, NAME.json, or whose folder is NAME; its weights are in NAME/model.pt."""
     file, record = read_run(run)
-    weights = Checkpoints(file.with_suffix("")).load(file.with_suffix("") / "model.pt")
+    weights = read_weights(file)
     if not weights:
         reason = "the run diverged" if record.test is None else f"{file.with_suffix('')}/model.pt is not there"
         raise InputError(f"{file.stem} has no weights to analyse: {reason}; run it again with another --out")
-    family = family_of(record, origin)
+    family = _family(record, origin)
     model = family.model()
     model.load_state_dict(weights)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() and not cpu else None
-    return Subject(file.stem, record, family, model.to(accelerator or torch.device("cpu")).eval())
+    device = torch.device("cpu")
+    if torch.accelerator.is_available() and not cpu:
+        device = torch.accelerator.current_accelerator() or device
+    return LoadedRun(file.stem, record, family, model.to(device).eval())
 
 
 def read_run(run: Path) -> tuple[Path, RunRecord]:
@@ -77,22 +86,25 @@ def read_run(run: Path) -> tuple[Path, RunRecord]:
     return file, records.read(file)
 
 
-def family_of(record: RunRecord, origin: Origin) -> Family[Any]:
-    """The family with the run's settings and data; refused where the data is not the run's."""
-    task, config = tasks.find(record.task), record.config
-    task.check(origin)
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in config["settings"].items()}
-    settings = task.settings(config["size"], **given)
-    data = encoded_data(task, origin, settings)
+def read_weights(run: Path) -> Weights | None:
+    folder = run.with_suffix("")
+    return Checkpoints(folder).load(folder / "model.pt")
+
+
+def _family(record: RunRecord, origin: Origin) -> Family[Any]:
+    """The family with the run's settings and data; refused if the data is not the run's."""
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in record.settings.items()}
+    plan = make(record.task, size=record.size, origin=origin, settings=given)
+    data = plan.data()
     if data.hash != record.data.hash:
         raise InputError(
             f"the data found for {record.task} is not the data of this run: name the run's own with --data-dir, "
             "or with --train, --valid and --test"
         )
-    then = record.data.encoding or data.version  # the first records do not say
-    if data.version != then:
+    encoding = record.data.encoding or data.version  # the first records do not say
+    if data.version != encoding:
         raise InputError(
             f"the data of {record.task} is encoded otherwise since this run was made (version {data.version}, "
-            f"not {then}): run it again with another --out"
+            f"not {encoding}): run it again with another --out"
         )
-    return task.family(settings, data)
+    return plan.family(data)

@@ -1,0 +1,168 @@
+"""What an analysis of finished runs is: options, measurement, table, picture and sentence, all in one class."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from gasam.analysis.results import plain_value
+from gasam.lab.analyses.comparing import Measure, Plotted, compared, panels
+from gasam.lab.analyses.loading import LoadedRun, checked
+from gasam.lab.errors import InputError
+from gasam.lab.records import AnalysisRecord
+from gasam.lab.storage import write_json
+from gasam.lab.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Found = dict[str, Any]
+Labels = Sequence[str]
+Cells = dict[str, str]
+"""A row of a table: text by column."""
+KINDS: dict[str, type[Analysis]] = {}
+"""Every kind of analysis by the name that its records have."""
+
+
+class Measurement:
+    """A measurement under way. `report` tells users how far it is; `kept` is what an interrupted one left in `file`."""
+
+    def __init__(self, file: Path, report: Callable[[str], None]) -> None:
+        self.file, self.report = file, report
+        self.kept: Found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self._begun: float = time.perf_counter() - self.kept.pop("seconds", 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Of this process and of those that were interrupted."""
+        return round(time.perf_counter() - self._begun, 2)
+
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """Reports how many evaluations are done, and of how many."""
+        return lambda done, of: self.report(f"{what} {done}/{of}")
+
+    def keep(self, found: Found) -> None:
+        write_json(self.file, plain_value(found) | {"seconds": self.seconds})
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,  # noqa: A002
+    flag: str = "",
+    text: str = "",
+    panel: str | None = None,
+) -> Any:
+    """A field of an analysis that is an option of its command.
+
+    Args:
+        default: Value of the field. Without it the option is required.
+        help: Help text on the command line.
+        flag: Name on the command line, if it is not the field's name.
+        text: Default on the command line, if users give text there which `from_command` turns into a value.
+        panel: Heading of the group of options that it is listed under.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag, "text": text, "panel": panel})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis(ABC):
+    """A kind of analysis. Its fields are the options, which alone decide the numbers.
+
+    A subclass that has a `kind` registers itself. If it also has a `command`, then `gasam` has a command of this name,
+    whose options are the fields and whose help is the docstring of the class. Two kinds may share a command: the one
+    with a required option is measured if the user gives this option, and the other one if not.
+
+    `title` is that of the table. `found` are records of this analysis, one for each run, and `labels` their names.
+    """
+
+    split: str = option("train", help="train, valid or test: where the loss is taken.", panel="The examples")
+    rows: int = option(512, help="How many examples of it, always the same.", panel="The examples")
+    seed: int = option(0, help="All randomness comes from it.", panel="The run")
+
+    kind: ClassVar[str]
+    command: ClassVar[str | None] = None
+    title: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        checked(self.split)
+        if self.rows < 1:
+            raise InputError(f"rows must be a whole number >= 1, got {self.rows}")
+        if not 0 <= self.seed < 2**31:
+            raise InputError(f"seed must be a whole number from 0 to 2147483647, got {self.seed}")
+
+    @classmethod
+    def from_command(cls, **given: Any) -> Self:
+        """The analysis that the options of the command line ask for."""
+        return cls(**given)
+
+    def options(self) -> dict[str, Any]:
+        """As JSON holds them."""
+        return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
+
+    @property
+    def filed(self) -> str:
+        """The beginning of the names of its tables and pictures."""
+        return self.kind
+
+    @property
+    def manner(self) -> str:
+        """How it is measured, in a few words that tell two analyses of one kind apart."""
+        return f"{self.split} split"
+
+    @abstractmethod
+    def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
+        """The numbers of a run."""
+
+    def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
+        """The rows of the table that are about one run."""
+        raise NotImplementedError(f"{type(self).__name__} has a table of its own")
+
+    def values(self, record: AnalysisRecord) -> Found | None:
+        """The numbers of one run for the JSON of the table; None if the cells are enough."""
+        return record.found
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        """A sentence beneath the table."""
+        return ""
+
+    def plotted(self, record: AnalysisRecord) -> Plotted:
+        """The line of one run in the picture."""
+        raise NotImplementedError(f"{type(self).__name__} has a picture of its own")
+
+    def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
+        """How flat the minimum of one run is, if the analysis is about that."""
+        return ()
+
+    def clause(self, record: AnalysisRecord, label: str) -> str:
+        """What the analysis shows of one run, if it has no measures of flatness."""
+        return ""
+
+    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        rows = [row for each, label in zip(found, labels, strict=True) for row in self.cells(each, label)]
+        values = []
+        for each in found:
+            numbers = self.values(each)
+            if numbers is not None:
+                values.append({"run": each.run.name} | numbers)
+        note = self.note(found)
+        texts = tuple(tuple(row.values()) for row in rows)
+        return Table(self.title, tuple(rows[0]), texts, (note,) if note else (), tuple(values))
+
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+        return panels(found, labels, self.plotted)
+
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
+        """What the analysis shows, with its numbers."""
+        if self.measures(found[0]):
+            return compared(self.measures, found, labels)
+        return "; ".join(self.clause(each, label) for each, label in zip(found, labels, strict=True))

@@ -1,0 +1,103 @@
+"""What a study of one of the paper's figures is: runs that are trained, what is measured on them, what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gasam.lab import records, tasks
+from gasam.lab.analyses import Analysis
+from gasam.lab.errors import InputError
+from gasam.lab.records import AnalysisRecord, RunRecord
+from gasam.lab.storage import write_json
+from gasam.lab.tables import Table
+from gasam.lab.tasks import Origin
+from gasam.lab.training import plan
+from gasam.lab.training.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDIES: dict[str, FigureStudy] = {}
+"""Every study by its name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study found: its numbers, its picture, and one sentence that says what they show."""
+
+    title: str
+    data: dict[str, Any]
+    figure: Figure
+    sentence: str
+    tables: tuple[Table, ...] = ()
+
+    def save(self, place: Path) -> list[Path]:
+        from gasam.analysis import pictures
+
+        numbers = place.with_name(f"{place.name}.json")
+        write_json(numbers, {"title": self.title, "sentence": self.sentence} | self.data)
+        return [numbers, *pictures.save(self.figure, place)]
+
+
+@dataclass(frozen=True)
+class TrainedRuns:
+    """The finished runs of a study, in files `NAME.json`; `analyse` measures some of them, `labels` names them."""
+
+    size: str
+    files: Sequence[Path]
+    records: Sequence[RunRecord]
+    analyse: Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
+    labels: Callable[[Sequence[AnalysisRecord]], Sequence[str]]
+
+
+class FigureStudy:
+    """A figure of the paper: by default one analysis of all runs. A subclass with a `name` registers itself.
+
+    `tasks` are those of the paper; users may name others. `substitutes` are taken if the data of `tasks` is missing.
+    `analyses` has an analysis for each size. `gradient_norms` says whether training records them.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]]
+    substitutes: ClassVar[tuple[str, ...]] = ()
+    methods: ClassVar[tuple[str, ...]] = ("baseline", "ga-sam")
+    gradient_norms: ClassVar[bool] = False
+    analyses: ClassVar[Mapping[str, Analysis]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            STUDIES[cls.name] = cls()
+
+    def usual_tasks(self, origin: Origin) -> tuple[str, ...]:
+        try:
+            for task in self.tasks:
+                tasks.find(task).source(origin)
+        except InputError:
+            if self.substitutes:
+                return self.substitutes
+            raise
+        return self.tasks
+
+    def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
+        """The runs that the study trains."""
+        return [
+            plan.make(task, method, size, seed, origin=origin)
+            for task in names
+            for seed in seeds
+            for method in self.methods
+        ]
+
+    def find(self, runs: TrainedRuns) -> Finding:
+        analysis = self.analyses[runs.size]
+        return self.shown(analysis, runs.analyse(analysis, runs.files), runs)
+
+    def shown(self, analysis: Analysis, found: Sequence[AnalysisRecord], runs: TrainedRuns) -> Finding:
+        """What an analysis shows of the runs."""
+        labels = runs.labels(found)
+        data = {"records": [records.as_json(each) for each in found]}
+        table = analysis.table(found, labels)
+        return Finding(self.title, data, analysis.draw(found, labels), analysis.sentence(found, labels), (table,))
