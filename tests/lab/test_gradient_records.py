@@ -93,7 +93,9 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_the_same_norms(interrupted, aga
 def test_norms_cannot_be_had_afterwards(tmp_path, command):
     plan = make("digits", "baseline", "tiny")
     data = plan.data()
-    training = Training(plan, plan.family(data), Checkpoints(tmp_path / plan.name(data.hash)), print, Accelerator(cpu=True))
+    training = Training(
+        plan, plan.family(data), Checkpoints(tmp_path / plan.name(data.hash)), print, Accelerator(cpu=True)
+    )
     training.save()
     for kind in ("last.pt", ".json"):
         with pytest.raises(

@@ -11,8 +11,8 @@ from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import Origin, prepared
-from gasam.lab.training.run import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
 from tolerances import SINGLE, error, same_bits
 

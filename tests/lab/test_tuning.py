@@ -30,8 +30,8 @@ from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
-from gasam.lab.training.run import run
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
 EPSILON = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon")

@@ -51,7 +51,7 @@ class StrengthTrial:
 
     @property
     def spearman(self) -> float:
-        from scipy.stats import spearmanr  # type: ignore[import-untyped]
+        from scipy.stats import spearmanr
 
         return float(spearmanr(*self._logarithms()).statistic)
 
@@ -59,7 +59,7 @@ class StrengthTrial:
     def power(self) -> float:
         """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1. NaN where all reach equally far."""
         reach, delta = self._logarithms()
-        from scipy.stats import linregress  # type: ignore[import-untyped]
+        from scipy.stats import linregress
 
         return float(linregress(reach, delta).slope) if np.ptp(reach) else math.nan
 
