@@ -203,9 +203,7 @@ def test_every_record_of_the_project_is_read_and_keeps_its_name():
 
 def test_a_record_of_an_unknown_kind_is_refused(trained):
     record = analysed(trained, "digits", "baseline").model_copy(update={"kind": "guess"})
-    with pytest.raises(
-        InputError, match=r"kind of an analysis must be one of line, mixtures, plane, .*got 'guess'"
-    ):
+    with pytest.raises(InputError, match=r"kind of an analysis must be one of line, mixtures, plane, .*got 'guess'"):
         analyses.restored(record)
 
 

@@ -188,7 +188,7 @@ def reproduce(
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
-    if study in figures.NAMES:
+    if study in figures.STUDIES:
         if tuned:
             raise InputError(f"{study} takes the paper's radii: leave --tuned out")
         reproduce_figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, out, cpu, json)

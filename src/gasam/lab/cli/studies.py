@@ -30,7 +30,7 @@ def reproduce_figure(
     cpu: bool,
     json: bool,
 ) -> None:
-    study = figures.study(name)
+    study = figures.STUDIES[name]
     runs = out / "gradient-norms" if study.gradient_norms else out
     chosen = study.usual_tasks(origin) if tasks is None else tasks
     if tasks is None and chosen != study.tasks:

@@ -14,7 +14,6 @@ from gasam.lab.analyses.shift import check_images
 from gasam.lab.analyses.shifted_line import ShiftedLine
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.analyses.substitutions import Substitutions, epochs_of
-from gasam.lab.errors import InputError
 from gasam.lab.paper.figure_study import STUDIES, FigureStudy, Finding, TrainedRuns
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.tables import Table
@@ -24,6 +23,8 @@ from gasam.lab.training.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+__all__ = ["STUDIES", "paper_table"]
 
 PAPER = {
     "none": ("30.60", "31.15"),
@@ -35,12 +36,6 @@ PAPER = {
     "L-inf, 0.0005": ("5.33", "29.14"),
 }
 """The paper's Table 4: BLEU of baseline and GA-SAM on En-Vi under attack."""
-
-
-def study(name: str) -> FigureStudy:
-    if name not in STUDIES:
-        raise InputError(f"study must be one of {', '.join(STUDIES)}, got {name!r}")
-    return STUDIES[name]
 
 
 class ShiftStudy(FigureStudy):
@@ -222,6 +217,3 @@ def _norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figu
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-NAMES = tuple(STUDIES)
