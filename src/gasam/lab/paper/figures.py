@@ -26,6 +26,8 @@ __all__ = ["STUDIES", "TrainedRuns"]
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["STUDIES", "paper_table"]
+
 PAPER = {
     "none": ("30.60", "31.15"),
     "L2, 0.05": ("30.26", "30.90"),
@@ -217,6 +219,3 @@ def _norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figu
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-NAMES = tuple(STUDIES)

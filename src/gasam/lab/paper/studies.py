@@ -146,7 +146,7 @@ def names() -> list[str]:
 @cache
 def load(name: str) -> Study:
     if name not in names():
-        known = sorted((*names(), *figures.NAMES))
+        known = sorted((*names(), *figures.STUDIES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     with (FOLDER / f"{name}.toml").open("rb") as stream:
         try:
