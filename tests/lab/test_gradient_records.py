@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from gasam.analysis.gradients import transformer_layers
 from gasam.lab.errors import InputError
 from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training, run
+from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
 KEYS = {"gradient_norm", "layer_gradient_norms", "gradient_norms"}
 

@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
+from gasam.lab.families import encoded
 from gasam.lab.families.translation import PAD, bleu
-from gasam.lab.tasks import Origin, prepared
+from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
@@ -93,7 +94,7 @@ def test_a_score_can_be_of_the_first_rows(loaded):
     if loaded.record.task == "en-vi":
         lines = family.translate(model, "test")
         assert family.translate(model, "test", 7) == lines[:7]
-        assert found == bleu(lines[:7], family.data["references"]["test"][:7])[0]
+        assert found == bleu(lines[:7], family.data["test"]["target_text"][:7])[0]
     elif loaded.record.task == "ptb":
         words = family.data["test"][: 7 * family.settings.length + 1].long()
         with torch.no_grad():
@@ -146,7 +147,7 @@ def test_a_diverged_run_is_refused(tmp_path):
     plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
     record = run(plan, tmp_path, cpu=True)
     assert record.diverged
-    refused(tmp_path / f"{plan.name(plan.data())}.json", "has no weights to analyse: the run diverged")
+    refused(tmp_path / f"{plan.name(plan.data().hash)}.json", "has no weights to analyse: the run diverged")
 
 
 def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
@@ -164,7 +165,7 @@ def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
 
 
 def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
-    monkeypatch.setattr(prepared, "VERSION", 999)
+    monkeypatch.setattr(encoded, "VERSION", 999)
     refused(trained["digits baseline"], "is encoded otherwise since this run was made (version 999, not")
 
 

@@ -141,7 +141,7 @@ class RunRecord(RunSummary):
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[1] = Field(alias="schema")
     identity: str
     seconds: float
     commit: str | None
@@ -173,7 +173,7 @@ class AnalysisRecord(BaseModel):
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[1] = Field(alias="schema")
     kind: str
     options: dict[str, Any]
     run: AnalysedRun

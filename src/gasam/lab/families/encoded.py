@@ -84,7 +84,7 @@ def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encod
     if settings.rows is not None and settings.rows < len(corpus.train):
         notes.append(f"{settings.rows:,} of the {len(corpus.train):,} training examples are used in this size")
     notes += family.notes(corpus, splits, settings)
-    return Encoded(shared, splits, corpus.digest(), tuple(notes))
+    return Encoded(shared, splits, corpus.digest(), tuple(notes), VERSION)
 
 
 def _key(family: type[Family[Any]], source: Source, settings: Recipe) -> str:
