@@ -446,7 +446,9 @@ def analysed(trained, task, method, **changes):
             run["data"]["hash"] = value
         else:
             run[key] = value
-    return AnalysisRecord(kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={})
+    return AnalysisRecord(
+        schema_version=1, kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={}
+    )
 
 
 def test_baselines_have_as_many_epochs_and_nearest_to_as_many_gradients_on_the_same_data(trained):

@@ -7,12 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 
+import psutil
 import pytest
 import torch
 
-from gasam.lab.engines.local import cores, prepare, run_all
+from gasam.lab.engines.local import cores, do_all, prepare, run_all
 from gasam.lab.errors import InputError
 from gasam.lab.records import read
 from gasam.lab.training.plan import make
@@ -170,3 +173,31 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
     whole = run(plan, tmp_path / "whole", cpu=True)
     assert [row["loss"] for row in record.curve] == [row["loss"] for row in whole.curve]
     assert (record.valid, record.test) == (whole.valid, whole.test)
+
+
+def sent_and_killed(job, folder, on_update):
+    """A result that is larger than a pipe holds: the process is killed while it is sent."""
+    if job.plan.choice.method == "sam":
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return b"x" * 2**24
+    return job.name
+
+
+def test_a_worker_killed_while_it_sends_its_result_is_reported_and_the_others_go_on(tmp_path):
+    """The watcher is slow, so that the message waits in the pipe, half of it sent."""
+    jobs = prepare([make("digits", method, "tiny") for method in ("sam", "baseline")], tmp_path)
+    sending, other = jobs
+    seen = []
+
+    def slow(job, event):
+        seen.append((job.name, event[0]))
+        if event[0] == "start" and job is sending:
+            process = psutil.Process().children()[-1]
+            while process.status() != psutil.STATUS_ZOMBIE:  # until it has been killed
+                time.sleep(0.01)
+
+    do_all(jobs, tmp_path, 1, slow, sent_and_killed)
+    assert (sending.name, "failed") in seen
+    assert "ended with code -9" in sending.error
+    assert sending.record is None
+    assert other.record == other.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
@@ -183,8 +182,7 @@ def _log(job: Job, folder: Path) -> Path:
 
 def _stop(running: list[Worker]) -> None:
     for worker in running:
-        if worker.process.pid is not None and worker.process.is_alive():
-            os.kill(worker.process.pid, signal.SIGTERM)
+        worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
     for worker in running:
         with suppress(EOFError, OSError):
             while True:
