@@ -7,7 +7,7 @@ import torch
 from synthetic import records_of
 
 from gasam.lab.engines.local import Job
-from gasam.lab.report.figure import draw
+from gasam.lab.report.pictures import draw
 from gasam.lab.training.plan import make
 from gasam.lab.training.step_time import mean_step_times, step_times
 
@@ -57,8 +57,7 @@ def test_comparison_shows_passes_and_step_times(command, tmp_path):
 @pytest.mark.parametrize("measured", [True, False])
 def test_picture_shows_score_against_cost(measured):
     records = records_of("imdb", {"baseline": [80.0, 81.0], "ga-sam": [82.0, 83.0]})
-    keys = {record["method"]: json.dumps([record["config"]["settings"], record["config"]["method"]], sort_keys=True)
-            for record in records}  # fmt: skip
+    keys = {record.method: record.configuration for record in records}
     times = {keys["baseline"]: 1.0, keys["ga-sam"]: 2.1} if measured else {}
     *_, axes = draw(records, times).axes
     assert axes.get_title(loc="left") == "score against cost"

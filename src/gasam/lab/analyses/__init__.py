@@ -54,13 +54,13 @@ class Analysis(ABC):
         """The numbers, as JSON holds them. `keep` saves what there is so far; an interrupted one gets it as `known`."""
 
     @abstractmethod
-    def table(self, found: Sequence[AnalysisRecord]) -> Table: ...
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table: ...
 
     @abstractmethod
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure: ...
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure: ...
 
     @abstractmethod
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         """What it shows, with its number."""
 
     def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
@@ -138,15 +138,15 @@ def record(
     )
 
 
-def save(analysis: Analysis, found: Sequence[AnalysisRecord], folder: Path) -> list[str]:
+def save(analysis: Analysis, found: Sequence[AnalysisRecord], labels: Sequence[str], folder: Path) -> list[str]:
     """The table as JSON and Markdown and the picture as PNG and SVG, under one name."""
     from gasam.analysis import pictures
 
-    table = analysis.table(found)
+    table = analysis.table(found, labels)
     tasks = dict.fromkeys(f"{each.run.task}-{each.run.size}" for each in found)
     place = folder / "-".join((analysis.filed, *tasks))
     numbers, text = (place.with_name(f"{place.name}.{kind}") for kind in ("json", "md"))
-    write_json(numbers, as_json(table) | {"sentence": analysis.sentence(found)})
+    write_json(numbers, as_json(table) | {"sentence": analysis.sentence(found, labels)})
     with replaced(text) as partial:
         partial.write_text(markdown(table), encoding="utf-8")
-    return [str(file) for file in (numbers, text, *pictures.save(analysis.draw(found), place))]
+    return [str(file) for file in (numbers, text, *pictures.save(analysis.draw(found, labels), place))]

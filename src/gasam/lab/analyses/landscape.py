@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gasam.analysis.landscape import line, plane
 from gasam.analysis.values import plain_value
 from gasam.lab.analyses import Analysis, Found, Watch
-from gasam.lab.analyses.showing import counted, panels, run_labels
+from gasam.lab.analyses.showing import counted, panels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
@@ -42,10 +42,10 @@ class Plane(Analysis):
             watch=lambda done, of: watch(f"point {done}/{of}"),
         ).as_json()
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         columns = ("run", "loss at the weights", "highest on the rim", "lowest on the rim")
         rows = []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             grid = heights(each)
             rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
             highest, lowest = (pick(rim) if not any(map(math.isnan, rim)) else math.nan for pick in (max, min))
@@ -54,19 +54,19 @@ class Plane(Analysis):
         values = tuple({"run": each.run.name} | each.found for each in found)
         return Table("Loss over a plane", columns, tuple(rows), (note,), values)
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import draw_plane, sheet
 
         figure, axes = sheet(len(found))
-        for each, label, panel in zip(found, run_labels(found), axes, strict=True):
+        for each, label, panel in zip(found, labels, axes, strict=True):
             axis = each.found["axis"]
             draw_plane(panel, axis, axis, [list(row) for row in zip(*heights(each), strict=True)], title=label)
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         words = [
             f"the loss of {label} is {middle(each):.3g} at the weights and {mean_of(each):.3g} on average"
-            for each, label in zip(found, run_labels(found), strict=True)
+            for each, label in zip(found, labels, strict=True)
         ]
         return "; ".join(words)
 
@@ -112,11 +112,11 @@ class Towards(Analysis):
             found[split] = plain_value(along.losses)
         return {"alphas": alphas, "losses": found}
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         splits = tuple(found[0].found["losses"])
         rows = [
             (label, f"{alpha:.3g}", *(f"{float(each.found['losses'][split][i]):.4g}" for split in splits))
-            for each, label in zip(found, run_labels(found), strict=True)
+            for each, label in zip(found, labels, strict=True)
             for i, alpha in enumerate(each.found["alphas"])
         ]
         note = (
@@ -124,17 +124,17 @@ class Towards(Analysis):
         )
         return Table("Loss along a line", ("run", "alpha", *(f"{s} loss" for s in splits)), tuple(rows), (note,))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line
 
         def drawn(each: AnalysisRecord, **style: Any) -> Line:
             return Line(x=each.found["alphas"], y=list(map(float, each.found["losses"][self.split])), **style)
 
-        return panels(found, drawn, title=f"{self.split} loss along a line", x="alpha", y="loss", log="")
+        return panels(found, labels, drawn, title=f"{self.split} loss along a line", x="alpha", y="loss", log="")
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         words = []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             losses = map(float, each.found["losses"][self.split])
             inside = [loss for loss, alpha in zip(losses, each.found["alphas"], strict=True) if 0 <= alpha <= 1]
             highest, ends = max(inside), max(inside[0], inside[-1])

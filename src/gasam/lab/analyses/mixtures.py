@@ -10,7 +10,6 @@ import torch
 
 from gasam.lab.analyses import Found, Watch
 from gasam.lab.analyses.shift import Shift, drawn_mixture, fine_tuned, on_the_cpu
-from gasam.lab.analyses.showing import run_labels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
@@ -63,16 +62,16 @@ class Mixtures(Shift):
             reached = {"gradient": found.gradient_norm, "stationary": found.stationary}
             yield {"eta": eta, "norm": length(found.offset)} | reached
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         rows = []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             for name, fit in each.found["fits"].items():
                 values = (f"{fit[key]:.4g}" for key in ("intercept", "slope", "r_squared", "at_one", "control"))
                 rows.append((label, name, *values, f"{fit['stationary']} of {fit['trials']}"))
         columns = ("run", "protocol", "intercept", "slope", "R^2", "|delta| at 1", "at 0", "stationary")
         return Table("|delta| against the share of shifted data", columns, tuple(rows))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, Line, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
@@ -91,7 +90,7 @@ class Mixtures(Shift):
             panel.set_ylim(bottom=0)
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         return "; ".join(
             f"{each.run.task}, seed {each.run.seed}, {name}: |delta| = {fit['intercept']:.3g} + "
             f"{fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f}, {fit['control']:.3g} without any shift and "

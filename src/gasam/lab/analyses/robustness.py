@@ -16,7 +16,7 @@ from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, robustness
 from gasam.analysis.values import plain_value
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
+from gasam.lab.analyses.showing import counted, flatness, norm_name, panels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
@@ -102,7 +102,7 @@ class Robustness(Analysis):
         with examined(subject.model), hold(subject.model):
             return plain_value(subject.score(subject.model, "test", self.judged))
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         """Corruptions in the rows, runs in the columns, as Table 4 has it."""
         rows = [("none", *(shown(each.found["clean_metric"]) for each in found))]
         if any(each.found["floor"] for each in found):
@@ -124,9 +124,9 @@ class Robustness(Analysis):
             f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples.",
         )
         values = tuple({"run": each.run.name} | each.found for each in found)
-        return Table("Metric under corrupted weights", ("corruption", *run_labels(found)), tuple(rows), notes, values)
+        return Table("Metric under corrupted weights", ("corruption", *labels), tuple(rows), notes, values)
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line
 
         def line(each: AnalysisRecord, **style: Any) -> Line:
@@ -137,6 +137,7 @@ class Robustness(Analysis):
 
         figure = panels(
             found,
+            labels,
             line,
             title=f"attacked in {self.ball}",
             x="radius",
@@ -153,8 +154,8 @@ class Robustness(Analysis):
         name = f"the {self.ball} radius at which {loss_of_half(each)}"
         return [Measure(name, half["radius"], _half(half), more_is_flatter=True)]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(self.measures, found)
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
+        return flatness(self.measures, found, labels)
 
 
 def radii_named(text: str, norm: float) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.values import plain_value
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, norm_name, panels, run_labels
+from gasam.lab.analyses.showing import counted, flatness, norm_name, panels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
@@ -69,9 +69,9 @@ class Rises(Analysis):
             keep({"balls": found})
         return {"balls": found}
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         rows = []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             for ball in each.found["balls"]:
                 average = "" if ball["average"] is None else interval(ball["average"])
                 rows.append((label, f"{ball['epsilon']:g}", interval(ball["worst"]), average))
@@ -84,14 +84,14 @@ class Rises(Analysis):
         values = tuple({"run": each.run.name} | each.found for each in found)
         return Table("Sharpness", columns, tuple(rows), notes, values)
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line
 
         def line(each: AnalysisRecord, **style: Any) -> Line:
             balls = each.found["balls"]
             return Line(x=[b["epsilon"] for b in balls], y=[float(b["worst"]["mean"]) for b in balls], **style)
 
-        return panels(found, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
+        return panels(found, labels, line, title="worst rise of the loss", x="epsilon", y="rise", log="xy")
 
     def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
         worst = [(ball["epsilon"], float(ball["worst"]["mean"])) for ball in each.found["balls"]]
@@ -100,8 +100,8 @@ class Rises(Analysis):
             Measure(f"{name} at epsilon {at:g}", value, f"{value:.3g}", more_is_flatter=False) for at, value in worst
         ]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(lambda each: self.measures(each)[-1:], found)
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
+        return flatness(lambda each: self.measures(each)[-1:], found, labels)
 
 
 def interval(estimate: dict[str, Any]) -> str:

@@ -10,7 +10,6 @@ from torch import nn
 
 from gasam.lab.analyses import Found, Watch
 from gasam.lab.analyses.shift import Shift, fine_tuned, on_the_cpu, whole
-from gasam.lab.analyses.showing import run_labels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
@@ -71,10 +70,10 @@ class ShiftedLine(Shift):
         }
         return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | lines
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         rows = [
             (label, name, f"{line['delta']:.4g}", *(f"{gap:.3g}" for gap in line["gaps"].values()))
-            for each, label in zip(found, run_labels(found), strict=True)
+            for each, label in zip(found, labels, strict=True)
             for name, line in each.found.items()
         ]
         note = (
@@ -83,7 +82,7 @@ class ShiftedLine(Shift):
         columns = ("run", "protocol", "|delta|", "shifted training loss", "training loss, not shifted")
         return Table("The training loss beside the test loss", columns, tuple(rows), (note,))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
 
         figure, axes = sheet(2 * len(found))
@@ -98,7 +97,7 @@ class ShiftedLine(Shift):
             draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         return "; ".join(
             f"{each.run.task}, seed {each.run.seed}, {protocol}: near the test minimum the shifted "
             f"training loss is {line['gaps']['shifted']:.3g} from the test loss, the unshifted one "

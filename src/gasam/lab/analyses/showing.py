@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gasam.lab.records import AnalysisRecord, RunSummary
-from gasam.lab.report.groups import data_hash, grouped, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,30 +16,9 @@ if TYPE_CHECKING:
     Measures = Callable[[AnalysisRecord], Sequence[Measure]]
 
 
-def run_labels(found: Sequence[AnalysisRecord]) -> list[str]:
-    """A name for each analysed run that tells it apart from the others: task and size in front where they differ."""
-    runs = [each.run for each in found]
-    tasks, sizes = ({getattr(run, key) for run in runs} for key in ("task", "size"))
-    fronts = [", ".join([run.task] * (len(tasks) > 1) + [f"size {run.size}"] * (len(sizes) > 1)) for run in runs]
-    return [f"{front}: {label}" if front else label for front, label in zip(fronts, _labels(found), strict=True)]
-
-
-def _labels(found: Sequence[AnalysisRecord]) -> list[str]:
-    """As `run_labels`, among the runs of the same task and size."""
-    runs = [each.run for each in found]
-    told: dict[str, str] = {}
-    for kind in dict.fromkeys(map(_kind, runs)):
-        groups = grouped(run for run in runs if _kind(run) == kind)
-        for group, label in zip(groups, labels(groups), strict=True):
-            for run in group.runs:
-                seed = f", seed {run.seed}" if len(group.runs) > 1 else ""
-                told[run.name] = f"{label}{seed}"
-    return [told.get(run.name, run.name) for run in runs]  # a copy of a run under another name has that name
-
-
-def flatness(measures: Measures, found: Sequence[AnalysisRecord]) -> str:
+def flatness(measures: Measures, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
     """Each measure of each run that is not a baseline, beside its baselines'; without any, of all runs."""
-    named = list(zip(found, run_labels(found), strict=True))
+    named = list(zip(found, labels, strict=True))
     beside = [
         f"on {each.run.task} {clause}"
         for each, label in named
@@ -58,7 +36,7 @@ def baselines(ours: AnalysisRecord, found: Sequence[AnalysisRecord]) -> list[int
         for number, other in enumerate(found)
         if other.run.method == "baseline"
         and _kind(other.run) == _kind(ours.run)
-        and data_hash(other.run) == data_hash(ours.run)
+        and other.run.data.hash == ours.run.data.hash
     ]
     plain = [number for number in plain if found[number].run.seed == ours.run.seed] or plain
     equal = [number for number in plain if _settings(found[number]) == _settings(ours)][:1]
@@ -92,6 +70,7 @@ def counted(found: Sequence[AnalysisRecord]) -> str:
 
 def panels(
     found: Sequence[AnalysisRecord],
+    labels: Sequence[str],
     line: Callable[..., Any],
     *,
     title: str,
@@ -103,7 +82,7 @@ def panels(
     """
     from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, draw_lines, sheet
 
-    named = list(zip(found, _labels(found), strict=True))
+    named = list(zip(found, labels, strict=True))
     kinds = list(dict.fromkeys(_kind(each.run) for each in found))
     figure, axes = sheet(len(kinds))
     for kind, panel in zip(kinds, axes, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gasam.lab.analyses import Analysis, Found, Measure, Watch
-from gasam.lab.analyses.showing import counted, flatness, panels, run_labels
+from gasam.lab.analyses.showing import counted, flatness, panels
 from gasam.lab.analyses.subjects import Subject
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tables import Table
@@ -55,11 +55,11 @@ class Spectrum(Analysis):
             "work": found.work,
         }
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         places = [place for place in (1, 2, 5, 10, 20) if place < self.k] + [self.k]
         columns = ("run", *(f"number {place}" for place in places), f"sum of {self.k}", "converged")
         rows, values = [], []
-        for each, label in zip(found, run_labels(found), strict=True):
+        for each, label in zip(found, labels, strict=True):
             top = each.found["values"]
             converged = sum(each.found["converged"])
             shown = [*(top[place - 1] for place in places), sum(top)]
@@ -68,14 +68,14 @@ class Spectrum(Analysis):
         note = f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
         return Table("Largest eigenvalues", columns, tuple(rows), (note,), tuple(values))
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line
 
         def line(each: AnalysisRecord, **style: Any) -> Line:
             top = each.found["values"]
             return Line(x=range(1, len(top) + 1), y=[value if value > 0 else None for value in top], **style)
 
-        return panels(found, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
+        return panels(found, labels, line, title="top of the spectrum", x="number", y="eigenvalue", log="y")
 
     def measures(self, each: AnalysisRecord) -> Sequence[Measure]:
         top = each.found["values"]
@@ -85,5 +85,5 @@ class Spectrum(Analysis):
             for name, value in numbers.items()
         ]
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
-        return flatness(self.measures, found)
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
+        return flatness(self.measures, found, labels)

@@ -34,7 +34,7 @@ class Substitutions(Analysis):
         curvature = fisher_substitution(subject.model, subject.objective, batches, probes=self.probes, seed=self.seed)
         return found | {"curvature": curvature.as_json()}
 
-    def table(self, found: Sequence[AnalysisRecord]) -> Table:
+    def table(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Table:
         columns = ("task", "epochs", "|g| of a batch to an example's", "spread", "ranks of T",
                    "|F - H| to |H|", "cosine", "traces F / H", "largest eigenvalues F / H")  # fmt: skip
         rows = []
@@ -49,7 +49,7 @@ class Substitutions(Analysis):
         values = tuple({"run": each.run.name} | each.found for each in found)
         return Table("The substitutions over training", columns, tuple(rows), (note,), values)
 
-    def draw(self, found: Sequence[AnalysisRecord]) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> Figure:
         from gasam.analysis.pictures import Line, draw_lines, sheet
 
         figure, [left, right] = sheet(2)
@@ -67,7 +67,7 @@ class Substitutions(Analysis):
         draw_lines(right, apart, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
         return figure
 
-    def sentence(self, found: Sequence[AnalysisRecord]) -> str:
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
         return "; ".join(
             f"after {epochs_of(each)} epochs the ratios of the norms spread by {each.found['norms']['spread']:.2f} "
             f"in their logarithm, and Fisher matrix and Hessian have a cosine of "

@@ -40,6 +40,7 @@ def show(
     """Measure what is missing, then a table, a picture and a sentence."""
     from gasam.lab import analyses
     from gasam.lab.cli.display import console, errors, print_json, print_table
+    from gasam.lab.report.labels import run_labels
     from gasam.lab.tables import as_json
     from gasam.lab.tasks import Origin
 
@@ -52,12 +53,15 @@ def show(
             found.append(analyses.run(analysis, run, out, origin, cpu=cpu, watch=watch))
             if not errors.is_terminal:
                 errors.print(f"{told}: done", soft_wrap=True)
-    files = analyses.save(analysis, found, out)
+    labels = run_labels(found)
+    files = analyses.save(analysis, found, labels, out)
     if json:
-        print_json(as_json(analysis.table(found)) | {"sentence": analysis.sentence(found), "files": files})
+        print_json(
+            as_json(analysis.table(found, labels)) | {"sentence": analysis.sentence(found, labels), "files": files}
+        )
         return
-    print_table(analysis.table(found))
-    console.print(analysis.sentence(found), soft_wrap=True)
+    print_table(analysis.table(found, labels))
+    console.print(analysis.sentence(found, labels), soft_wrap=True)
     console.print(f"saved: {', '.join(files)}", soft_wrap=True)
 
 

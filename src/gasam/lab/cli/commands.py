@@ -11,7 +11,7 @@ from gasam.lab.cli import analysis, tuning
 from gasam.lab.cli import options as opt
 
 if TYPE_CHECKING:
-    from gasam.lab.report.comparison import Table
+    from gasam.lab.tables import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -180,7 +180,7 @@ def reproduce(
     from gasam.lab.cli.studies import reproduce_figure
     from gasam.lab.errors import InputError
     from gasam.lab.paper import figures, studies
-    from gasam.lab.report.comparison import study_table
+    from gasam.lab.report.paper_tables import study_table
     from gasam.lab.tasks import Origin
 
     size = "small" if size == "small@1" else size
@@ -213,7 +213,8 @@ def results(
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.errors import InputError
     from gasam.lab.report import pages
-    from gasam.lab.report.comparison import as_json, comparison
+    from gasam.lab.report.comparison import comparison
+    from gasam.lab.tables import as_json
 
     if write is not None:
         if json or folder != RUNS:

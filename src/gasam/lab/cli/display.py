@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from gasam.lab.engines.local import Event, Job
 from gasam.lab.records import RunRecord
-from gasam.lab.report.comparison import Table
+from gasam.lab.tables import Table
 from gasam.lab.training.progress import Update
 
 # Names of files and messages of libraries may look like markup.

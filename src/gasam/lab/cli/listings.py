@@ -12,7 +12,7 @@ from gasam.lab.data.locations import data_directory
 from gasam.lab.data.manifest import MANIFESTS
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
-from gasam.lab.report.comparison import Table
+from gasam.lab.tables import Table
 from gasam.lab.tasks import TASKS, find
 from gasam.lab.tasks.sizes import for_users, in_records
 from gasam.lab.training.plan import make

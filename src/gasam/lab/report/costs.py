@@ -2,73 +2,65 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+
+from pandas import Series
 
 from gasam.lab.paper.studies import Study, relative_cost
 from gasam.lab.records import RunRecord
-from gasam.lab.report import cells
-from gasam.lab.report.groups import RADIUS, Group, grouped
-from gasam.lab.tables import Table
+from gasam.lab.report.frame import RADIUS, groups_of
+from gasam.lab.statistics import counted
+from gasam.lab.tables import Column, Table, tabulated
 
-
-def seconds_of_runs(records: Sequence[RunRecord], task: str, size: str) -> dict[str, list[float]]:
-    """By method, baseline and GA-SAM, in the size's own settings and with the method's own K."""
-    groups = grouped(record for record in records if (record.task, record.size) == (task, size))
-    return {
-        method: [float(run.seconds) for group in groups if _typical(group, method) for run in _ended(group)]
-        for method in ("baseline", "ga-sam")
-    }
+Seconds = dict[str, "Series[float]"]
 
 
 def pilot_table(records: Sequence[RunRecord], tasks: Iterable[str], size: str) -> Table:
     """Seconds a run: the median, and of how many."""
-    rows = []
-    for task in tasks:
-        found = seconds_of_runs(records, task, size)
-        plain, ours = (_median(found[method]) for method in ("baseline", "ga-sam"))
-        times = "" if plain is None or ours is None else f"{ours / plain:.2f}x"
-        texts = [_told(found[method]) for method in ("baseline", "ga-sam")]
-        rows.append((task, *texts, times))
-    columns = ("task", "baseline, seconds a run", "GA-SAM, seconds a run", "GA-SAM to baseline")
-    return Table(f"Seconds a run, size {size}", columns, tuple(rows))
+    columns: list[Column[tuple[str, Seconds]]] = [
+        Column("task", lambda row: row[0]),
+        Column("baseline, seconds a run", lambda row: _told(row[1]["baseline"])),
+        Column("GA-SAM, seconds a run", lambda row: _told(row[1]["ga-sam"])),
+        Column("GA-SAM to baseline", lambda row: _ratio(row[1])),
+    ]
+    return tabulated(
+        f"Seconds a run, size {size}", columns, [(task, seconds_of(records, task, size)) for task in tasks]
+    )
 
 
 def hours_table(studies: Iterable[Study], records: Sequence[RunRecord], size: str) -> Table:
     """Runs and hours of each table: every run costs the baseline's median times its gradient evaluations a step."""
     rows = []
     for study in studies:
-        medians = {task: _median(seconds_of_runs(records, task, size)["baseline"]) for task in study.tasks}
-        known = {task: seconds for task, seconds in medians.items() if seconds is not None}
-        budget = study.budget(size)
-        lacking = [task for task in study.tasks if task not in known]
-        told = f"{hours(study, size, known):.1f}" if known else "not known"
-        told += f" without {', '.join(lacking)}" if known and lacking else ""
-        rows.append((study.title.partition(":")[0], str(budget.runs), f"{budget.baseline_runs:.0f}", told))
+        plain = {task: seconds_of(records, task, size)["baseline"] for task in study.tasks}
+        known = {task: float(seconds.median()) for task, seconds in plain.items() if len(seconds)}
+        costs = [(plan.task, relative_cost(plan)) for plan in study.plans(size)]
+        hours = sum(known[task] * cost for task, cost in costs if task in known) / 3600
+        told = f"{hours:.1f}" if known else "not known"
+        if known and len(known) < len(study.tasks):
+            told += f" without {', '.join(task for task in study.tasks if task not in known)}"
+        rows.append((study.number, str(len(costs)), f"{sum(cost for _, cost in costs):.0f}", told))
     columns = ("table", "runs", "baseline runs that cost as much", "hours, one run at a time")
     return Table(f"Hours, size {size}", columns, tuple(rows))
 
 
-def hours(study: Study, size: str, seconds: Mapping[str, float]) -> float:
-    """Of the tasks whose `seconds` a run of the baseline are known."""
-    plans = study.plans(size, list(seconds))
-    return sum(seconds[plan.task] * relative_cost(plan) for plan in plans) / 3600
+def seconds_of(records: Sequence[RunRecord], task: str, size: str) -> Seconds:
+    """By method, of the runs that did not diverge, in the size's own settings and with the method's own K."""
+    found: dict[str, list[float]] = {"baseline": [], "ga-sam": []}
+    for group in groups_of(records, task, size):
+        if (
+            group.method in found
+            and not group.other_settings
+            and not group.other_walk().keys() - RADIUS - {"same_noise"}
+        ):
+            found[group.method] += [record.seconds for record in group.records if not record.diverged]
+    return {method: Series(seconds, dtype=float) for method, seconds in found.items()}
 
 
-def _typical(group: Group, method: str) -> bool:
-    same = group.method == method and not group.other_settings
-    return same and not group.other_walk().keys() - {*RADIUS, "same_noise"}
+def _told(seconds: Series[float]) -> str:
+    return f"{seconds.median():,.0f} ({counted(len(seconds), 'run')})" if len(seconds) else "not run"
 
 
-def _ended(group: Group) -> list[RunRecord]:
-    return [run for run in group.runs if not run.diverged]
-
-
-def _median(seconds: Sequence[float]) -> float | None:
-    return statistics.median(seconds) if seconds else None
-
-
-def _told(seconds: Sequence[float]) -> str:
-    if not seconds:
-        return "not run"
-    return f"{statistics.median(seconds):,.0f} ({cells.counted(len(seconds), 'run')})"
+def _ratio(seconds: Seconds) -> str:
+    plain, ours = seconds["baseline"], seconds["ga-sam"]
+    return f"{ours.median() / plain.median():.2f}x" if len(plain) and len(ours) else ""

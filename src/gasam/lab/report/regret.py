@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gasam.lab.records import RunRecord
+from gasam.lab.report.tuning import title
 from gasam.lab.search.finding import Finding, candidate_of
 from gasam.lab.search.strategy import NORMS, Candidate, FullGrid, TwoStages, best_of, replayed
 from gasam.lab.search.trial import BehindBaseline, Worth
+from gasam.lab.statistics import Summary, counted, summary
+from gasam.lab.tables import Column, Table, tabulated
 from gasam.lab.tasks import find
+
+SHORT = 4
+"""A number of trials that two cores can afford for every method of a table."""
 
 
 class Regret(NamedTuple):
@@ -25,7 +32,40 @@ class Regret(NamedTuple):
     grid: int
 
 
-def regret(finding: Finding, budget: int | None = None) -> Regret | None:
+class Replay(NamedTuple):
+    finding: Finding
+    limit: int | None
+    regret: Regret
+    spread: Summary | None
+
+
+COLUMNS: tuple[Column[Replay], ...] = (
+    Column("grid", lambda row: f"{title(row.finding)}, {row.regret.grid} radii"),
+    Column("exponents", lambda row: " to ".join(map(str, row.finding.exponents))),
+    Column("best of the grid", lambda row: str(row.regret.best)),
+    Column("its validation", lambda row: f"{row.finding.one(row.regret.best)['valid']:.2f}"),
+    Column("search", lambda row: "whole" if row.limit is None else f"at most {row.limit} trials"),
+    Column("trials", lambda row: str(row.regret.tries)),
+    Column("given up", lambda row: str(row.regret.given_up)),
+    Column("chosen", lambda row: "no radius" if row.regret.chosen is None else str(row.regret.chosen)),
+    Column("regret", lambda row: f"{row.regret.lost:.2f}"),
+    Column("baseline's standard deviation", lambda row: _spread(row.spread)),
+    Column("of the grid's gradient evaluations", lambda row: f"{row.regret.share:.0%}"),
+)
+
+
+def regret_table(findings: Sequence[Finding], records: Sequence[RunRecord]) -> Table | None:
+    """The whole search and one cut short, on each grid that is full; None where no grid is."""
+    rows = [
+        Replay(found, limit, judged, baseline_spread(found, records))
+        for found in findings
+        for limit in (None, SHORT)
+        if (judged := regret(found, limit))
+    ]
+    return tabulated("Regret of the search", COLUMNS, rows) if rows else None
+
+
+def regret(finding: Finding, limit: int | None = None) -> Regret | None:
     """Of the norms whose grid is full, searched together; None without such a norm, or where all of it diverged."""
     norms = full_norms(finding)
     grid = {candidate: one for one in finding.tries if (candidate := candidate_of(one)).norm in norms}
@@ -36,26 +76,21 @@ def regret(finding: Finding, budget: int | None = None) -> Regret | None:
     pruner = BehindBaseline(worth, finding.baseline["curve"], finding.tolerance)
     ends = {candidate: given_up_after(pruner, one) for candidate, one in grid.items()}
     gains = {each: -math.inf if ends[each] else gain for each, gain in finding.gains(norms).items()}
-    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), gains, budget)
+    tried = replayed(TwoStages(norms, *finding.exponents, finding.tolerance), gains, limit)
     chosen = best_of({each: gains[each] for each in tried})
     spent = sum(_spent(grid[candidate], ends[candidate]) for candidate in tried)
-    whole = sum(one["gradient_evaluations"] for one in grid.values())
-    return Regret(
-        chosen,
-        best,
-        _lost(finding, chosen, grid[best]),
-        (finding.baseline["gradient_evaluations"] + spent) / whole,
-        len(tried),
-        sum(bool(ends[candidate]) for candidate in tried),
-        len(grid),
-    )
+    share = (finding.baseline["gradient_evaluations"] + spent) / sum(_spent(one, None) for one in grid.values())
+    given_up = sum(bool(ends[candidate]) for candidate in tried)
+    # A search that finds nothing is left with the baseline.
+    valid = finding.baseline["valid"] if chosen is None else finding.one(chosen)["valid"]
+    lost = abs(grid[best]["valid"] - valid) if finding.metric.better(grid[best]["valid"], valid) else 0.0
+    return Regret(chosen, best, lost, share, len(tried), given_up, len(grid))
 
 
 def full_norms(finding: Finding) -> tuple[float, ...]:
     """Norms of which every radius was tried, to its end or until it diverged."""
     ended = {candidate_of(one) for one in finding.tries if one["valid"] is not None or one["diverged"]}
-    grids = {norm: FullGrid((norm,), *finding.exponents).propose({}) for norm in NORMS}
-    return tuple(norm for norm, grid in grids.items() if ended.issuperset(grid))
+    return tuple(norm for norm in NORMS if ended.issuperset(FullGrid((norm,), *finding.exponents).propose({})))
 
 
 def given_up_after(pruner: BehindBaseline, one: Mapping[str, Any]) -> int | None:
@@ -67,14 +102,23 @@ def given_up_after(pruner: BehindBaseline, one: Mapping[str, Any]) -> int | None
     return None
 
 
+def baseline_spread(finding: Finding, records: Sequence[RunRecord]) -> Summary | None:
+    """Of the baseline's validation over seeds, with the settings and data of the search."""
+    wanted = finding.task, finding.size, "baseline", finding.settings, finding.data
+    by_seed = {
+        record.seed: record.valid
+        for record in records
+        if (record.task, record.size, record.method, record.settings, record.data.hash) == wanted
+        and record.valid is not None
+    }
+    return summary(by_seed.values())
+
+
 def _spent(one: Mapping[str, Any], end: int | None) -> float:
     """A try that was given up spent its share of the epochs."""
     share = 1.0 if end is None else end / len(one["curve"])
     return float(one["gradient_evaluations"]) * share
 
 
-def _lost(finding: Finding, chosen: Candidate | None, best: Mapping[str, Any]) -> float:
-    """Who finds nothing is left with the baseline."""
-    valid = finding.baseline["valid"] if chosen is None else finding.one(chosen)["valid"]
-    lost = best["valid"] - valid if finding.metric.higher_is_better else valid - best["valid"]
-    return max(0.0, float(lost))
+def _spread(found: Summary | None) -> str:
+    return "" if found is None or found.std is None else f"{found.std:.2f} ({counted(found.seeds, 'seed')})"

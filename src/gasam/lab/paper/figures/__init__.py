@@ -102,7 +102,10 @@ def analysed(analysis: Analysis, runs: Sequence[Path], setting: Setting) -> list
 
 def finding(title: str, analysis: Analysis, measured: Sequence[AnalysisRecord]) -> Finding:
     """What an analysis shows of some runs."""
-    shown = analysis.draw(measured), analysis.sentence(measured), (analysis.table(measured),)
+    from gasam.lab.report.labels import run_labels
+
+    labels = run_labels(measured)
+    shown = analysis.draw(measured, labels), analysis.sentence(measured, labels), (analysis.table(measured, labels),)
     return Finding(title, {"records": [records.as_json(each) for each in measured]}, *shown)
 
 

@@ -30,6 +30,8 @@ class Table4(FigureStudy):
     tasks = ("en-vi",)
 
     def find(self, runs: Sequence[Path], found: Sequence[RunRecord], setting: Setting) -> Finding:
+        from gasam.lab.report.labels import run_labels
+
         judged = {"paper": None, "small": 100, "tiny": 4}[setting.size]
         searched = Robustness(rows=rows_for(setting.size, 1024, 256, 16), restarts=0, judged=judged)
         listed = [replace(searched, norm=norm, radii=TABLE4[norm]) for norm in (2.0, math.inf)]
@@ -41,9 +43,9 @@ class Table4(FigureStudy):
         return Finding(
             self.title,
             {"paper": PAPER, "records": [as_json(each) for some in measured.values() for each in some]},
-            shown.draw(measured[shown]),
-            shown.sentence(measured[shown]),
-            (*(each.table(some) for each, some in measured.items()), paper_table()),
+            shown.draw(measured[shown], run_labels(measured[shown])),
+            shown.sentence(measured[shown], run_labels(measured[shown])),
+            (*(each.table(some, run_labels(some)) for each, some in measured.items()), paper_table()),
         )
 
 
