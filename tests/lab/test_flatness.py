@@ -130,8 +130,9 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     assert "\n## Flatness\n" in text
     assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
     assert "(#flatness)" in text
-    assert "the largest eigenvalue of the empirical Fisher matrix is 15 for GA-SAM, 30 for Baseline" in text
-    assert "13 for GA-SAM" not in text
+    assert "\n| Baseline | 30 | 15 | " in text
+    assert "\n| GA-SAM | 15 | 7.5 | " in text
+    assert "\n| GA-SAM | 13 | " not in text
     assert "Seed 1 of 3 seeds" in text
     assert "6 records of commits 0000000" in text
 
@@ -160,7 +161,7 @@ def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
     pages.write(tmp_path)
     text = (tmp_path / "docs/results.md").read_text()
     assert f"largest eigenvalue {MATRIX} | less | 20 (1 seed) | 10 (1 seed) | 0.50 |" in text
-    assert "is 10 for GA-SAM (tuned: L-inf 0.001)," in text
+    assert "\n| GA-SAM (tuned: L-inf 0.001) | 10 |" in text
     assert flatness_table([(kind, [found[0], *found[3:]])]) is None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import digits
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -38,6 +38,12 @@ class Column(NamedTuple, Generic[Row]):
     key: str = ""
 
 
+def of_texts(title: str, rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) -> Table:
+    """Of rows that hold a text for each column; a column that would be empty in every row is left out."""
+    columns = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
+    return Table(title, tuple(columns), tuple(tuple(row[column] for column in columns) for row in rows), tuple(notes))
+
+
 def tabulated(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Iterable[str] = ()) -> Table:
     """A column that would be empty in every row is left out of the text."""
     cells = [[_cell(column.cell(row)) for column in columns] for row in rows]
@@ -54,7 +60,7 @@ def _cell(found: Cell | str) -> Cell:
 
 def markdown(table: Table) -> str:
     """Rows and notes without the title: a page has headings of its own."""
-    rule = ["---:" if _holds_numbers(table, i) else "---" for i in range(len(table.columns))]
+    rule = ["---:" if holds_numbers(table, i) else "---" for i in range(len(table.columns))]
     lines = [_line(cells) for cells in (table.columns, rule, *table.rows)]
     notes = [f"- {note}" for note in table.notes]
     return "\n".join([*lines, "", *notes] if notes else lines) + "\n"
@@ -65,8 +71,10 @@ def as_json(table: Table) -> dict[str, Any]:
     return {"title": table.title, "rows": list(rows), "notes": list(table.notes)}
 
 
-def _holds_numbers(table: Table, column: int) -> bool:
-    return column > 0 and any(row[column].startswith((*digits, "+", "-")) for row in table.rows)
+def holds_numbers(table: Table, column: int) -> bool:
+    """Whether most of its cells begin with a number."""
+    texts = [row[column] for row in table.rows if row[column]]
+    return 2 * sum(text.startswith((*digits, "+", "-")) for text in texts) > len(texts)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gasam.lab import tasks
 from gasam.lab.families import Metric
-from gasam.lab.methods import METHODS
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
-from gasam.lab.report.collapse import collapsed, warnings
-from gasam.lab.report.frame import Group, groups_of, shared_settings
-from gasam.lab.report.labels import differing, in_words, label, named, radius
+from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of
-from gasam.lab.statistics import Standing, counted, number
+from gasam.lab.report.notes import collapsed, notes
+from gasam.lab.statistics import counted, number
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
 TORN = 5
 """How many times the baseline's spread over seeds a row's may be before its scores are shown one by one."""
-SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,20 @@ class Line:
     speaks: bool = True
 
 
-def result(group: Group) -> str:
-    """Mean and standard deviation on the test split, over how many seeds, and how many runs diverged."""
-    if group.summary is None:
-        return f"diverged ({counted(len(group.lost), 'seed')})"
-    late = f", {group.diverged_later} of them diverged later" if group.diverged_later else ""
-    lost = f", {len(group.lost)} more diverged" if group.lost else ""
-    return f"{group.summary} ({counted(len(group.scores), 'seed')}{late}{lost})"
-
-
 def _test(group: Group) -> Cell:
-    mean, std = (group.summary.mean, group.summary.std) if group.summary else (None, None)
+    """Mean and standard deviation on the test split, over how many seeds, and how many runs diverged."""
+    mean, std, _ = group.summary or (None, None, 0)
+    late, lost = group.diverged_later, len(group.lost)
     seeds = {str(seed): score for seed, score in group.scores.items()}
-    value = {"mean": mean, "std": std, "seeds": seeds, "diverged": len(group.lost) + group.diverged_later}
-    return Cell(result(group) + (", collapsed" if collapsed(group) else ""), value)
+    if group.summary is None:
+        text = f"diverged ({counted(lost, 'seed')})"
+    else:
+        counts = [counted(len(seeds), "seed")]
+        counts += [f"{late} of them diverged later"] if late else []
+        counts += [f"{lost} more diverged"] if lost else []
+        text = f"{group.summary} ({', '.join(counts)})"
+    text += ", collapsed" if collapsed(group) else ""
+    return Cell(text, {"mean": mean, "std": std, "seeds": seeds, "diverged": lost + late})
 
 
 def _difference(group: Group) -> Cell:
@@ -160,93 +158,10 @@ def comparison(
         for group in groups
     ]
     test = TEST._replace(title=described(tasks.find(task).family.metric))
-    notes = [*_conclusion(groups), *warnings(groups, flags), *_radii(groups), *_champion(groups)]
-    return tabulated(
-        f"{task}, size {size}",
-        [LABEL, NAME, SETTINGS, test, *COLUMNS, *MORE_COLUMNS],
-        lines,
-        [*notes, *remarks(task, size, groups)],
-    )
+    columns = [LABEL, NAME, SETTINGS, test, *COLUMNS, *MORE_COLUMNS]
+    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
 
 
 def described(metric: Metric) -> str:
     unit = f", {metric.unit}" if metric.unit else ""
     return f"{metric.name}{unit} ({'higher' if metric.higher_is_better else 'lower'} is better)"
-
-
-def contrast(name: str, lead: Group, others: Iterable[tuple[str, Group]]) -> str:
-    """What the intervals of `lead` minus each of the others say.
-
-    Groups with less than two common seeds are left out, and so are those in which a run diverged: the remaining seeds
-    would be the lucky ones.
-    """
-    said: dict[Standing, list[str]] = {}
-    for other, group in others:
-        if standing := lead.standing(group):
-            said.setdefault(standing, []).append(f"{other}: {lead.versus(group)}")
-    told = [f"{word} ({', '.join(said[standing])})" for standing, word in SAID.items() if standing in said]
-    return f"{name} minus each other method, paired by seed: {'; '.join(told)}." if told else ""
-
-
-def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
-    """What differs from the paper in data and in numbers; the latter from what was run, not from what is planned."""
-    definition = tasks.find(task)
-    if definition.kind.startswith("twin"):
-        yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
-    records = [record for group in groups for record in group.records]
-    yield from (f"Data: {note}." for note in data_notes(groups))
-    for copied in [record.remarks["bleu_of_copying"] for record in records if "bleu_of_copying" in record.remarks][:1]:
-        yield f"The source itself, copied, has BLEU {copied:.2f}."
-    if shared := shared_settings(groups):
-        usual = definition.settings(size).recorded()
-        yield f"All rows: {in_words(shared)}; size {size} has {in_words({name: usual[name] for name in shared})}."
-    if groups and definition.kind == "paper":
-        paper = definition.settings("paper").recorded()
-        ours = next((group for group in groups if group.usual), groups[0]).settings
-        if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:
-            yield f"These runs: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
-
-
-def data_notes(groups: Sequence[Group]) -> list[str]:
-    """How the data differs from the paper's, each thing once."""
-    every = [note for group in groups for record in group.records for note in record.data.notes]
-    return [note.rstrip(".") for note in dict.fromkeys(every)]
-
-
-def _conclusion(groups: Sequence[Group]) -> Iterator[str]:
-    """One sentence: what the table shows of GA-SAM, or else of its first method."""
-    walking = [group for group in groups if group.scores and group.method != "baseline"]
-    for group in sorted(walking, key=lambda group: group.method != "ga-sam")[:1]:
-        found = group.difference(group.baseline)
-        if found is None:
-            return
-        if found.pairs == 1:
-            yield "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
-            return
-        standing = found.standing(group.metric.higher_is_better)
-        told = f"no clear difference between {group.title} and the baseline"
-        if standing != "no difference":
-            told = f"{group.title} is {standing} than the baseline"
-        yield f"Conclusion: {told}: {group.versus(group.baseline)} over {found.pairs} seeds."
-
-
-def _radii(groups: Sequence[Group]) -> Iterator[str]:
-    """How far each method walks, and who says so."""
-    told: dict[str, dict[str, None]] = {}
-    for group in groups:
-        if group.method != "baseline":
-            told.setdefault("; ".join(group.sources), {})[f"{group.title} {radius(group)}"] = None
-    if told:
-        walks = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
-        yield f"Size of the walks: {'; '.join(walks)}."
-
-
-def _champion(groups: Sequence[Group]) -> Iterator[str]:
-    """GA-SAM beside every other method: of several groups of one method the usual one."""
-    first: dict[str, Group] = {}
-    for group in groups:
-        if group.usual and group.method != "baseline":
-            first.setdefault(group.method, group)
-    if lead := first.pop("ga-sam", None):
-        others = [(METHODS[method].title, group) for method, group in first.items()]
-        yield from filter(None, [contrast(label(lead), lead, others)])

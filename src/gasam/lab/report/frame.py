@@ -16,17 +16,7 @@ from gasam.lab.methods import LATER, METHODS, choose
 from gasam.lab.records import EpsilonSource, RunSummary
 from gasam.lab.statistics import Difference, Standing, counted, paired_difference, summary
 
-COLUMNS = (
-    "seed",
-    "valid",
-    "test",
-    "gradient_evaluations",
-    "updates",
-    "seconds",
-    "best_epoch",
-    "diverged",
-    "test_error",
-)
+COLUMNS = ("seed", "valid", "test", "gradient_evaluations", "updates")
 RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 """What a search may set."""
@@ -37,7 +27,7 @@ NEAR = 0.1
 
 
 def frame(records: Iterable[RunSummary]) -> DataFrame:
-    """Every run once. What an analysis does not repeat of its run is missing."""
+    """Every run once, with its record. What an analysis does not repeat of its run is missing."""
     rows = [
         {name: getattr(record, name, None) for name in COLUMNS}
         | {"key": json.dumps([record.config, record.data.hash], sort_keys=True), "record": record}
@@ -49,7 +39,10 @@ def frame(records: Iterable[RunSummary]) -> DataFrame:
 class Group:
     """Runs of one configuration on the same data: the rows of a frame, by seed.
 
-    `grouped` sets what depends on the other groups. Args:
+    `grouped` sets what depends on the other groups.
+
+    Args:
+        runs: A row a run.
         baseline: Plain training with the same settings on the same data.
         longer: Of a method, plain training that was as expensive, because it had more epochs.
         fresh: Of a walk with shared dropout masks, the same walk with fresh ones.

@@ -11,10 +11,11 @@ from gasam.lab import tasks
 from gasam.lab.paper.studies import Row, Study
 from gasam.lab.paper.verdicts import UNDECIDED, Verdict, judge, paper_difference
 from gasam.lab.records import RunRecord
-from gasam.lab.report.comparison import COLUMNS, LABEL, NAME, SETTINGS, TEST, Line, described, remarks
+from gasam.lab.report.comparison import COLUMNS, LABEL, NAME, SETTINGS, TEST, Line, described
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import differing, in_words
 from gasam.lab.report.matching import fits, rows_of, tuned_radii
+from gasam.lab.report.notes import remarks
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
 TALLY = ["reproduced", "not reproduced", UNDECIDED, "not run"]

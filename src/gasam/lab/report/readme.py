@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from gasam.lab.families.classification import TextClassification
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.records import RunRecord
-from gasam.lab.report.comparison import contrast, data_notes, described
+from gasam.lab.report.comparison import described
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of
+from gasam.lab.report.notes import contrast, data_notes
 from gasam.lab.statistics import counted, number, signed
 from gasam.lab.tables import Table
 from gasam.lab.tasks import TASKS
@@ -30,7 +31,7 @@ def headline(records: Sequence[RunRecord]) -> Iterator[str]:
         recommended = [group for group in second if group.sources == ["recommended"]]
         old, new = _ga_sam(groups_of(records, task, FIRST)), _ga_sam(recommended)
         if old and old.baseline and new and new.baseline:
-            others = [(each.title, each) for each in recommended if each.method in TABLE1 and each is not new]
+            others = [each for each in recommended if each.method in TABLE1 and each is not new]
             told = (
                 f"**{task}**, size {SECOND}, {len(new.scores)} seeds: GA-SAM with default settings reaches "
                 f"{_mean(new)}, plain training {_mean(new.baseline)}, a difference of {new.versus(new.baseline)}. "

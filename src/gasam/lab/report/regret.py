@@ -11,8 +11,8 @@ from gasam.lab.report.tuning import title
 from gasam.lab.search.finding import Finding, candidate_of
 from gasam.lab.search.strategy import NORMS, Candidate, FullGrid, TwoStages, best_of, replayed
 from gasam.lab.search.trial import BehindBaseline, Worth
-from gasam.lab.statistics import Summary, counted, summary
-from gasam.lab.tables import Column, Table, tabulated
+from gasam.lab.statistics import Summary, summary
+from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import find
 
 SHORT = 4
@@ -32,37 +32,31 @@ class Regret(NamedTuple):
     grid: int
 
 
-class Replay(NamedTuple):
-    finding: Finding
-    limit: int | None
-    regret: Regret
-    spread: Summary | None
-
-
-COLUMNS: tuple[Column[Replay], ...] = (
-    Column("grid", lambda row: f"{title(row.finding)}, {row.regret.grid} radii"),
-    Column("exponents", lambda row: " to ".join(map(str, row.finding.exponents))),
-    Column("best of the grid", lambda row: str(row.regret.best)),
-    Column("its validation", lambda row: f"{row.finding.one(row.regret.best)['valid']:.2f}"),
-    Column("search", lambda row: "whole" if row.limit is None else f"at most {row.limit} trials"),
-    Column("trials", lambda row: str(row.regret.tries)),
-    Column("given up", lambda row: str(row.regret.given_up)),
-    Column("chosen", lambda row: "no radius" if row.regret.chosen is None else str(row.regret.chosen)),
-    Column("regret", lambda row: f"{row.regret.lost:.2f}"),
-    Column("baseline's standard deviation", lambda row: _spread(row.spread)),
-    Column("of the grid's gradient evaluations", lambda row: f"{row.regret.share:.0%}"),
-)
-
-
 def regret_table(findings: Sequence[Finding], records: Sequence[RunRecord]) -> Table | None:
     """The whole search and one cut short, on each grid that is full; None where no grid is."""
     rows = [
-        Replay(found, limit, judged, baseline_spread(found, records))
-        for found in findings
+        _row(finding, limit, found, baseline_spread(finding, records))
+        for finding in findings
         for limit in (None, SHORT)
-        if (judged := regret(found, limit))
+        if (found := regret(finding, limit))
     ]
-    return tabulated("Regret of the search", COLUMNS, rows) if rows else None
+    return of_texts("Regret of the search", rows) if rows else None
+
+
+def _row(finding: Finding, limit: int | None, found: Regret, spread: Summary | None) -> dict[str, str]:
+    return {
+        "grid": f"{title(finding)}, {found.grid} radii",
+        "exponents": " to ".join(map(str, finding.exponents)),
+        "best of the grid": str(found.best),
+        "its validation": f"{finding.one(found.best)['valid']:.2f}",
+        "search": "whole" if limit is None else f"at most {limit} trials",
+        "trials": str(found.tries),
+        "given up": str(found.given_up),
+        "chosen": "no radius" if found.chosen is None else str(found.chosen),
+        "regret": f"{found.lost:.2f}",
+        "baseline's standard deviation": f"{spread.std:.2f} ({spread.seeds} seeds)" if spread and spread.std else "",
+        "of the grid's gradient evaluations": f"{found.share:.0%}",
+    }
 
 
 def regret(finding: Finding, limit: int | None = None) -> Regret | None:
@@ -118,7 +112,3 @@ def _spent(one: Mapping[str, Any], end: int | None) -> float:
     """A try that was given up spent its share of the epochs."""
     share = 1.0 if end is None else end / len(one["curve"])
     return float(one["gradient_evaluations"]) * share
-
-
-def _spread(found: Summary | None) -> str:
-    return "" if found is None or found.std is None else f"{found.std:.2f} ({counted(found.seeds, 'seed')})"

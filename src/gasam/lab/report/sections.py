@@ -134,15 +134,11 @@ def analysis_sections(contents: Contents) -> Iterator[Section]:
         found = _of_one_seed(every)
         labels, run = run_labels(found), found[0].run
         name = f"{analysis.filed}-{run.task}-{run.size}"
-        sentence = analysis.sentence(found, labels)
-        spent = [f"{label} {each.run.gradient_evaluations:,}" for each, label in zip(found, labels, strict=True)]
-        seeds = len({each.run.seed for each in every})
+        seeds = counted(len({each.run.seed for each in every}), "seed")
         parts = [
-            f"{sentence[0].upper()}{sentence[1:]}.",
             f"![{analysis.kind} of {run.task}](figures/{name}.svg)",
             markdown(analysis.table(found, labels)),
-            f"Gradient evaluations of training: {'; '.join(spent)}. {origin(found, 'record')} "
-            f"Seed {run.seed} of {counted(seeds, 'seed')}.",
+            f"{origin(found, 'record')} Seed {run.seed} of {seeds}.",
         ]
         title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
         yield Section(title, parts, {name: analysis.draw(found, labels)})

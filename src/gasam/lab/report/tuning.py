@@ -13,47 +13,11 @@ from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.lab.methods import METHODS
 from gasam.lab.search.finding import Finding, candidate_of
 from gasam.lab.search.strategy import Candidate, in_words
-from gasam.lab.tables import Column, Table, tabulated
+from gasam.lab.tables import Table, of_texts
 
 
 def title(found: Finding) -> str:
     return METHODS[found.method].title + (", full grid" if found.full_grid else "")
-
-
-def _norm(found: Finding) -> str:
-    best = found.chosen()
-    return "" if best is None else in_words(best.norm)
-
-
-def _size(found: Finding) -> str:
-    best = found.chosen()
-    return "none" if best is None else str(best).split(maxsplit=1)[1]
-
-
-def _validation(found: Finding) -> str:
-    best = found.chosen()
-    return "" if best is None else f"{found.means(best)[0]:.2f}"
-
-
-def _gain(found: Finding) -> str:
-    best = found.chosen()
-    if best is None:
-        return ""
-    ours, plain = found.means(best)
-    return f"{ours - plain:+.2f}"
-
-
-def _columns(quantity: str) -> list[Column[Finding]]:
-    return [
-        Column("method", title),
-        Column("norm", _norm),
-        Column(quantity, _size),
-        Column("validation", _validation),
-        Column("vs baseline", _gain),
-        Column("tries", lambda found: str(len(found.tries))),
-        Column("given up", lambda found: str(sum(one["valid"] is None for one in found.tries))),
-        Column("gradient evaluations", lambda found: f"{found.gradient_evaluations:,}"),
-    ]
 
 
 def tuning_table(findings: Sequence[Finding]) -> Table:
@@ -69,7 +33,26 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     if len(parts) > len(findings):
         notes.append("The norm in the first row of a method is used, because it scored best on validation.")
     about = f"{first.task}, size {first.size}: {first.quantity}, chosen on validation"
-    return tabulated(about, _columns(first.quantity), parts, notes)
+    return of_texts(about, [_row(part) for part in parts], notes)
+
+
+def _row(found: Finding) -> dict[str, str]:
+    best = found.chosen()
+    norm, size, valid, gain = "", "none", "", ""
+    if best is not None:
+        ours, plain = found.means(best)
+        norm, size = str(best).split(maxsplit=1)
+        valid, gain = f"{ours:.2f}", f"{ours - plain:+.2f}"
+    return {
+        "method": title(found),
+        "norm": norm,
+        found.quantity: size,
+        "validation": valid,
+        "vs baseline": gain,
+        "tries": str(len(found.tries)),
+        "given up": str(sum(one["valid"] is None for one in found.tries)),
+        "gradient evaluations": f"{found.gradient_evaluations:,}",
+    }
 
 
 def _guessing(found: Finding) -> Iterator[str]:
