@@ -12,13 +12,15 @@ from synthetic import STEPS, record, records_of
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
+from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.records import as_json as as_record
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import grouped
-from gasam.lab.report.labels import label
+from gasam.lab.report.labels import label, run_labels
 from gasam.lab.report.paper_tables import study_table
 from gasam.lab.report.pictures import GA_SAM, comparison_figure, draw
 from gasam.lab.statistics import paired_difference, summary
-from gasam.lab.tables import Table, as_json, markdown
+from gasam.lab.tables import Cell, Column, Table, as_json, markdown, of_texts, tabulated
 
 SCORES = {
     "baseline": [84.4, 84.5, 84.2, 84.6],
@@ -287,6 +289,46 @@ def test_markdown_has_a_line_a_row_and_escapes_bars():
 def test_json_of_a_plain_table_is_its_text():
     table = Table("Tasks", ("task", "metric"), (("imdb", "accuracy"),))
     assert as_json(table)["rows"] == [{"task": "imdb", "metric": "accuracy"}]
+
+
+def test_a_column_is_defined_once_for_people_and_for_programs():
+    columns = (
+        Column("", lambda row: Cell("", row * 10), "tenfold"),
+        Column("number", lambda row: Cell(f"{row:.1f}", row), "number"),
+        Column("empty", lambda row: "", "nothing"),
+        Column("odd", lambda row: "odd" if row % 2 else ""),
+    )
+    table = tabulated("Numbers", columns, [1, 2])
+    assert (table.columns, table.rows) == (("number", "odd"), (("1.0", "odd"), ("2.0", "")))
+    assert as_json(table)["rows"] == [
+        {"tenfold": 10, "number": 1, "nothing": None},
+        {"tenfold": 20, "number": 2, "nothing": None},
+    ]
+    texts = of_texts("Texts", [{"a": "1", "b": ""}, {"a": "2", "b": ""}])
+    assert (texts.columns, texts.rows) == (("a",), (("1",), ("2",)))
+    assert of_texts("None", []).rows == tabulated("None", columns, []).rows == ()
+
+
+def analysed(name, *arguments, **options):
+    values = as_record(record(*arguments, **options)) | {"name": name}
+    run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields})
+    return AnalysisRecord(kind="attack", options={}, run=run, found={})
+
+
+def test_analysed_runs_are_named_by_what_tells_them_apart():
+    plain, ours = analysed("a", "imdb"), analysed("b", "imdb", "ga-sam")
+    assert run_labels([]) == []
+    assert run_labels([ours, plain]) == ["GA-SAM", "Baseline"]
+    steps = analysed("c", "imdb", "ga-sam", walk={"steps": 2})
+    assert run_labels([plain, ours, steps]) == ["Baseline", "GA-SAM", "GA-SAM (K = 2)"]
+    second = analysed("d", "imdb", "ga-sam", seed=2)
+    assert run_labels([plain, ours, second]) == ["Baseline", "GA-SAM, seed 1", "GA-SAM, seed 2"]
+    other, tiny = analysed("e", "ptb"), analysed("f", "ptb", size="tiny")
+    assert run_labels([plain, other]) == ["imdb: Baseline", "ptb: Baseline"]
+    assert run_labels([other, tiny]) == ["size small: Baseline", "size tiny: Baseline"]
+    assert run_labels([plain, other, tiny])[2] == "ptb, size tiny: Baseline"
+    copy = analysed("copy of a", "imdb")
+    assert run_labels([plain, copy]) == ["Baseline", "copy of a"], "the same run under another name"
 
 
 def test_records_of_an_unknown_method_are_refused():
