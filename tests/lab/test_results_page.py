@@ -201,6 +201,9 @@ def test_commands_of_tuned_runs_use_what_was_tuned():
     ]
     [section] = task_sections(runs)
     assert section.parts[-1].endswith("--seeds 1 --tuned --out results`.")
+    [table] = study_sections(Contents([*runs, record("ptb")]))
+    assert "--tasks imdb --seeds 1 --tuned --out results`" in table.parts[-1]
+    assert "`--tuned` for ptb" in table.parts[-1], "ptb was not tuned: its command would find no search"
 
 
 def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():

@@ -69,7 +69,7 @@ def page(found: Contents, shown: Mapping[str, Sequence[Section]] | None = None) 
     tasks = list(dict.fromkeys(task for study in every for task in study.tasks))
     pilot = any(record.size == PILOT for record in records)
     flat = flatness_table(found.analyses)
-    return TEMPLATES.get_template("results.md.jinja").render(
+    text = TEMPLATES.get_template("results.md.jinja").render(
         headline=list(headline(records)),
         metrics={task: described(TASKS[task].family.metric) for task in tasks},
         evidence=bool(records),
@@ -81,6 +81,7 @@ def page(found: Contents, shown: Mapping[str, Sequence[Section]] | None = None) 
         table4=paper_table(),
         **(shown or sections.every(found)),
     )
+    return f"{text.strip()}\n"
 
 
 def block(found: Contents) -> str:

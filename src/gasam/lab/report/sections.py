@@ -85,9 +85,13 @@ def study_sections(contents: Contents) -> Iterator[Section]:
 
 
 def _reproduce(study: Study, size: str, groups: Sequence[Group], runs: Sequence[RunRecord]) -> str:
-    tasks = ",".join(dict.fromkeys(group.task for group in groups))
-    command = f"gasam reproduce {study.name} --size {size} --tasks {tasks}{_how(groups)}"
-    return f"{origin(runs, 'run')} At size paper: {study.cost}. To reproduce: `{command}`."
+    tuned = {group.task for group in groups if group.tuned}
+    tasks = dict.fromkeys(group.task for group in groups)
+    chosen = ",".join(task for task in tasks if task in tuned or not tuned)
+    others = ", ".join(task for task in tasks if tuned and task not in tuned)
+    command = f"gasam reproduce {study.name} --size {size} --tasks {chosen}{_how(groups)}"
+    rest = f" The same without `--tuned` for {others}." if others else ""
+    return f"{origin(runs, 'run')} Cost: {study.cost}. To reproduce: `{command}`.{rest}"
 
 
 def _how(groups: Sequence[Group]) -> str:
