@@ -5,15 +5,15 @@ import json
 import pytest
 from synthetic import record, records_of
 
-from gasam.lab.report import comparison as report
-from gasam.lab.report.headline import headline
+from gasam.lab.report.comparison import comparison
+from gasam.lab.report.readme import headline
 
 NOISE = {"test_error": 0.5, "worthless": 50.0}
 
 
 def table(scores, task="imdb", flags="", **fields):
-    runs = [run | NOISE | fields for run in records_of(task, scores)]
-    return report.comparison(runs, task, "small", flags)
+    runs = records_of(task, scores, **NOISE | fields)
+    return comparison(runs, task, "small", flags)
 
 
 def test_a_method_clearly_below_the_baseline_is_marked_with_the_command_that_helps():
@@ -21,8 +21,10 @@ def test_a_method_clearly_below_the_baseline_is_marked_with_the_command_that_hel
     cells = {row[0]: row[1] for row in found.rows}
     assert "collapsed" in cells["GA-SAM"]
     assert "collapsed" not in cells["SAM"] + cells["Baseline"]
-    command = "gasam tune imdb --method ga-sam --size small@1 --train 'my texts.csv' --out runs"
-    assert f"GA-SAM collapsed: run `{command}`, then compare with --tuned." in found.notes
+    command = "`gasam tune imdb --method ga-sam --size small@1 --train 'my texts.csv' --out runs`"
+    [warning] = [note for note in found.notes if "collapsed" in note]
+    assert warning.startswith("GA-SAM collapsed")
+    assert command in warning
 
 
 @pytest.mark.parametrize(("score", "error", "marked"), [(76.5, 0.1, True), (77.5, 0.1, False), (76.5, 2.0, False)])
@@ -43,12 +45,12 @@ def test_a_method_that_diverged_has_collapsed():
 
 
 def test_guessing_level_is_reported():
-    assert any("Baseline is no better than guessing (50.00)" in note for note in table({"baseline": [50.4]}).notes)
+    assert any("guessing (50.00)" in note for note in table({"baseline": [50.4]}).notes)
     assert not any("guessing" in note for note in table({"baseline": [54.0]}).notes)
 
 
 def test_older_records_are_not_judged():
-    found = report.comparison(records_of("imdb", {"baseline": [80.0], "ga-sam": [50.0]}), "imdb", "small")
+    found = comparison(records_of("imdb", {"baseline": [80.0], "ga-sam": [50.0]}), "imdb", "small")
     assert not any("collapsed" in note or "guessing" in note for note in found.notes)
 
 
@@ -61,9 +63,12 @@ def test_one_sentence_says_what_to_conclude():
             {"baseline": [80.0, 81.0, 82.0], "ga-sam": [82.0, 80.0, 82.5]},
         )
     )
-    assert one == "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
-    assert better.startswith("Conclusion: GA-SAM is better than the baseline: +2.00 [")
-    assert unclear.startswith("Conclusion: no clear difference between GA-SAM and the baseline: +0.50 [")
+    assert "--seeds" in one
+    assert "+5.00" not in one
+    assert "better" in better
+    assert "+2.00 [" in better
+    assert "no clear difference" in unclear
+    assert "+0.50 [" in unclear
 
 
 def test_comparison_of_own_data_names_its_files(command, tmp_path):
@@ -83,12 +88,16 @@ def test_the_headline_compares_both_baselines():
     old = records_of("imdb", {"baseline": [84.0, 84.1], "ga-sam": [85.0, 85.3]})
     new = records_of("imdb", {"baseline": [86.0, 86.1], "ga-sam": [86.5, 86.4]}, size="small@2")
     [sentence] = headline([*old, *new])
-    assert "reaches 86.45, plain training 86.05, a difference of +0.40" in sentence
-    assert "+1.10" in sentence
-    assert "baseline of 84.05" in sentence
+    for number in ("86.45", "86.05", "+0.40 [", "+1.10 [", "84.05"):
+        assert number in sentence
     assert list(headline(old)) == []
     assert list(headline([record("docstrings")])) == []
-    tuned = [run | {"epsilon_source": "tuned on validation, 6 tries"} for run in new]
+    tuned = records_of(
+        "imdb",
+        {"baseline": [86.0, 86.1], "ga-sam": [86.5, 86.4]},
+        size="small@2",
+        epsilon_source="tuned on validation, 6 tries",
+    )
     assert list(headline([*old, *tuned])) == [], "only the default is called so"
     losses = [record("ptb", method, size=size) for method in ("baseline", "ga-sam") for size in ("small", "small@2")]
     assert list(headline(losses)) == [], "the LSTM has the same initial weights in both versions"
@@ -96,8 +105,8 @@ def test_the_headline_compares_both_baselines():
 
 def test_a_method_that_never_walked_is_named():
     runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small@2")
-    runs[1]["gradient_evaluations"] = runs[1]["updates"]
-    notes = report.comparison(runs, "imdb", "small@2").notes
+    runs[1].gradient_evaluations = runs[1].updates
+    notes = comparison(runs, "imdb", "small@2").notes
     assert any(note.startswith("GA-SAM never walked") for note in notes)
 
 

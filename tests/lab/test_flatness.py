@@ -1,6 +1,5 @@
 """Whether minima are flatter: ratios of measures by seed against numpy and scipy, and a verdict for each."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -9,12 +8,13 @@ import pytest
 from scipy import stats
 from synthetic import record
 
-from gasam.lab.analyses import OF_THE_RUN
 from gasam.lab.analyses.robustness import Robustness
 from gasam.lab.analyses.sharpness import Rises
 from gasam.lab.analyses.spectrum import Spectrum
+from gasam.lab.records import AnalysedRun, AnalysisRecord, as_json
 from gasam.lab.report import pages
 from gasam.lab.report.flatness import flatness_table
+from gasam.lab.report.labels import run_labels
 from gasam.lab.storage import write_json
 
 MATRIX = "of the empirical Fisher matrix"
@@ -23,16 +23,9 @@ BASE, OURS = [30.0, 28.0, 33.0], [15.0, 13.0, 17.0]
 
 def analysed(kind, found, method="baseline", seed=1, **options):
     run = record("imdb", method, 85.0, seed=seed, **options)
-    named = {"name": f"{method} {seed} {options}"} | {key: run[key] for key in OF_THE_RUN}
-    return {
-        "schema": 1,
-        "kind": kind.kind,
-        "options": kind.options(),
-        "run": named,
-        "found": found,
-        "examples": 512,
-        "commit": "0" * 40,
-    }
+    values = as_json(run) | {"name": f"{method} {seed} {options}", "epsilon_source": None}
+    named = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields})
+    return AnalysisRecord(kind=kind.kind, options=kind.options(), run=named, found=found, examples=512, commit="0" * 40)
 
 
 def spectra(baseline, ours, **options):
@@ -93,11 +86,13 @@ def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_numb
     [row] = flatness_table([(kind, found)]).rows
     assert row[1].startswith("L-inf radius at which half of the accuracy")
     assert (row[2], row[-1]) == ("more", "reproduced")
-    assert kind.sentence(found[:2]).endswith("is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2")
+    assert kind.sentence(found[:2], run_labels(found[:2])).endswith(
+        "is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2"
+    )
     found[-1] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
     [row] = flatness_table([(kind, found)]).rows
     assert row[-1] == "not reproduced (one seed, flatter)"
-    assert kind.sentence(found).endswith("is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2")
+    assert kind.sentence(found, run_labels(found)).endswith("is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2")
 
 
 def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
@@ -126,9 +121,7 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
     _, found = spectra(BASE, OURS)
     for number, each in enumerate(found):
-        file = tmp_path / f"results/analysis/{number}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(each))
+        write_json(tmp_path / f"results/analysis/{number}.json", as_json(each))
     (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
     pages.write(tmp_path)
     text = (tmp_path / "docs/results.md").read_text()
@@ -136,11 +129,12 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     assert "| L2, 0.2 | 6.46 | 17.87 |" in text
     assert "\n## Flatness\n" in text
     assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
-    assert "Table 4 and Figure 3 are judged below [Flatness](#flatness)." in text
-    assert "the largest eigenvalue of the empirical Fisher matrix is 15 for GA-SAM, 30 for Baseline" in text
-    assert "13 for GA-SAM" not in text
-    assert "Of seed 1, one of 3." in text
-    assert "From 6 records of commit 0000000.\n" in text
+    assert "(#flatness)" in text
+    assert "\n| Baseline | 30 | 15 | " in text
+    assert "\n| GA-SAM | 15 | 7.5 | " in text
+    assert "\n| GA-SAM | 13 | " not in text
+    assert "Seed 1 of 3 seeds" in text
+    assert "6 records of commits 0000000" in text
 
 
 def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
@@ -159,15 +153,15 @@ def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
         each = analysed(kind, {"values": [tops[name]], "converged": [True]}, "ga-sam", **options)
         found.append(each)
     for number, each in enumerate(found):
-        write_json(tmp_path / f"results/analysis/{number}.json", each)
+        write_json(tmp_path / f"results/analysis/{number}.json", as_json(each))
     sources = {"tuned": "tuned on validation, 4 tries", "a rung": "tuned on validation, 0.01 x"}
     for name, options in walks.items():
         source = {"epsilon_source": sources[name]} if name in sources else {}
-        write_json(tmp_path / f"results/{name}.json", record("imdb", "ga-sam", **options, **source))
+        write_json(tmp_path / f"results/{name}.json", as_json(record("imdb", "ga-sam", **options, **source)))
     pages.write(tmp_path)
     text = (tmp_path / "docs/results.md").read_text()
     assert f"largest eigenvalue {MATRIX} | less | 20 (1 seed) | 10 (1 seed) | 0.50 |" in text
-    assert "is 10 for GA-SAM (tuned: L-inf 0.001)," in text
+    assert "\n| GA-SAM (tuned: L-inf 0.001) | 10 |" in text
     assert flatness_table([(kind, [found[0], *found[3:]])]) is None
 
 
@@ -181,5 +175,5 @@ def test_seeds_that_a_longer_baseline_lacks_are_told():
 def test_twins_are_no_evidence():
     kind, found = spectra(BASE, OURS)
     for each in found:
-        each["run"] |= {"task": "docstrings"}
+        each.run.task = "docstrings"
     assert flatness_table([(kind, found)]) is None

@@ -1,16 +1,15 @@
 """What a step of each method costs, compared with plain training: measured side by side."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from synthetic import records_of
 
 from gasam.lab.engines.local import Job
-from gasam.lab.engines.step_time import mean_step_times, step_times
-from gasam.lab.report.figure import draw
+from gasam.lab.report.pictures import draw
 from gasam.lab.training.plan import make
+from gasam.lab.engines.step_time import mean_step_times, step_times
 
 
 def plans(*walks, task="docstrings", size="tiny"):
@@ -58,8 +57,7 @@ def test_comparison_shows_passes_and_step_times(command, tmp_path):
 @pytest.mark.parametrize("measured", [True, False])
 def test_picture_shows_score_against_cost(measured):
     records = records_of("imdb", {"baseline": [80.0, 81.0], "ga-sam": [82.0, 83.0]})
-    keys = {record.method: json.dumps([record.config["settings"], record.config["method"]], sort_keys=True)
-            for record in records}  # fmt: skip
+    keys = {record.method: record.configuration for record in records}
     times = {keys["baseline"]: 1.0, keys["ga-sam"]: 2.1} if measured else {}
     *_, axes = draw(records, times).axes
     assert axes.get_title(loc="left") == "score against cost"
@@ -85,8 +83,8 @@ def test_steps_without_a_walk_count_as_plain_ones():
     """A run that walked in half of its steps."""
     plain, walking = make("docstrings", "baseline", "tiny"), make("docstrings", "ga-sam", "tiny", walk={"steps": 3})
     jobs = [
-        Job(plain, "a", record=SimpleNamespace(gradient_evaluations=100, updates=100)),
-        Job(walking, "b", record=SimpleNamespace(gradient_evaluations=250, updates=100)),
+        Job(plain, "a", record={"gradient_evaluations": 100, "updates": 100}),
+        Job(walking, "b", record={"gradient_evaluations": 250, "updates": 100}),
         Job(walking, "c", record=None),
     ]
     full, half = step_times([plain, walking], cpu=True), mean_step_times(jobs, cpu=True)

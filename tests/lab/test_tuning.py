@@ -314,8 +314,8 @@ def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
     """Table 3: steps at the tuned radius, and ladders with it in the place of the best radius of the paper's."""
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     searched(tmp_path, "ga-sam", "2", -1, 2)
-    rows = {row.label: row for row in studies.load("table3").rows}
-    chosen = {label: row.plan("table3", "imdb", "small", 1, tuned=tmp_path).choice for label, row in rows.items()}
+    rows = studies.load("table3").rows_on("imdb")
+    chosen = {row.label: row.plan("small", 1, tuned=tmp_path).choice for row in rows}
     assert {label: choice.epsilon for label, choice in chosen.items() if label.startswith("L")} == pytest.approx(
         {f"L2, {x} x": 0.2 * float(x) / 10 for x in ("0.1", "0.5", "1", "5", "10", "50")}
         | {f"L-inf, {x} x": 5e-3 * float(x) for x in ("0.2", "0.5", "0.8", "1", "2", "5")}

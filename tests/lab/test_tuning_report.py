@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from synthetic import COMMIT, finding_of, record, response
 
-from gasam.lab.report import pages, searches
-from gasam.lab.report.regret import full_norms, given_up_after, regret
+from gasam.lab.report import pages
+from gasam.lab.report.contents import Contents
+from gasam.lab.report.regret import baseline_spread, full_norms, given_up_after, regret, regret_table
+from gasam.lab.report.sections import search_sections
 from gasam.lab.report.tuning import tuning_figure
 from gasam.lab.search.strategy import MANTISSAS, Candidate
 from gasam.lab.search.worth import BehindBaseline, Worth
@@ -100,58 +102,70 @@ def test_a_try_is_given_up_after_half_and_never_at_its_last_epoch():
     assert given_up_after(late, [60.0] * 6) is None
 
 
-def test_regret_is_told_beside_the_baselines_spread_over_seeds():
+def cells(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_regret_stands_beside_the_baselines_spread_over_seeds_for_the_whole_search_and_for_four_trials():
     found = finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 82.1}))
     runs = [record("imdb", seed=seed, valid=valid) for seed, valid in enumerate((80.0, 80.2), 1)]
-    assert searches.baseline_spread(found, runs).std == pytest.approx(0.1414, abs=1e-3)
-    sentence = searches.regret_sentence(found, runs)
-    assert "regret 0.10, at most one standard deviation of the baseline over 2 seeds (0.14), for " in sentence
-    assert "for 31% of the grid's gradient evaluations. With a budget of 4, it tries 4" in sentence
-    assert "for 25% of the grid's gradient evaluations." in sentence
-    worse = finding_of("imdb", "ga-sam", grid(PEAK | {2e-4: 82.3}))
-    assert "regret 0.30, more than one standard deviation" in searches.regret_sentence(worse, runs)
-    assert "no two seeds of the baseline" in searches.regret_sentence(found, runs[:1])
+    assert baseline_spread(found, runs).std == pytest.approx(0.1414, abs=1e-3)
+    whole, short = cells(regret_table([found], runs))
+    assert [row["trials"] for row in (whole, short)] == ["5", "4"]
+    assert [row["regret"] for row in (whole, short)] == ["0.10", "0.10"]
+    assert [row["of the grid's gradient evaluations"] for row in (whole, short)] == ["31%", "25%"]
+    assert whole["baseline's standard deviation"] == "0.14 (2 seeds)"
+    assert (whole["best of the grid"], whole["its validation"]) == ("L-inf 0.0002", "82.10")
+    assert whole["chosen"] == "L-inf 0.005"
+    assert "baseline's standard deviation" not in regret_table([found], runs[:1]).columns
     others = [record("imdb", seed=seed, settings={"epochs": 30}) for seed in (1, 2)]
-    assert searches.baseline_spread(found, others) is None
+    assert baseline_spread(found, others) is None
+    assert regret_table([finding_of("imdb", "ga-sam", grid(PEAK)[:-1])], runs) is None
 
 
-def test_page_has_a_table_a_picture_and_a_command_for_each_task():
+def tables(section):
+    """The rows of the tables in a section, as lists of cells."""
+    lines = [line for part in section.parts for line in part.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_each_task_has_a_section_with_a_table_a_picture_its_commits_and_a_command():
     tried = [response(81.0, exponent=-3), response(None, exponent=-2, end=2)]
     findings = [finding_of("docstrings", "sam", tried), finding_of("imdb", "sam", tried)]
     findings.append(finding_of("imdb", "asam", tried))
-    page = pages.page([record("imdb")], findings=findings)
-    assert "### Size of the walk on docstrings, size small\n\ndocstrings is here to measure the search" in page
-    assert "| SAM | L-inf | 0.001 | 81.00 | +1.00 | 2 | 1 |" in page
-    assert page.count("](figures/tuning-imdb-small.svg)") == 1
-    command = "gasam tune imdb --method sam --size small@1 --norms inf --quantity epsilon --trials 2"
-    assert f"From commit {COMMIT[:7]}. Again: `{command}" in page
-    assert "regret 0" not in page
-    assert "The size of the walk, chosen" not in pages.page([record("imdb")])
+    twin, imdb = search_sections(Contents(findings=findings))
+    assert "no evidence" in " ".join(twin.parts)
+    assert "no evidence" not in " ".join(imdb.parts)
+    assert [row[:7] for row in tables(imdb)[2:]] == [
+        [method, "L-inf", "0.001", "81.00", "+1.00", "2", "1"] for method in ("SAM", "ASAM")
+    ]
+    assert list(imdb.pictures) == ["tuning-imdb-small"]
+    assert sum("](figures/tuning-imdb-small.svg)" in part for part in imdb.parts) == 1
+    assert "gasam tune imdb --method METHOD --size small@1 --quantity epsilon " in imdb.parts[-1]
+    assert COMMIT[:7] in imdb.parts[-1]
+    page = pages.page(Contents([record("imdb")], findings))
+    assert page.index("docstrings, size small") < page.index("](figures/tuning-imdb-small.svg)")
+    assert "tuning-" not in pages.page(Contents([record("imdb")]))
 
 
 def test_two_norms_have_a_row_each_and_the_one_to_use_comes_first():
     tried = [response(81.0, exponent=-3), response(None, exponent=-2, end=2), response(82.0, norm="2", exponent=-1)]
-    page = pages.page([record("imdb")], findings=[finding_of("imdb", "ga-sam", tried)])
-    rows = [line for line in page.splitlines() if line.startswith("| GA-SAM | L")]
-    assert [row.split(" | ")[1:7] for row in rows] == [
+    [section] = search_sections(Contents(findings=[finding_of("imdb", "ga-sam", tried)]))
+    assert [row[1:7] for row in tables(section)[2:]] == [
         ["L2", "0.1", "82.00", "+2.00", "1", "0"],
         ["L-inf", "0.001", "81.00", "+1.00", "2", "1"],
     ]
-    assert "The norm in the first row of a method is used" in page
-    assert "--norms inf,2 --quantity epsilon --trials 3 " in page
 
 
 def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
     search = finding_of("imdb", "ga-sam", [response(81.0, exponent=-3)])
     whole = replace(finding_of("imdb", "ga-sam", grid(PEAK)), name=f"{search.name}-grid")
-    page = pages.page([record("imdb")], findings=[whole, search])
-    rows = [line for line in page.splitlines() if line.startswith(("| GA-SAM | L-inf", "| GA-SAM, full grid |"))]
-    assert [row.split(" | ")[:3] for row in rows] == [
-        ["| GA-SAM", "L-inf", "0.001"],
-        ["| GA-SAM, full grid", "L-inf", "0.005"],
+    [section] = search_sections(Contents(findings=[whole, search]))
+    assert [row[:3] for row in tables(section)[2:4]] == [
+        ["GA-SAM", "L-inf", "0.001"],
+        ["GA-SAM, full grid", "L-inf", "0.005"],
     ]
-    assert "--norms inf --quantity epsilon --full-grid --exponents=-4,-1`" in page
-    [(_, picture)] = searches.pictures([whole, search])
+    [picture] = section.pictures.values()
     assert [axes.get_title() for axes in picture.axes] == [
         "GA-SAM on imdb, size small",
         "GA-SAM, full grid on imdb, size small",
@@ -178,8 +192,8 @@ def test_searches_with_other_settings_have_a_sheet_of_their_own():
     tried = [response(81.0, exponent=-3)]
     small, other = finding_of("imdb", "sam", tried), finding_of("imdb", "asam", tried)
     other.settings["epochs"] = 99
-    names = [name for name, _ in searches.pictures([small, other])]
-    assert names == ["tuning-imdb-small", "tuning-imdb-small-2"]
+    found = search_sections(Contents(findings=[small, other]))
+    assert [list(section.pictures) for section in found] == [["tuning-imdb-small"], ["tuning-imdb-small-2"]]
 
 
 def test_pictures_of_searches_are_written_with_the_page(tmp_path):

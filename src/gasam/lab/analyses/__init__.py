@@ -66,7 +66,7 @@ def run(
         raise InputError(str(error)) from None
     repeated = loaded.record.model_dump(include=set(OF_THE_RUN))
     record = AnalysisRecord(
-        schema_version=1,
+        schema=1,
         kind=analysis.kind,
         options=analysis.options(),
         run=AnalysedRun(name=loaded.name, **repeated),

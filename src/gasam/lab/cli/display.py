@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 
 from gasam.lab.engines.local import Event, Job
 from gasam.lab.records import RunRecord
-from gasam.lab.report.comparison import Table
 from gasam.lab.search.outcome import Outcome
+from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.progress import Update
 
 # Names of files and messages of libraries may look like markup.
@@ -31,9 +31,7 @@ def print_json(value: Any) -> None:
 def print_table(table: Table) -> None:
     shown = RichTable(title=table.title, title_justify="left")
     for number, column in enumerate(table.columns):
-        texts = [row[number] for row in table.rows if row[number]]
-        numbers = sum(text.lstrip("+-")[:1].isdigit() for text in texts)
-        shown.add_column(column, justify="right" if 2 * numbers > len(texts) else "left")
+        shown.add_column(column, justify="right" if holds_numbers(table, number) else "left")
     for row in table.rows:
         shown.add_row(*row)
     console.print(shown)

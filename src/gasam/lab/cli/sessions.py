@@ -16,12 +16,12 @@ from gasam.lab.engines.local import Job, default_jobs, prepare, run_all
 from gasam.lab.engines.step_time import mean_step_times
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
-from gasam.lab.report.comparison import Table, as_json, markdown
-from gasam.lab.report.figure import comparison_figure
+from gasam.lab.report.pictures import comparison_figure
 from gasam.lab.report.tuning import conclusion, tuning_figure, tuning_table
 from gasam.lab.search.driver import TrialFailedError, tune
 from gasam.lab.search.question import Question
 from gasam.lab.storage import replaced, write_json
+from gasam.lab.tables import Table, as_json, markdown
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import figures
@@ -21,7 +22,6 @@ from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
-from gasam.lab.walks import WALK
 
 Walk = Mapping[str, Any]
 FOLDER = Path(__file__).parent
@@ -31,11 +31,13 @@ FOLDER = Path(__file__).parent
 class Expected:
     """A result of the paper, as printed: mean ± standard deviation over its four runs.
 
-    `slip` is the difference to the baseline that the paper prints, where its own means give another.
+    `baseline` is that of its table. `slip` is the difference to it that the paper prints, where its own means give
+    another.
     """
 
     text: str
-    slip: str | None = None
+    baseline: Expected | None = None
+    slip: str = ""
 
     @property
     def mean(self) -> Decimal:
@@ -45,63 +47,81 @@ class Expected:
     def std(self) -> Decimal:
         return Decimal(self.text.split(" ± ")[1])
 
-    def difference(self, baseline: Expected) -> Decimal:
-        """Of the printed means, with no more digits than either of them has."""
-        coarser = max(self.mean, baseline.mean, key=lambda mean: mean.as_tuple().exponent)
-        return (self.mean - baseline.mean).quantize(coarser)
+    @property
+    def difference(self) -> Decimal | None:
+        """Of the printed means, with no more digits than either of them has; the baseline has none."""
+        if self.baseline is None:
+            return None
+        coarser = max(self.mean, self.baseline.mean, key=lambda mean: mean.as_tuple().exponent)
+        return (self.mean - self.baseline.mean).quantize(coarser)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method, and by task what it sets in the method's walk and what the paper found; `own` is the part of the walk
-    that is another for every task. `best` is, for a rung of a ladder of radii, the one that the paper found best."""
+    """A row of a table on one task: a method, what it sets in the method's walk, and what the paper found.
+
+    Args:
+        walk: The options that it sets; `own` are those of them that another task sets differently.
+        times: Which multiple of the best radius of its ladder it is, for a row that sets a radius. The best is that of
+            the paper's means among the rows of its method and norm; a tuned radius is the best one here.
+    """
+
+    study: str
+    task: str
+    label: str
+    method: str
+    walk: Walk
+    own: Walk
+    expected: Expected
+    times: float | None = None
+
+    def plan(self, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None) -> Plan:
+        """`tuned` is a folder whose searches say how far to walk, instead of the paper."""
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk)
+        if tuned is not None:
+            return with_tuned_walk(made, tuned, self.times)
+        if self.times is None:
+            return made
+        source = EpsilonSource(kind="paper", remark=self.study)
+        return replace(made, choice=replace(made.choice, epsilon_source=source))
+
+
+class RowInFile(BaseModel):
+    """A row on all tasks: `walk` holds options of the walk, and under the name of a task those of its own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     label: str
     method: str
-    walk: Mapping[str, Walk]
-    own: Mapping[str, Walk]
-    expected: Mapping[str, Expected]
-    best: Mapping[str, float]
-
-    def plan(
-        self, study: str, task: str, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None
-    ) -> Plan:
-        """`tuned` is a folder whose searches say how far to walk, instead of the paper."""
-        made = plan.make(task, self.method, size, seed, origin=origin, walk=self.walk[task])
-        rung = "epsilon" in self.walk[task]
-        if tuned is not None:
-            return with_tuned_walk(made, tuned, self.times(task) if rung else None)
-        return (
-            replace(made, choice=replace(made.choice, epsilon_source=EpsilonSource(kind="paper", remark=study)))
-            if rung
-            else made
-        )
-
-    def times(self, task: str) -> float:
-        """Which multiple of its ladder's best radius a rung is: a tuned radius is the best one here."""
-        return float(self.walk[task]["epsilon"] / self.best[task])
+    paper: dict[str, Annotated[str, Field(pattern=r"^\d+(\.\d+)? ± \d+(\.\d+)?$")]]
+    walk: dict[str, Any] = {}
+    slip: dict[str, str] = {}
 
 
-class Budget(NamedTuple):
-    """Runs, and how many of the baseline's would need as many gradient evaluations."""
+class Study(BaseModel):
+    """A table of the paper, as its file holds it; the first row is the baseline. `seeds` is their number."""
 
-    runs: int
-    baseline_runs: float
-
-    def __str__(self) -> str:
-        return f"{self.runs} runs that cost as much as {self.baseline_runs:.0f} of the baseline"
-
-
-@dataclass(frozen=True)
-class Study:
-    """A table of the paper; its first row is the baseline."""
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
     title: str
     cost: str
-    tasks: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
+    tasks: list[str]
+    seeds: Annotated[int, Field(ge=1)]
+    rows: Annotated[list[RowInFile], Field(min_length=1)]
+
+    @property
+    def number(self) -> str:
+        return self.title.partition(":")[0]
+
+    def rows_on(self, task: str) -> list[Row]:
+        found: list[Row] = []
+        for row in self.rows:
+            own = row.walk.get(task, {})
+            walk = {key: value for key, value in row.walk.items() if key not in self.tasks} | own
+            expected = Expected(row.paper[task], found[0].expected if found else None, row.slip.get(task, ""))
+            found.append(Row(self.name, task, row.label, row.method, walk, own, expected))
+        return [replace(row, times=_times(row, found)) for row in found]
 
     def plans(
         self,
@@ -114,33 +134,22 @@ class Study:
     ) -> list[Plan]:
         """Every run that the table needs, each once, though two rows may be the same walk."""
         chosen = self.tasks if tasks is None else tasks
-        unknown = sorted(set(chosen) - set(self.tasks))
-        if unknown:
+        if unknown := sorted(set(chosen) - set(self.tasks)):
             raise InputError(f"{self.name} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
         unique: dict[str, Plan] = {}
-        for task, row, seed in product(chosen, self.rows, self.seeds if seeds is None else seeds):
-            run = row.plan(self.name, task, size, seed, origin=origin, tuned=tuned)
-            unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
+        for task in chosen:
+            for row, seed in product(self.rows_on(task), seeds or range(1, self.seeds + 1)):
+                run = row.plan(size, seed, origin=origin, tuned=tuned)
+                unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
         return list(unique.values())
-
-    def budget(self, size: str) -> Budget:
-        plans = self.plans(size)
-        return Budget(len(plans), sum(map(relative_cost, plans)))
-
-    def difference(self, row: Row, task: str) -> Decimal | None:
-        """To the baseline, from the paper's means; none for the baseline itself and where the paper has no number."""
-        baseline = self.rows[0].expected.get(task)
-        if row is self.rows[0] or baseline is None or task not in row.expected:
-            return None
-        return row.expected[task].difference(baseline)
-
-    def slips(self) -> Iterator[tuple[Row, str]]:
-        """Rows and tasks whose printed difference is not the one of the printed means."""
-        return ((row, task) for row in self.rows for task in row.expected if row.expected[task].slip)
 
 
 def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def every() -> list[Study]:
+    return [load(name) for name in names()]
 
 
 @cache
@@ -148,29 +157,25 @@ def load(name: str) -> Study:
     if name not in names():
         known = sorted((*names(), *figures.STUDIES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
-    with (FOLDER / f"{name}.toml").open("rb") as stream:
-        try:
-            return parse(name, tomllib.load(stream))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{name} is not TOML: {error}") from None
+    try:
+        return parse(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{name} is not TOML: {error}") from None
 
 
 def parse(name: str, raw: Mapping[str, Any]) -> Study:
     """A study from what its file holds; every plan is made once, so that nothing wrong is found only later."""
-    _check(name, raw, {"title": str, "cost": str, "tasks": list, "seeds": int, "rows": list})
-    rows = [_row(f"{name}, row {number}", raw["tasks"], row) for number, row in enumerate(raw["rows"], 1)]
-    study = Study(
-        name,
-        raw["title"],
-        raw["cost"],
-        tuple(raw["tasks"]),
-        tuple(range(1, raw["seeds"] + 1)),
-        tuple(replace(row, best={task: _best(rows, row, task) for task in _ladders(row)}) for row in rows),
-    )
-    if not study.seeds:
-        raise InputError(f"{name}: seeds must be a whole number >= 1, got {raw['seeds']}")
-    if not study.rows or study.rows[0].method != "baseline":
-        raise InputError(f"{name}: the first row must be the baseline, for the others are compared with it")
+    try:
+        study = Study.model_validate({"name": name, **raw})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in fault["loc"])
+        raise InputError(f"{name}: {place}: {fault['msg']}, got {fault['input']!r}") from None
+    if study.rows[0].method != "baseline":
+        raise InputError(f"{name}: the first row must be the baseline, because the others are compared with it")
+    for number, row in enumerate(study.rows, 1):
+        if row.paper.keys() != set(study.tasks):
+            raise InputError(f"{name}: row {number} must have a result of the paper for {', '.join(study.tasks)}")
     try:
         study.plans("paper")
     except InputError as error:
@@ -184,50 +189,14 @@ def relative_cost(run: Plan) -> float:
     return math.fsum(run.choice.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
 
 
-def _row(where: str, tasks: Sequence[str], raw: Mapping[str, Any]) -> Row:
-    _check(where, raw, {"label": str, "method": str, "paper": dict}, {"walk": dict, "slip": dict})
-    given, slips = raw.get("walk", {}), raw.get("slip", {})
-    shared = {key: value for key, value in given.items() if key not in tasks}
-    own = {task: _floats(where, given.get(task, {})) for task in tasks}
-    walk = {task: _floats(where, shared) | own[task] for task in tasks}
-    stray = (raw["paper"].keys() | slips.keys()) - set(tasks)
-    if stray:
-        raise InputError(f"{where} names the task {min(stray)!r}, which is not among the study's tasks")
-    for text in raw["paper"].values():
-        if not re.fullmatch(r"\d+(\.\d+)? ± \d+(\.\d+)?", str(text)):
-            raise InputError(f"{where}: a result of the paper looks like '84.42 ± 0.12', got {text!r}")
-    expected = {task: Expected(text, slips.get(task)) for task, text in raw["paper"].items()}
-    return Row(raw["label"], raw["method"], walk, own, expected, best={})
-
-
-def _ladders(row: Row) -> list[str]:
-    """The tasks in which a row is a rung of a ladder of radii, and has a result."""
-    return [task for task, walk in row.walk.items() if "epsilon" in walk and task in row.expected]
-
-
-def _best(rows: Sequence[Row], row: Row, task: str) -> float:
-    """The radius of the best rung of the row's ladder: those of its method and norm, by the paper's means."""
-    norm = row.walk[task].get("norm")
-    ladder = [r for r in rows if r.method == row.method and task in _ladders(r) and r.walk[task].get("norm") == norm]
-    choose = max if find(task).family.metric.higher_is_better else min
-    return float(choose(ladder, key=lambda rung: rung.expected[task].mean).walk[task]["epsilon"])
-
-
-def _floats(where: str, walk: Mapping[str, Any]) -> dict[str, Any]:
-    """Radius and norm as floats: 2 and 2.0 must not make two runs of one."""
-    if unknown := walk.keys() - WALK:
-        raise InputError(f"{where}: a walk has no {min(unknown)!r}, it has {', '.join(sorted(WALK))}")
-    return {key: float(value) if key in ("epsilon", "norm") else value for key, value in walk.items()}
-
-
-def _check(where: str, raw: Any, needed: Mapping[str, type], possible: Mapping[str, type] | None = None) -> None:
-    kinds = {**needed, **(possible or {})}
-    if not isinstance(raw, Mapping):
-        raise InputError(f"{where} must be a table, got {raw!r}")
-    for key in needed.keys() - raw.keys():
-        raise InputError(f"{where} lacks {key!r}")
-    for key, value in raw.items():
-        if key not in kinds:
-            raise InputError(f"{where} has {key!r}, which is none of {', '.join(kinds)}")
-        if not isinstance(value, kinds[key]):
-            raise InputError(f"{where}: {key} must be of type {kinds[key].__name__}, got {value!r}")
+def _times(row: Row, rows: Sequence[Row]) -> float | None:
+    if "epsilon" not in row.walk:
+        return None
+    ladder = [
+        other
+        for other in rows
+        if other.method == row.method and "epsilon" in other.walk and other.walk.get("norm") == row.walk.get("norm")
+    ]
+    choose = max if find(row.task).family.metric.higher_is_better else min
+    best = choose(ladder, key=lambda rung: rung.expected.mean)
+    return float(row.walk["epsilon"] / best.walk["epsilon"])

@@ -1,1 +1,1 @@
-"""Tables, figures and pages, made from records alone."""
+"""Records become one frame of runs, groups of runs, tables, pictures and pages."""

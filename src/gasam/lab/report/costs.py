@@ -2,73 +2,59 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median
 
 from gasam.lab.paper.studies import Study, relative_cost
 from gasam.lab.records import RunRecord
-from gasam.lab.report import cells
-from gasam.lab.report.groups import RADIUS, Group, grouped
-from gasam.lab.tables import Table
-
-
-def seconds_of_runs(records: Sequence[RunRecord], task: str, size: str) -> dict[str, list[float]]:
-    """By method, baseline and GA-SAM, in the size's own settings and with the method's own K."""
-    groups = grouped(record for record in records if (record.task, record.size) == (task, size))
-    return {
-        method: [float(run.seconds) for group in groups if _typical(group, method) for run in _ended(group)]
-        for method in ("baseline", "ga-sam")
-    }
+from gasam.lab.report.frame import RADIUS, groups_of
+from gasam.lab.statistics import counted
+from gasam.lab.tables import Table, of_texts
 
 
 def pilot_table(records: Sequence[RunRecord], tasks: Iterable[str], size: str) -> Table:
     """Seconds a run: the median, and of how many."""
     rows = []
     for task in tasks:
-        found = seconds_of_runs(records, task, size)
-        plain, ours = (_median(found[method]) for method in ("baseline", "ga-sam"))
-        times = "" if plain is None or ours is None else f"{ours / plain:.2f}x"
-        texts = [_told(found[method]) for method in ("baseline", "ga-sam")]
-        rows.append((task, *texts, times))
-    columns = ("task", "baseline, seconds a run", "GA-SAM, seconds a run", "GA-SAM to baseline")
-    return Table(f"Seconds a run, size {size}", columns, tuple(rows))
+        plain, ours = (_seconds(records, task, size, method) for method in ("baseline", "ga-sam"))
+        row = {"task": task, "baseline, seconds a run": _told(plain), "GA-SAM, seconds a run": _told(ours)}
+        rows.append(row | {"GA-SAM to baseline": f"{median(ours) / median(plain):.2f}x" if plain and ours else ""})
+    return of_texts(f"Seconds a run, size {size}", rows)
 
 
 def hours_table(studies: Iterable[Study], records: Sequence[RunRecord], size: str) -> Table:
     """Runs and hours of each table: every run costs the baseline's median times its gradient evaluations a step."""
     rows = []
     for study in studies:
-        medians = {task: _median(seconds_of_runs(records, task, size)["baseline"]) for task in study.tasks}
-        known = {task: seconds for task, seconds in medians.items() if seconds is not None}
-        budget = study.budget(size)
-        lacking = [task for task in study.tasks if task not in known]
-        told = f"{hours(study, size, known):.1f}" if known else "not known"
-        told += f" without {', '.join(lacking)}" if known and lacking else ""
-        rows.append((study.title.partition(":")[0], str(budget.runs), f"{budget.baseline_runs:.0f}", told))
-    columns = ("table", "runs", "baseline runs that cost as much", "hours, one run at a time")
-    return Table(f"Hours, size {size}", columns, tuple(rows))
+        seconds = {task: _seconds(records, task, size, "baseline") for task in study.tasks}
+        known = {task: median(found) for task, found in seconds.items() if found}
+        lacking = ", ".join(task for task in study.tasks if task not in known)
+        costs = [(plan.task, relative_cost(plan)) for plan in study.plans(size)]
+        hours = sum(known[task] * cost for task, cost in costs if task in known) / 3600
+        rows.append(
+            {
+                "table": study.number,
+                "runs": str(len(costs)),
+                "baseline runs that cost as much": f"{sum(cost for _, cost in costs):.0f}",
+                "hours, one run at a time": f"{hours:.1f}{f' without {lacking}' if lacking else ''}"
+                if known
+                else "not known",
+            }
+        )
+    return of_texts(f"Hours, size {size}", rows)
 
 
-def hours(study: Study, size: str, seconds: Mapping[str, float]) -> float:
-    """Of the tasks whose `seconds` a run of the baseline are known."""
-    plans = study.plans(size, list(seconds))
-    return sum(seconds[plan.task] * relative_cost(plan) for plan in plans) / 3600
-
-
-def _typical(group: Group, method: str) -> bool:
-    same = group.method == method and not group.other_settings
-    return same and not group.other_walk().keys() - {*RADIUS, "same_noise"}
-
-
-def _ended(group: Group) -> list[RunRecord]:
-    return [run for run in group.runs if not run.diverged]
-
-
-def _median(seconds: Sequence[float]) -> float | None:
-    return statistics.median(seconds) if seconds else None
+def _seconds(records: Sequence[RunRecord], task: str, size: str, method: str) -> list[float]:
+    """Of the runs that did not diverge, in the size's own settings and with the method's own K."""
+    return [
+        record.seconds
+        for group in groups_of(records, task, size)
+        if group.method == method and not group.other_settings
+        if not group.other_walk().keys() - RADIUS - {"same_noise"}
+        for record in group.records
+        if not record.diverged
+    ]
 
 
 def _told(seconds: Sequence[float]) -> str:
-    if not seconds:
-        return "not run"
-    return f"{statistics.median(seconds):,.0f} ({cells.counted(len(seconds), 'run')})"
+    return f"{median(seconds):,.0f} ({counted(len(seconds), 'run')})" if seconds else "not run"

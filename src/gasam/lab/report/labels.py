@@ -1,27 +1,71 @@
-"""Names of analysed runs that tell them apart in tables, pictures and sentences."""
+"""Names for groups of runs and for analysed runs: what each is, and what sets it apart from the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.report.groups import grouped, labels
+from gasam.lab.report.frame import TUNED, Group, groups_of
+
+
+def label(group: Group) -> str:
+    return named(group.title, differing(group, group.other_walk()))
+
+
+def named(name: str, differing: str) -> str:
+    return f"{name} ({differing})" if differing else name
+
+
+def differing(group: Group, walk: Mapping[str, Any]) -> str:
+    """What its name does not promise: a radius found on validation, options of its walk, settings, data."""
+    found = ""
+    if group.found_on_validation:
+        times = "" if group.multiple is None else f"{group.multiple:g} x "
+        found = f"{times}tuned: {radius(group)}"
+        walk = {name: value for name, value in walk.items() if name not in TUNED}
+    return ", ".join(filter(None, (found, in_words({**walk, **group.apart}))))
+
+
+def radius(group: Group) -> str:
+    budget = group.walk.get("budget")
+    size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
+    return f"{in_words({'norm': group.walk['norm']})} {size}"
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(_in_words(name, value) for name, value in values.items())
 
 
 def run_labels(found: Sequence[AnalysisRecord]) -> list[str]:
-    """A name for each analysed run; task and size are in front if they differ."""
+    """A name for each analysed run that tells it apart from the others: task and size in front where they differ."""
     runs = [each.run for each in found]
-    several_tasks = len({run.task for run in runs}) > 1
-    several_sizes = len({run.size for run in runs}) > 1
-    names = {}
-    for kind in dict.fromkeys((run.task, run.size) for run in runs):
-        groups = grouped(run for run in runs if (run.task, run.size) == kind)
-        for group, label in zip(groups, labels(groups), strict=True):
-            for run in group.runs:
-                names[run.name] = f"{label}, seed {run.seed}" if len(group.runs) > 1 else label
-    found_labels = []
+    kinds = list(dict.fromkeys((run.task, run.size) for run in runs))
+    told: dict[str, str] = {}
+    for kind in kinds:
+        for group in groups_of(runs, *kind):
+            for run in group.records:
+                told[run.name] = label(group) + (f", seed {run.seed}" if len(group.records) > 1 else "")
+    several_tasks, several_sizes = (len({kind[place] for kind in kinds}) > 1 for place in (0, 1))
+    names = []
     for run in runs:
         front = ", ".join([run.task] * several_tasks + [f"size {run.size}"] * several_sizes)
-        name = names.get(run.name, run.name)  # a copy of a run under another name
-        found_labels.append(f"{front}: {name}" if front else name)
-    return found_labels
+        name = told.get(run.name, run.name)  # a copy of a run under another name has that name
+        names.append(f"{front}: {name}" if front else name)
+    return names
+
+
+def _in_words(name: str, value: Any) -> str:
+    match name:
+        case "steps":
+            return f"K = {value}"
+        case "norm":
+            return f"L-{value}" if value == "inf" else f"L{value:g}"
+        case "same_noise":
+            return "same noise" if value else "fresh noise"
+    words = name.replace("_", " ")
+    if value is None:
+        return f"all {words}" if name in ("rows", "judged") else f"no {words}"
+    if isinstance(value, list):
+        return f"{words} {'/'.join(map(str, value))}"
+    return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"

@@ -13,10 +13,7 @@ from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, sheet
 from gasam.lab.methods import METHODS
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.strategy import Candidate, in_words
-from gasam.lab.tables import Table
-from gasam.lab.tasks import find
-
-COLUMNS = ("method", "norm", "{quantity}", "validation", "vs baseline", "tries", "given up", "gradient evaluations")
+from gasam.lab.tables import Table, of_texts
 
 
 def title(found: Finding) -> str:
@@ -32,27 +29,33 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     notes = [f"The baseline has {baseline} on validation with seed {first.seed}{error}."]
     if len(first.seeds) > 1:
         notes.append(f"Finalists and baseline have {len(first.seeds)} seeds: their means are shown.")
-    notes += [sentence for found in findings for sentence in guessing(found)]
+    notes += [sentence for found in findings for sentence in _guessing(found)]
     if len(parts) > len(findings):
         notes.append("The norm in the first row of a method is used, because it scored best on validation.")
-    quantity = first.quantity
-    about = f"{first.task}, size {first.size}: {quantity}, chosen on validation"
-    columns = tuple(column.format(quantity=quantity) for column in COLUMNS)
-    return Table(about, columns, tuple(_row(part) for part in parts), tuple(notes))
+    about = f"{first.task}, size {first.size}: {first.quantity}, chosen on validation"
+    return of_texts(about, [_row(part) for part in parts], notes)
 
 
-def _row(found: Finding) -> tuple[str, ...]:
+def _row(found: Finding) -> dict[str, str]:
     best = found.chosen()
-    shown = ("", "none", "", "")
+    norm, size, valid, gain = "", "none", "", ""
     if best is not None:
-        valid, plain = found.means(best)
-        norm, value = str(best).split(maxsplit=1)
-        shown = (norm, value, f"{valid:.2f}", f"{valid - plain:+.2f}")
-    given_up = sum(one.valid is None for one in found.tries)
-    return title(found), *shown, str(len(found.tries)), str(given_up), f"{found.gradient_evaluations:,}"
+        ours, plain = found.means(best)
+        norm, size = str(best).split(maxsplit=1)
+        valid, gain = f"{ours:.2f}", f"{ours - plain:+.2f}"
+    return {
+        "method": title(found),
+        "norm": norm,
+        found.quantity: size,
+        "validation": valid,
+        "vs baseline": gain,
+        "tries": str(len(found.tries)),
+        "given up": str(sum(one.valid is None for one in found.tries)),
+        "gradient evaluations": f"{found.gradient_evaluations:,}",
+    }
 
 
-def guessing(found: Finding) -> Iterator[str]:
+def _guessing(found: Finding) -> Iterator[str]:
     """Says which runs learned nothing."""
     level = f"{found.metric.name} {found.baseline.worthless:.2f}"
     if found.at_guessing_level(found.baseline):
@@ -106,13 +109,12 @@ def tuning_figure(findings: Sequence[Finding]) -> Figure:
 
 
 def _panel(axes: Axes, found: Finding) -> None:
-    metric = find(found.task).family.metric
     base = found.baseline_score
     ended = [(one.candidate, one.valid) for one in found.tries if one.valid is not None]
     spread = max([abs(valid - base) for _, valid in ended] + [abs(base) * found.tolerance])
-    edge = base - 1.3 * spread if metric.higher_is_better else base + 1.3 * spread
+    edge = base - 1.3 * spread if found.metric.higher_is_better else base + 1.3 * spread
     axes.axhline(base, color=BASELINE, lw=1.2, ls="--", label="baseline")
-    norms = sorted({one.norm for one in found.tries}, reverse=True)
+    norms = sorted({one.candidate.norm for one in found.tries}, reverse=True)
     for norm, colour in zip(norms, (GA_SAM, OKABE_ITO[0]), strict=False):
         some = sorted((each.value, valid) for each, valid in ended if each.norm == norm and each.cap is None)
         label = in_words(norm)
@@ -130,5 +132,5 @@ def _panel(axes: Axes, found: Finding) -> None:
     axes.set_xscale("log")
     axes.set_title(f"{title(found)} on {found.task}, size {found.size}", fontsize=10)
     axes.set_xlabel(found.quantity)
-    axes.set_ylabel(f"{metric.name} on validation")
+    axes.set_ylabel(f"{found.metric.name} on validation")
     axes.legend(fontsize=8)

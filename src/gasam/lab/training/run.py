@@ -59,7 +59,7 @@ def record_of(training: Training) -> RunRecord:
     """The record of a run whose training ended; the weights that it judges are kept as the model."""
     plan, family, progress = training.plan, training.family, training.progress
     return RunRecord(
-        schema_version=1,
+        schema=1,
         task=plan.task,
         size=plan.size,
         method=plan.choice.method,

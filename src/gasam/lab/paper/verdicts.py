@@ -6,24 +6,11 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from gasam.lab.paper.studies import Expected
-from gasam.lab.report.statistics import Difference, Summary, paired_difference, welch_difference
+from gasam.lab.statistics import Difference, Standing, Summary, paired_difference, welch_difference
 
-Standing = Literal["better", "worse", "no difference"]
 Word = Literal["reproduced", "not reproduced", "not run"]
-WORDS: tuple[Word, ...] = ("reproduced", "not reproduced", "not run")
 RUNS_OF_THE_PAPER = 4
 ONE_SEED, UNDECIDED, BASELINE_DIVERGED = "one seed", "undecided", "the baseline diverged"
-DEFINITION = (
-    "The paper's claim for a cell is that it is better than its baseline, worse, or no different, by Welch's 95% "
-    f"interval of the printed means and standard deviations over {RUNS_OF_THE_PAPER} runs; ours is the same by "
-    "Student's 95% interval of the differences, paired by seed, to the baseline with as many epochs. The same claim is "
-    "`reproduced`, another one is `not reproduced` with ours in brackets, or with the reason why we have none. An "
-    f"interval that holds zero and the paper's difference speaks against neither and is `{UNDECIDED}` where the paper "
-    "claims a difference; where it claims none, one that is wider than the paper's: few seeds must not make that claim "
-    "cheap; and where the baseline diverged. Differences are absolute, also where our level is another than the "
-    "paper's, as on ptb. Intervals are not corrected for the number of methods; a run that stands in several rows or "
-    "tables counts in each."
-)
 
 
 class Verdict(NamedTuple):
@@ -37,18 +24,15 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         return f"{self.word} ({self.reason})" if self.reason else self.word
 
-
-def standing(found: Difference | None, higher_is_better: bool) -> Standing | None:
-    """What an interval of differences to the baseline carries; nothing without an interval."""
-    if found is None or found.low is None:
-        return None
-    if found.holds(0):
-        return "no difference"
-    return "better" if (found.low > 0) == higher_is_better else "worse"
+    @property
+    def counted_as(self) -> str:
+        """One seed, or a baseline that diverged, decides nothing."""
+        return UNDECIDED if self.reason in (ONE_SEED, UNDECIDED, BASELINE_DIVERGED) else self.word
 
 
 def paper_difference(row: Expected, baseline: Expected) -> Difference:
-    return welch_difference(_summary(row), _summary(baseline))
+    ours, theirs = (Summary(float(each.mean), float(each.std), RUNS_OF_THE_PAPER) for each in (row, baseline))
+    return welch_difference(ours, theirs)
 
 
 def judge(
@@ -60,8 +44,17 @@ def judge(
     diverged: int = 0,
     baselines_diverged: int = 0,
 ) -> Verdict:
-    """`claim` is the paper's; `scores` and `baseline` are ours by seed; `diverged` counts runs that gave no number."""
-    paper = standing(claim, higher_is_better)
+    """The verdict on one cell.
+
+    Args:
+        claim: The paper's difference to its baseline.
+        scores: Our results by seed.
+        baseline: Those of our baseline.
+        higher_is_better: The direction of the metric.
+        diverged: How many of our runs gave no number.
+        baselines_diverged: The same of the baseline, among the seeds of `scores`.
+    """
+    paper = claim.standing(higher_is_better)
     assert paper is not None  # two summaries always have an interval
     if diverged:
         runs = diverged + len(scores)
@@ -73,7 +66,7 @@ def judge(
     found = paired_difference(scores, baseline)
     if found is None:
         return Verdict("not run", paper, reason="no baseline with its seeds" if baseline else "no baseline")
-    ours = standing(found, higher_is_better)
+    ours = found.standing(higher_is_better)
     if ours is None:
         return Verdict("not reproduced", paper, reason=ONE_SEED)
     if ours == "no difference" and _blunt(found, claim, paper):
@@ -84,7 +77,3 @@ def judge(
 def _blunt(found: Difference, claim: Difference, paper: Standing) -> bool:
     """Whether an interval that holds zero is too wide to speak for or against the paper's claim."""
     return found.width > claim.width if paper == "no difference" else found.holds(claim.mean)
-
-
-def _summary(printed: Expected) -> Summary:
-    return Summary(float(printed.mean), float(printed.std), RUNS_OF_THE_PAPER)

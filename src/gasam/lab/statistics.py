@@ -1,11 +1,15 @@
-"""Statistics over seeds: a mean and its spread, the difference to a baseline seed by seed, that of two summaries."""
+"""Statistics over seeds: mean and spread, differences with their intervals, and how these numbers are written."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from scipy import stats  # type: ignore[import-untyped]
+
+Standing = Literal["better", "worse", "no difference"]
 
 
 class Summary(NamedTuple):
@@ -15,14 +19,21 @@ class Summary(NamedTuple):
     std: float | None
     seeds: int
 
+    def __str__(self) -> str:
+        return number(self.mean) + ("" if self.std is None else f" ± {number(self.std)}")
+
 
 class Difference(NamedTuple):
-    """`low` and `high` bound Student's confidence interval of the mean; one pair has none."""
+    """`low` and `high` bound the confidence interval of the mean; one pair has none."""
 
     mean: float
     low: float | None
     high: float | None
     pairs: int
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" [{signed(self.low)}, {signed(self.high)}]"
+        return signed(self.mean) + interval
 
     @property
     def width(self) -> float:
@@ -31,6 +42,14 @@ class Difference(NamedTuple):
     def holds(self, value: float) -> bool:
         """Whether the interval allows this difference."""
         return self.low is None or self.high is None or self.low <= value <= self.high
+
+    def standing(self, higher_is_better: bool) -> Standing | None:
+        """What the interval says of a method beside its baseline; nothing without an interval."""
+        if self.low is None:
+            return None
+        if self.holds(0):
+            return "no difference"
+        return "better" if (self.low > 0) == higher_is_better else "worse"
 
 
 def summary(values: Collection[float]) -> Summary | None:
@@ -43,13 +62,14 @@ def summary(values: Collection[float]) -> Summary | None:
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
 ) -> Difference | None:
-    """values - baseline over the seeds that both have: what a seed does to both of them cancels."""
+    """values - baseline over the seeds that both have, with Student's interval: what a seed does to both cancels.
+
+    The same as `scipy.stats.ttest_rel`, which has no interval where all differences are equal.
+    """
     found = summary([value - baseline[seed] for seed, value in values.items() if seed in baseline])
-    if found is None:
-        return None
-    if found.std is None:
-        return Difference(found.mean, None, None, 1)
-    reach = student_quantile((1 + confidence) / 2, found.seeds - 1) * found.std / math.sqrt(found.seeds)
+    if found is None or found.std is None:
+        return None if found is None else Difference(found.mean, None, None, 1)
+    reach = float(stats.t.ppf((1 + confidence) / 2, found.seeds - 1)) * found.std / math.sqrt(found.seeds)
     return Difference(found.mean, found.mean - reach, found.mean + reach, found.seeds)
 
 
@@ -63,11 +83,17 @@ def welch_difference(ours: Summary, theirs: Summary, confidence: float = 0.95) -
     if a + b == 0:
         return Difference(mean, mean, mean, min(ours.seeds, theirs.seeds))
     freedom = (a + b) ** 2 / (a**2 / (ours.seeds - 1) + b**2 / (theirs.seeds - 1))
-    reach = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(a + b)
+    reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(a + b)
     return Difference(mean, mean - reach, mean + reach, min(ours.seeds, theirs.seeds))
 
 
-def student_quantile(probability: float, freedom: float) -> float:
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+def number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
-    return float(stdtrit(freedom, probability))
+
+def signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}" if abs(value) < 1000 else f"{value:+,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,91 @@
+"""Everything that the page of results is made from: what the folder `results` holds."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gasam.lab import records
+from gasam.lab.analyses import Analysis, restored
+from gasam.lab.errors import InputError
+from gasam.lab.paper import studies
+from gasam.lab.records import AnalysisRecord, RunRecord, RunSummary
+from gasam.lab.search import finding
+from gasam.lab.search.finding import Finding
+from gasam.lab.tasks import TASKS, find
+
+SEARCH, FLATNESS = "search", "flatness"
+"""Stand for a table of the paper: remarks on the search for epsilon, and on how flat minima are."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Records of runs, searches, analyses of runs with the same options on one task, figures of the paper by name, and
+    what people remark on a table and a task."""
+
+    records: list[RunRecord] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    analyses: list[tuple[Analysis, list[AnalysisRecord]]] = field(default_factory=list)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    remarks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> list[RunRecord]:
+        """The records without the embedded twins and the user's own data."""
+        return [record for record in self.records if find(record.task).kind == "paper"]
+
+    def remark(self, table: str, task: str) -> str:
+        return self.remarks.get(table, {}).get(task, "")
+
+
+def read(folder: Path) -> Contents:
+    runs = list(records.read_all(folder))
+    figures = {
+        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "figures").glob("*.json"))
+    }
+    analyses = _read_analyses(folder / "analysis", runs)
+    return Contents(runs, list(finding.read_all(folder)), analyses, figures, _read_remarks(folder / "remarks.toml"))
+
+
+def _read_analyses(folder: Path, runs: list[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
+    """Their runs in the order of the methods, with the source of epsilon, which the record of an analysis lacks."""
+    sources = {_identity(run): run.epsilon_source for run in runs}
+    groups: dict[str, list[AnalysisRecord]] = {}
+    for file in sorted(folder.glob("*.json")):
+        each = records.read_analysis(file)
+        each.run.epsilon_source = sources.get(_identity(each.run)) or each.run.epsilon_source
+        same = [each.kind, each.run.task, each.run.size, each.options]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(each)
+    return [(restored(group[0]), sorted(group, key=_place)) for _, group in sorted(groups.items())]
+
+
+def _identity(run: RunSummary) -> str:
+    return json.dumps([run.config, run.seed, run.data.hash], sort_keys=True)
+
+
+def _place(each: AnalysisRecord) -> tuple[bool, float, float]:
+    return each.run.method != "baseline", each.run.gradient_evaluations, each.run.walk["epsilon"]
+
+
+def _read_remarks(file: Path) -> Mapping[str, Mapping[str, str]]:
+    """Nothing where nobody wrote anything."""
+    if not file.exists():
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} is not TOML: {error}") from None
+    known = {study.name: study.tasks for study in studies.every()} | {SEARCH: list(TASKS), FLATNESS: list(TASKS)}
+    for table, remarks in found.items():
+        if table not in known or not isinstance(remarks, dict):
+            raise InputError(f"{file}: a table must be one of {', '.join(known)}, with remarks by task, got {table!r}")
+        for task, text in remarks.items():
+            if task not in known[table] or not isinstance(text, str):
+                raise InputError(
+                    f'{file}: give {table}.TASK = "text" with one of {", ".join(known[table])}, got {task!r}'
+                )
+    return found

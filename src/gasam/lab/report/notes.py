@@ -1,0 +1,148 @@
+"""What is said beneath the table of a comparison: a conclusion, warnings, and what differs from the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from gasam.lab import tasks
+from gasam.lab.report.frame import Group, shared_settings
+from gasam.lab.report.labels import in_words, label, radius
+from gasam.lab.search.worth import Worth
+from gasam.lab.statistics import Standing
+from gasam.lab.tasks import asked_size
+
+SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
+SHARE = 0.1
+"""A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
+split, has collapsed."""
+
+
+def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> list[str]:
+    """All of them. `flags` are what `gasam tune` needs to use the same data and settings; None if they are unknown."""
+    about_methods = [*conclusion(groups), *warnings(groups, flags), *radii(groups), *champion(groups)]
+    return [*about_methods, *remarks(task, size, groups)]
+
+
+def conclusion(groups: Sequence[Group]) -> Iterator[str]:
+    """One sentence: what the table shows of GA-SAM, or else of its first method."""
+    walking = [group for group in groups if group.scores and group.method != "baseline"]
+    for group in sorted(walking, key=lambda group: group.method != "ga-sam")[:1]:
+        found = group.difference(group.baseline)
+        if found is None:
+            return
+        if found.pairs == 1:
+            yield "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
+            return
+        standing = found.standing(group.metric.higher_is_better)
+        told = f"no clear difference between {group.title} and the baseline"
+        if standing != "no difference":
+            told = f"{group.title} is {standing} than the baseline"
+        yield f"Conclusion: {told}: {group.versus(group.baseline)} over {found.pairs} seeds."
+
+
+def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
+    """A sentence for each method that collapsed, with the command that looks for a better walk."""
+    for group in groups:
+        if at_guessing_level(group):
+            yield f"{label(group)} is no better than guessing ({group.records[0].worthless:.2f})."
+        if never_walked(group):
+            yield f"{label(group)} never walked: its loss did not fall enough for the schedule. Train longer."
+        if collapsed(group):
+            tune = f"gasam tune {group.task} --method {group.method} --size {asked_size(group.task, group.size)}"
+            cure = "" if flags is None or group.tuned else f": run `{tune}{flags}`, then compare with --tuned"
+            yield f"{label(group)} collapsed{cure}."
+
+
+def radii(groups: Sequence[Group]) -> Iterator[str]:
+    """How far each method walks, and who says so."""
+    told: dict[str, dict[str, None]] = {}
+    for group in groups:
+        if group.method != "baseline":
+            told.setdefault("; ".join(group.sources), {})[f"{group.title} {radius(group)}"] = None
+    if told:
+        walks = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
+        yield f"Size of the walks: {'; '.join(walks)}."
+
+
+def champion(groups: Sequence[Group]) -> Iterator[str]:
+    """GA-SAM beside every other method: of several groups of one method the usual one."""
+    first: dict[str, Group] = {}
+    for group in groups:
+        if group.usual and group.method != "baseline":
+            first.setdefault(group.method, group)
+    if lead := first.pop("ga-sam", None):
+        yield from filter(None, [contrast(label(lead), lead, first.values())])
+
+
+def contrast(name: str, lead: Group, others: Iterable[Group]) -> str:
+    """What the intervals of `lead` minus each of the others say.
+
+    Groups with less than two common seeds are left out, and so are those in which a run diverged: the remaining seeds
+    would be the lucky ones.
+    """
+    said: dict[Standing, list[str]] = {}
+    for other in others:
+        if standing := lead.standing(other):
+            said.setdefault(standing, []).append(f"{other.title}: {lead.versus(other)}")
+    told = [f"{word} ({', '.join(said[standing])})" for standing, word in SAID.items() if standing in said]
+    return f"{name} minus each other method, paired by seed: {'; '.join(told)}." if told else ""
+
+
+def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
+    """What differs from the paper in data and in numbers; the latter from what was run, not from what is planned."""
+    definition = tasks.find(task)
+    if definition.kind.startswith("twin"):
+        yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
+    records = [record for group in groups for record in group.records]
+    yield from (f"Data: {note}." for note in data_notes(groups))
+    for copied in [record.remarks["bleu_of_copying"] for record in records if "bleu_of_copying" in record.remarks][:1]:
+        yield f"The source itself, copied, has BLEU {copied:.2f}."
+    if shared := shared_settings(groups):
+        usual = definition.settings(size).recorded()
+        yield f"All rows: {in_words(shared)}; size {size} has {in_words({name: usual[name] for name in shared})}."
+    if groups and definition.kind == "paper":
+        paper = definition.settings("paper").recorded()
+        ours = next((group for group in groups if group.usual), groups[0]).settings
+        if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:
+            yield f"These runs: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
+
+
+def data_notes(groups: Sequence[Group]) -> list[str]:
+    """How the data differs from the paper's, each thing once."""
+    every = [note for group in groups for record in group.records for note in record.data.notes]
+    return [note.rstrip(".") for note in dict.fromkeys(every)]
+
+
+def collapsed(group: Group) -> bool:
+    """Whether a method ends clearly below its baseline. Older records do not say how noisy their test split is."""
+    plain = group.baseline
+    if group.method == "baseline" or plain is None or plain.summary is None:
+        return False
+    error = _error(plain)
+    if error is None or group.summary is None:
+        return error is not None
+    worth = _worth(plain)
+    noise = 2 * math.sqrt(2) * error / worth.of(plain.summary.mean)
+    return worth.gain(group.summary.mean, plain.summary.mean) < -max(SHARE, noise)
+
+
+def at_guessing_level(group: Group) -> bool:
+    """Whether the mean is no better than guessing; False if its error is not known."""
+    error = _error(group)
+    return bool(group.summary and error is not None and _worth(group).is_guessing(group.summary.mean, error))
+
+
+def never_walked(group: Group) -> bool:
+    """Whether a method that waits for progress took as many gradients as updates."""
+    waits = group.walk.get("walk_progress") is not None
+    return waits and all(record.gradient_evaluations == record.updates for record in group.records)
+
+
+def _error(group: Group) -> float | None:
+    """The standard error of the test score, from the choice of the split's examples."""
+    return max((record.test_error for record in group.records if record.test_error is not None), default=None)
+
+
+def _worth(group: Group) -> Worth:
+    return Worth(group.metric, group.records[0].worthless or 0.0)

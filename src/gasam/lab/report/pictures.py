@@ -1,0 +1,141 @@
+"""The picture of a comparison: validation against what was spent, the test results of all seeds, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+from pandas import DataFrame, concat
+
+from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, OKABE_ITO, finish
+from gasam.lab.errors import InputError
+from gasam.lab.records import RunRecord
+from gasam.lab.report.comparison import described
+from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.labels import label
+from gasam.lab.storage import replaced
+from gasam.lab.tasks import find
+
+
+class Style(NamedTuple):
+    colour: str
+    dashes: str
+    emphasised: bool
+
+
+def comparison_figure(records: Sequence[RunRecord], file: Path, times: Mapping[str, float] | None = None) -> None:
+    """A PNG with three panels for each task and size: curves, bars, and the score against the cost of a step."""
+    figure = draw(records, times or {})
+    with replaced(file) as partial:
+        figure.savefig(partial, format="png", dpi=150)
+
+
+def svg(figure: Figure) -> str:
+    """The same text for the same figure."""
+    stream = BytesIO()
+    with rc_context({"svg.hashsalt": "gasam"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue().decode()
+
+
+def draw(records: Sequence[RunRecord], times: Mapping[str, float] | None = None) -> Figure:
+    kinds = list(dict.fromkeys((record.task, record.size) for record in records))
+    if not kinds:
+        raise InputError("there is nothing to draw: give at least one record")
+    every = [groups_of(records, *kind) for kind in kinds]
+    heights = [max(3.2, 0.42 * len(groups) + 1.4) for groups in every]
+    figure = Figure(figsize=(15, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(kinds), 3, squeeze=False, height_ratios=heights)
+    for groups, (left, middle, right) in zip(every, panels, strict=True):
+        styles = _styles(groups)
+        _curves(left, groups, styles)
+        _bars(middle, groups, styles)
+        _costs(right, groups, styles, times or {})
+    return figure
+
+
+def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
+    """The mean over seeds, from the least to the greatest of them shaded."""
+    followed = find(groups[0].task).family.followed
+    drawn = False
+    for group, style in zip(groups, styles, strict=True):
+        curves = concat(
+            [DataFrame(record.curve, columns=["epoch", "gradient_evaluations", "valid"]) for record in group.records]
+        )
+        epochs = curves.dropna(subset="valid").astype(float).groupby("epoch")
+        spent, valid = epochs["gradient_evaluations"].mean(), epochs["valid"]
+        width, above = (2.6, 3) if style.emphasised else (1.4, 2)
+        axes.plot(spent, valid.mean(), style.dashes, color=style.colour, lw=width, zorder=above, label=label(group))
+        axes.fill_between(spent, valid.min(), valid.max(), color=style.colour, alpha=0.15, lw=0, zorder=1)
+        drawn = drawn or len(spent) > 0
+    if drawn and not followed.higher_is_better:  # matplotlib has no logarithm of nothing
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
+    title = f"{groups[0].task}, size {groups[0].size}: validation"
+    finish(axes, title, "gradient evaluations", described(followed))
+    axes.legend(fontsize="small", frameon=False)
+
+
+def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
+    """The mean with its standard deviation, and a dot for every seed; a group that gave no number says so."""
+    low, high = _range(groups)
+    for place, (group, style) in enumerate(zip(groups, styles, strict=True)):
+        found, scores = group.summary, list(group.scores.values())
+        if found is None:
+            axes.text(low, place, " diverged", va="center")
+            continue
+        axes.barh(place, found.mean, height=0.62, color=style.colour, alpha=0.85 if style.emphasised else 0.45)
+        axes.errorbar(found.mean, place, xerr=found.std, color="black", capsize=3, lw=1)
+        axes.plot(scores, [place] * len(scores), "o", ms=4, mfc="white", mec="black", mew=0.8, zorder=4)
+    metric = described(groups[0].metric)
+    finish(axes, "test: mean, standard deviation, single seeds", f"{metric}; the axis does not start at 0", "")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(low, high)
+    axes.set_ylim(max(len(groups), 3) - 0.5, -0.5)
+    axes.set_yticks(range(len(groups)), [label(group) for group in groups])
+    for tick, style in zip(axes.get_yticklabels(), styles, strict=True):
+        tick.set_fontweight("bold" if style.emphasised else "normal")
+
+
+def _costs(axes: Axes, groups: Sequence[Group], styles: Sequence[Style], times: Mapping[str, float]) -> None:
+    """The mean score against the measured time of a step, or against its passes where no time was measured."""
+    timed = all(group.key in times for group in groups)
+    for group, style in zip(groups, styles, strict=True):
+        found, cost = group.summary, times[group.key] if timed else group.passes
+        if found is not None and cost is not None:
+            axes.errorbar(cost, found.mean, yerr=found.std, fmt="o", color=style.colour, capsize=3, ms=6)
+            place = (cost, found.mean)
+            axes.annotate(label(group), place, textcoords="offset points", xytext=(7, 4), fontsize="small")
+    title = "time of a step over the baseline's" if timed else "passes a step"
+    finish(axes, "score against cost", title, described(groups[0].metric))
+    axes.margins(x=0.25, y=0.15)
+
+
+def _range(groups: Sequence[Group]) -> tuple[float, float]:
+    """Of all that is drawn, with some room: bars from 0 would hide what is compared."""
+    seen = [score for group in groups for score in group.scores.values()]
+    for found in (group.summary for group in groups if group.summary):
+        seen += [found.mean - (found.std or 0), found.mean + (found.std or 0)]
+    low, high = min(seen, default=0.5), max(seen, default=0.5)
+    room = max(0.2 * (high - low), 0.005 * abs(high), 0.1)
+    return low - room, high + room
+
+
+def _styles(groups: Sequence[Group]) -> list[Style]:
+    """Baseline and GA-SAM have a colour of their own; configurations of one method differ in their dashes."""
+    colours = {"baseline": BASELINE, "ga-sam": GA_SAM}
+    others = dict.fromkeys(group.method for group in groups if group.method not in colours)
+    colours |= dict(zip(others, cycle(OKABE_ITO), strict=False))
+    styles = []
+    for number, group in enumerate(groups):
+        before = sum(other.method == group.method for other in groups[:number])
+        styles.append(Style(colours[group.method], DASHES[before % len(DASHES)], group.method == "ga-sam"))
+    return styles

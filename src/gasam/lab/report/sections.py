@@ -1,0 +1,188 @@
+"""The sections of the page of results: each is a title and parts in Markdown, with its pictures beside it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from gasam.analysis.pictures import PlotLine, draw_lines, sheet
+from gasam.lab.analyses import restored
+from gasam.lab.methods import METHODS
+from gasam.lab.paper import studies
+from gasam.lab.paper.studies import Study
+from gasam.lab.records import AnalysisRecord, RunRecord
+from gasam.lab.report.comparison import comparison
+from gasam.lab.report.contents import SEARCH, Contents
+from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.labels import run_labels
+from gasam.lab.report.paper_tables import study_groups, study_table
+from gasam.lab.report.regret import regret_table
+from gasam.lab.report.tuning import tuning_figure, tuning_table
+from gasam.lab.search.finding import Finding
+from gasam.lab.statistics import counted
+from gasam.lab.tables import markdown
+from gasam.lab.tasks import RECORDED_SIZES, SIZE_NAMES, TASKS, asked_size, find
+
+HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """`pictures` are figures by the name that the parts link to."""
+
+    title: str
+    parts: list[str]
+    pictures: dict[str, Figure] = field(default_factory=dict)
+
+
+def every(contents: Contents) -> dict[str, list[Section]]:
+    """The chapters of the page by the name that its template has for them."""
+    return {
+        "searches": list(search_sections(contents)),
+        "tasks": list(task_sections(contents.evidence)),
+        "studies": list(study_sections(contents)),
+        "analyses": list(analysis_sections(contents)),
+        "figures": list(figure_sections(contents)),
+    }
+
+
+def task_sections(records: Sequence[RunRecord]) -> Iterator[Section]:
+    """Every configuration that was run, by task and size."""
+    for task, definition in TASKS.items():
+        for size in RECORDED_SIZES:
+            if groups := groups_of(records, task, size):
+                about = f"{definition.about[0].upper()}{definition.about[1:]}."
+                table = markdown(comparison(records, task, size))
+                methods = ",".join(dict.fromkeys(group.method for group in groups))
+                command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{_how(groups)}"
+                runs = [record for group in groups for record in group.records]
+                yield Section(
+                    f"{task}, size {size}", [about, table, f"{origin(runs, 'run')} To reproduce: `{command}`."]
+                )
+
+
+def study_sections(contents: Contents) -> Iterator[Section]:
+    """The paper's tables; one that would only repeat runs of those before it waits until it has some of its own."""
+    records, seen = contents.evidence, set[str]()
+    for study in studies.every():
+        for size in SIZE_NAMES:
+            groups = [group for task in study.tasks for group in study_groups(study, records, task, size)]
+            runs = [record for group in groups for record in group.records]
+            new = {record.identity for record in runs if record.method != "baseline"} - seen
+            if new:
+                table = markdown(replace(study_table(study, records, size), notes=()))
+                remarks = [
+                    f"**{task}.** {remark}" for task in study.tasks if (remark := contents.remark(study.name, task))
+                ]
+                yield Section(f"{study.title}, size {size}", [table, *remarks, _reproduce(study, size, groups, runs)])
+            seen |= new
+
+
+def _reproduce(study: Study, size: str, groups: Sequence[Group], runs: Sequence[RunRecord]) -> str:
+    tuned = {group.task for group in groups if group.tuned}
+    tasks = dict.fromkeys(group.task for group in groups)
+    chosen = ",".join(task for task in tasks if task in tuned or not tuned)
+    others = ", ".join(task for task in tasks if tuned and task not in tuned)
+    command = f"gasam reproduce {study.name} --size {size} --tasks {chosen}{_how(groups)}"
+    rest = f" The same without `--tuned` for {others}." if others else ""
+    return f"{origin(runs, 'run')} Cost: {study.cost}. To reproduce: `{command}`.{rest}"
+
+
+def _how(groups: Sequence[Group]) -> str:
+    """The seeds, counted from 1, and whether radii are tuned ones."""
+    seeds = max(record.seed for group in groups for record in group.records)
+    return f" --seeds {seeds}" + (" --tuned --out results" if any(group.tuned for group in groups) else "")
+
+
+def search_sections(contents: Contents) -> Iterator[Section]:
+    """Searches of one task, size, seed, quantity, data and settings: a table, a picture, the regret of the search."""
+    sheets: dict[str, list[Finding]] = {}
+    order = list(METHODS)
+    for found in sorted(
+        contents.findings, key=lambda found: (found.task, found.size, order.index(found.method), found.full_grid)
+    ):
+        same = [found.task, found.size, found.seed, found.quantity, found.data, found.settings]
+        sheets.setdefault(json.dumps(same, sort_keys=True), []).append(found)
+    numbers: Counter[tuple[str, str]] = Counter()
+    for some in sheets.values():
+        task, size, quantity = some[0].task, some[0].size, some[0].quantity
+        numbers[task, size] += 1
+        number = numbers[task, size]
+        name = f"tuning-{task}-{size}" + (f"-{number}" if number > 1 else "")
+        regret = regret_table(some, contents.records)
+        tries = [one for found in some for one in (found.baseline, *found.tries)]
+        commits = ", ".join(dict.fromkeys(_commit(one.commit, one.dirty) for one in tries))
+        command = f"gasam tune {task} --method METHOD --size {asked_size(task, size)} --quantity {quantity}"
+        parts = [
+            f"{task} is here to measure the search: it is no evidence for the paper's claims."
+            if find(task).kind != "paper"
+            else "",
+            markdown(tuning_table(some)),
+            f"![validation against the size of the walk on {task}](figures/{name}.svg)",
+            markdown(regret) if regret else "",
+            contents.remark(SEARCH, task),
+            f"From commits {commits}. To repeat a row: `{command} --norms NORM --trials TRIES`.",
+        ]
+        yield Section(f"Size of the walk on {task}, size {size}", parts, {name: tuning_figure(some)})
+
+
+def analysis_sections(contents: Contents) -> Iterator[Section]:
+    """Each analysis, with all its runs of one seed in one table."""
+    for analysis, every in contents.analyses:
+        found = _of_one_seed(every)
+        labels, run = run_labels(found), found[0].run
+        name = f"{analysis.filed}-{run.task}-{run.size}"
+        seeds = counted(len({each.run.seed for each in every}), "seed")
+        parts = [
+            f"![{analysis.kind} of {run.task}](figures/{name}.svg)",
+            markdown(analysis.table(found, labels)),
+            f"{origin(found, 'record')} Seed {run.seed} of {seeds}.",
+        ]
+        title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
+        yield Section(title, parts, {name: analysis.draw(found, labels)})
+
+
+def figure_sections(contents: Contents) -> Iterator[Section]:
+    for name, found in contents.figures.items():
+        study, _, size = name.rpartition("-")
+        sentence = f"{found['sentence'][0].upper()}{found['sentence'][1:]}."
+        link = f"![{found['title']}](figures/{name}.svg)"
+        command = f"To reproduce: `gasam reproduce {study} --size {size}`."
+        yield Section(f"{found['title']}, size {size}", [sentence, link, command], {name: _figure(found)})
+
+
+def _figure(found: dict[str, Any]) -> Figure:
+    """From the analysed runs that it shows, or from gradient norms over the epochs, of runs or of layers."""
+    if "records" in found:
+        analysed = [AnalysisRecord.model_validate(each) for each in found["records"]]
+        return restored(analysed[0]).draw(analysed, run_labels(analysed))
+    norms = found["norms"]
+    panels = norms if isinstance(next(iter(norms.values())), dict) else {"gradient norm over training": norms}
+    figure, axes = sheet(len(panels))
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in curves.items()]
+        draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
+    return figure
+
+
+def _of_one_seed(found: Sequence[AnalysisRecord]) -> list[AnalysisRecord]:
+    """Those of the seed that has the most: the table of flatness has all seeds."""
+    seeds = Counter(each.run.seed for each in sorted(found, key=lambda each: each.run.seed))
+    [(seed, _)] = seeds.most_common(1)
+    return [each for each in found if each.run.seed == seed]
+
+
+def origin(found: Sequence[RunRecord] | Sequence[AnalysisRecord], noun: str) -> str:
+    commits = ", ".join(dict.fromkeys(_commit(each.commit, each.dirty) for each in found))
+    return f"From {counted(len(found), noun)} of commits {commits}."
+
+
+def _commit(number: str | None, dirty: bool | None) -> str:
+    if number is None:
+        return "unknown"
+    return number[:7] + (" with changes" if dirty else "")
