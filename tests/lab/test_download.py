@@ -179,7 +179,9 @@ def test_the_real_loaders_fail_with_the_same_sentence(tmp_path, monkeypatch):
 
 def test_unknown_tasks_are_told():
     for name in ("digits", "unknown"):
-        with pytest.raises(InputError, match=f"data of '{name}' cannot be downloaded: those of de-en, en-vi, imdb,"):
+        with pytest.raises(
+            InputError, match=f"data of '{name}' cannot be downloaded: those of imdb, ptb, en-vi, de-en,"
+        ):
             get_data(name, PUBLISHED)
 
 

@@ -12,8 +12,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.paper.studies import FOLDER, Expected, load, names, parse
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks import SIZE_NAMES
+from gasam.lab.tasks import SIZE_NAMES, TASKS
 from gasam.lab.training import plan
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,20 @@ from gasam.lab.tasks.task import RECORDED_SIZES, SIZE_NAMES, Origin, Radius, Tas
 __all__ = ["RECORDED_SIZES", "SIZE_NAMES", "TASKS", "Origin", "Radius", "Task", "asked_size", "find", "recorded_size"]
 
 
+PAPER_ORDER = ("imdb", "ptb", "en-vi", "de-en", "mnist")
+
+
 def _discovered() -> dict[str, Task]:
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     found: list[Task] = [task for module in modules for task in getattr(module, "TASKS", ())]
-    kinds = ("paper", "twin", "yours")
-    found.sort(key=lambda task: (kinds.index(task.kind.split()[0]), task.name))
-    return {task.name: task for task in found}
+    return {task.name: task for task in sorted(found, key=_place)}
+
+
+def _place(task: Task) -> tuple[int, int, str]:
+    """The paper's tasks in its order, then their twins, then the user's own; any others follow by name."""
+    original = task.name if task.kind == "paper" else task.kind.removeprefix("twin of ")
+    known = PAPER_ORDER.index(original) if original in PAPER_ORDER else len(PAPER_ORDER)
+    return ("paper", "twin", "yours").index(task.kind.split()[0]), known, task.name
 
 
 TASKS = _discovered()
