@@ -15,6 +15,7 @@ LAYERS = (
     "gasam.lab.errors",
     "gasam.lab.command_text",
     "gasam.lab.storage",
+    "gasam.lab.statistics",
     "gasam.lab.tables",
     "gasam.lab.provenance",
     "gasam.lab.records",
