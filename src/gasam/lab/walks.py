@@ -121,11 +121,12 @@ def choose(
     given = _checked(found, overrides or {})
     if found.moved == "nothing":
         return _choice(found, Radius(math.inf, 0.0), EpsilonSource(kind="none"))
-    user_says_all = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
-    radius, source = _radius(found, definition, user_says_all)
-    choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(definition, epochs))
     if definition.recommends_walk(size) and found.moved == "weights" and "epsilon" not in given:
-        choice = _recommended(choice, found)
+        choice = _recommended(found)
+    else:
+        user_says_all = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
+        radius, source = _radius(found, definition, user_says_all)
+        choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(definition, epochs))
     return _overridden(choice, given, epochs)
 
 
@@ -158,20 +159,11 @@ def _radius(method: Method, task: Task, user_says_all: bool) -> tuple[Radius, Ep
     raise InputError(f"no epsilon is known for {method.name} on {task.name}: give an epsilon and a norm")
 
 
-def _recommended(choice: Choice, method: Method) -> Choice:
+def _recommended(method: Method) -> Choice:
     """The setting for everybody, for data of which nothing is known; the norm is that of the method's preset."""
     perturbation, schedule = recommended()
-    return replace(
-        choice,
-        epsilon=0.0,
-        budget=perturbation.budget,
-        cap=perturbation.cap,
-        norm=method.preset.norm,
-        steps=perturbation.steps,
-        walk_progress=schedule.progress,
-        start_epoch=1,
-        epsilon_source=EpsilonSource(kind="recommended"),
-    )
+    plain = _choice(method, Radius(method.preset.norm, 0.0), EpsilonSource(kind="recommended"))
+    return replace(plain, budget=perturbation.budget, cap=perturbation.cap, walk_progress=schedule.progress)
 
 
 def _start_epoch(task: Task, epochs: int) -> int:
