@@ -111,14 +111,13 @@ def search_sections(contents: Contents) -> Iterator[Section]:
         sheets.setdefault(json.dumps(same, sort_keys=True), []).append(found)
     numbers: Counter[tuple[str, str]] = Counter()
     for some in sheets.values():
-        task, size, quantity = some[0].task, some[0].size, some[0].quantity
+        task, size = some[0].task, some[0].size
         numbers[task, size] += 1
         number = numbers[task, size]
         name = f"tuning-{task}-{size}" + (f"-{number}" if number > 1 else "")
         regret = regret_table(some, contents.records)
         tries = [one for found in some for one in (found.baseline, *found.tries)]
         commits = ", ".join(dict.fromkeys(_commit(one["commit"], one.get("dirty")) for one in tries))
-        command = f"gasam tune {task} --method METHOD --size {for_users(task, size)} --quantity {quantity}"
         parts = [
             f"{task} is here to measure the search: it is no evidence for the paper's claims."
             if find(task).kind != "paper"
@@ -127,9 +126,17 @@ def search_sections(contents: Contents) -> Iterator[Section]:
             f"![validation against the size of the walk on {task}](figures/{name}.svg)",
             markdown(regret) if regret else "",
             contents.remark(SEARCH, task),
-            f"From commits {commits}. To repeat a row: `{command} --norms NORM --trials TRIES`.",
+            f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
         yield Section(f"Size of the walk on {task}, size {size}", parts, {name: tuning_figure(some)})
+
+
+def _tune(found: Finding) -> str:
+    norms = ",".join(dict.fromkeys(str(one["norm"]) for one in found.tries))
+    low, high = found.exponents
+    extent = f"--full-grid --exponents={low},{high}" if found.full_grid else f"--trials {len(found.tries)}"
+    command = f"gasam tune {found.task} --method {found.method} --size {for_users(found.task, found.size)}"
+    return f"{command} --quantity {found.quantity} --norms {norms} {extent}"
 
 
 def analysis_sections(contents: Contents) -> Iterator[Section]:
