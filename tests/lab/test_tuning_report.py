@@ -141,7 +141,8 @@ def test_each_task_has_a_section_with_a_table_a_picture_its_commits_and_a_comman
     ]
     assert list(imdb.pictures) == ["tuning-imdb-small"]
     assert sum("](figures/tuning-imdb-small.svg)" in part for part in imdb.parts) == 1
-    assert "gasam tune imdb --method METHOD --size small@1 --quantity epsilon " in imdb.parts[-1]
+    command = "gasam tune imdb --method sam --size small@1 --quantity epsilon --norms inf --trials 2"
+    assert f"`{command}`" in imdb.parts[-1]
     assert COMMIT[:7] in imdb.parts[-1]
     page = pages.page(Contents([record("imdb")], findings))
     assert page.index("docstrings, size small") < page.index("](figures/tuning-imdb-small.svg)")
@@ -165,6 +166,8 @@ def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
         ["GA-SAM", "L-inf", "0.001"],
         ["GA-SAM, full grid", "L-inf", "0.005"],
     ]
+    [alone] = search_sections(Contents(findings=[whole]))
+    assert "--norms inf --full-grid --exponents=-4,-1`" in alone.parts[-1]
     [picture] = section.pictures.values()
     assert [axes.get_title() for axes in picture.axes] == [
         "GA-SAM on imdb, size small",

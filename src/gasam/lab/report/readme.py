@@ -52,15 +52,13 @@ def overview(records: Sequence[RunRecord]) -> Table:
         if groups:
             metric = described(groups[0].metric)
             chosen[f"{task}, size {groups[0].size}: {metric}; {_seeds(list(first.values()))}"] = first
-            notes += [f"{task}: {'; '.join(found)}." for found in [data_notes(groups)] if found]
-    rows = [
-        (
-            METHODS[method].title,
-            *(_brief(groups[method]) if method in groups else "not run" for groups in chosen.values()),
-        )
-        for method in SHOWN
-        if any(method in groups for groups in chosen.values())
-    ]
+        if found := data_notes(groups):
+            notes.append(f"{task}: {'; '.join(found)}.")
+    rows = []
+    for method in SHOWN:
+        texts = [_brief(groups[method]) if method in groups else "not run" for groups in chosen.values()]
+        if set(texts) != {"not run"}:
+            rows.append((METHODS[method].title, *texts))
     return Table("Results", ("method", *chosen), tuple(rows), tuple(notes))
 
 

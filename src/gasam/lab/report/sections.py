@@ -100,35 +100,44 @@ def _how(groups: Sequence[Group]) -> str:
 
 
 def search_sections(contents: Contents) -> Iterator[Section]:
-    """Searches of one task, size, seed, quantity, data and settings: a table, a picture, the regret of the search."""
-    sheets: dict[str, list[Finding]] = {}
-    order = list(METHODS)
-    for found in sorted(
-        contents.findings, key=lambda found: (found.task, found.size, order.index(found.method), found.full_grid)
-    ):
-        same = [found.task, found.size, found.seed, found.quantity, found.data, found.settings]
-        sheets.setdefault(json.dumps(same, sort_keys=True), []).append(found)
+    """Comparable searches together: a table, a picture, the regret of the search."""
     numbers: Counter[tuple[str, str]] = Counter()
-    for some in sheets.values():
-        task, size, quantity = some[0].task, some[0].size, some[0].quantity
+    for some in _comparable(contents.findings):
+        task, size = some[0].task, some[0].size
         numbers[task, size] += 1
         number = numbers[task, size]
         name = f"tuning-{task}-{size}" + (f"-{number}" if number > 1 else "")
+        about = f"{task} is here to measure the search: it is no evidence for the paper's claims."
         regret = regret_table(some, contents.records)
         tries = [one for found in some for one in (found.baseline, *found.tries)]
         commits = ", ".join(dict.fromkeys(_commit(one.commit, one.dirty) for one in tries))
-        command = f"gasam tune {task} --method METHOD --size {asked_size(task, size)} --quantity {quantity}"
         parts = [
-            f"{task} is here to measure the search: it is no evidence for the paper's claims."
-            if find(task).kind != "paper"
-            else "",
+            about if find(task).kind != "paper" else "",
             markdown(tuning_table(some)),
             f"![validation against the size of the walk on {task}](figures/{name}.svg)",
             markdown(regret) if regret else "",
             contents.remark(SEARCH, task),
-            f"From commits {commits}. To repeat a row: `{command} --norms NORM --trials TRIES`.",
+            f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
         yield Section(f"Size of the walk on {task}, size {size}", parts, {name: tuning_figure(some)})
+
+
+def _comparable(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Searches of one task, size, seed, quantity, data and settings, in the order of the methods."""
+    order = list(METHODS)
+    sheets: dict[str, list[Finding]] = {}
+    for found in sorted(findings, key=lambda each: (each.task, each.size, order.index(each.method), each.full_grid)):
+        same = [found.task, found.size, found.seed, found.quantity, found.data, found.settings]
+        sheets.setdefault(json.dumps(same, sort_keys=True), []).append(found)
+    return list(sheets.values())
+
+
+def _tune(found: Finding) -> str:
+    norms = ",".join(dict.fromkeys(f"{one.norm:g}" for one in found.tries))
+    low, high = found.exponents
+    extent = f"--full-grid --exponents={low},{high}" if found.full_grid else f"--trials {len(found.tries)}"
+    command = f"gasam tune {found.task} --method {found.method} --size {asked_size(found.task, found.size)}"
+    return f"{command} --quantity {found.quantity} --norms {norms} {extent}"
 
 
 def analysis_sections(contents: Contents) -> Iterator[Section]:
