@@ -27,7 +27,7 @@ from typing import Any
 from gasam import recommended
 from gasam.lab.engines.local import prepare, run_all
 from gasam.lab.engines.step_time import step_times
-from gasam.lab.records import Record
+from gasam.lab.records import RunRecord
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
@@ -56,7 +56,7 @@ class Runs:
         method = "baseline" if walk is None else "ga-sam"
         return make(self.task, method, SIZE, seed, origin=self.origin, walk=walk)
 
-    def records(self, plans: Sequence[Plan]) -> list[Record]:
+    def records(self, plans: Sequence[Plan]) -> list[RunRecord]:
         """In the order of the plans."""
         jobs = prepare(plans, self.out)
         run_all(jobs, self.out, self.jobs, lambda job, event: print(job.name) if event[0] == "done" else None)
@@ -74,7 +74,7 @@ def run(runs: Runs) -> dict[str, Any]:
     seeds = SELECTION[runs.task]
     walks = {(variant, trial): walk_of(variant, trial) for variant in VARIANTS for trial in TRIALS}
     plans = [runs.plan(walk, seed) for walk in (None, *walks.values()) for seed in seeds]
-    valid = [record["valid"] for record in runs.records(plans)]
+    valid = [record.valid for record in runs.records(plans)]
     means = [fmean(valid[start : start + len(seeds)]) for start in range(0, len(valid), len(seeds))]
     gains = dict(zip(walks, (mean - means[0] for mean in means[1:]), strict=True))
     chosen = {variant: max(TRIALS, key=lambda trial: gains[variant, trial]) for variant in VARIANTS}
@@ -83,9 +83,9 @@ def run(runs: Runs) -> dict[str, Any]:
     rows = {name: found[len(SEEDS) * n : len(SEEDS) * (n + 1)] for n, name in enumerate(("plain training", *VARIANTS))}
     return {
         name: {
-            "valid": [record["valid"] for record in records],
-            "test": [record["test"] for record in records],
-            "passes": fmean(record["gradient_evaluations"] / record["updates"] for record in records),
+            "valid": [record.valid for record in records],
+            "test": [record.test for record in records],
+            "passes": fmean(record.gradient_evaluations / record.updates for record in records),
             "chosen": chosen.get(name),
             "trials": {f"{b:g}, {c:g}": gains[name, (b, c)] for b, c in TRIALS} if name in chosen else None,
         }

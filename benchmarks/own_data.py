@@ -23,11 +23,10 @@ from statistics import fmean
 from typing import Any
 
 from gasam.lab.engines.local import prepare, run_all
-from gasam.lab.search import finding
+from gasam.lab.search.driver import tune
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import Question
-from gasam.lab.search.tuned import with_tuned_walk
-from gasam.lab.search.tuning import tune
+from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin, imdb
 from gasam.lab.training.plan import Plan, make
@@ -60,7 +59,7 @@ def scores(plans: Sequence[Plan], out: Path, jobs: int) -> list[float | None]:
     by_name = {run.name: run.record for run in runs}
     hashed = {"hash": plans[0].data().hash}
     records = [by_name[plan.name(hashed)] for plan in plans]
-    return [record["test"] if record else None for record in records]
+    return [record.test if record else None for record in records]
 
 
 def searched(origin: Origin, seed: int, out: Path, jobs: int) -> dict[str, Any]:
@@ -72,10 +71,10 @@ def searched(origin: Origin, seed: int, out: Path, jobs: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "walk": str(best),
-        "baseline_valid": found.baseline["valid"],
-        "valid": found.one(best)["valid"],
+        "baseline_valid": found.baseline_score,
+        "valid": found.one(best).valid,
         "noise": found.error,
-        "tries": {str(finding.candidate_of(one)): one["valid"] for one in found.tries},
+        "tries": {str(one.candidate): one.valid for one in found.tries},
         "test": scores(plans, out, jobs),
     }
 

@@ -57,7 +57,9 @@ def run(out: Path, parallel: int) -> dict[str, Any]:
     rows = []
     for (quantity, size), some in wanted.items():
         found = [by_plan[plan.seed, json.dumps(plan.choice.identity(), sort_keys=True)].record for plan in some]
-        scores = {split: [record[split] if record else None for record in found] for split in ("valid", "test")}
+        scores = {
+            split: [getattr(record, split) if record else None for record in found] for split in ("valid", "test")
+        }
         rows.append({"quantity": quantity, "size": size, **scores})
     return {"task": TASK, "size": SIZE, "seeds": list(SEEDS), "rows": rows}
 

@@ -447,7 +447,7 @@ def analysed(trained, task, method, **changes):
         else:
             run[key] = value
     return AnalysisRecord(
-        schema_version=1, kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={}
+        schema=1, kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={}
     )
 
 

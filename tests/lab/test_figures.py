@@ -142,9 +142,7 @@ def test_every_run_of_a_shift_study_is_shown(trained):
     run = records.as_json(records.read(trained["digits baseline"]))
     runs = [AnalysedRun.model_validate(run | {"name": f"run {seed}", "seed": seed}) for seed in (1, 2)]
     options = Mixtures().options()
-    analysed = [
-        AnalysisRecord(schema_version=1, kind="mixtures", options=options, run=each, found=found) for each in runs
-    ]
+    analysed = [AnalysisRecord(schema=1, kind="mixtures", options=options, run=each, found=found) for each in runs]
     labels = run_labels(analysed)
     figure = Mixtures().draw(analysed, labels)
     assert isinstance(figure, Figure)

@@ -25,7 +25,9 @@ def analysed(kind, found, method="baseline", seed=1, **options):
     run = record("imdb", method, 85.0, seed=seed, **options)
     values = as_json(run) | {"name": f"{method} {seed} {options}", "epsilon_source": None}
     named = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields})
-    return AnalysisRecord(kind=kind.kind, options=kind.options(), run=named, found=found, examples=512, commit="0" * 40)
+    return AnalysisRecord(
+        schema=1, kind=kind.kind, options=kind.options(), run=named, found=found, examples=512, commit="0" * 40
+    )
 
 
 def spectra(baseline, ours, **options):

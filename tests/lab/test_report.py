@@ -312,7 +312,7 @@ def test_a_column_is_defined_once_for_people_and_for_programs():
 def analysed(name, *arguments, **options):
     values = as_record(record(*arguments, **options)) | {"name": name}
     run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields})
-    return AnalysisRecord(kind="attack", options={}, run=run, found={})
+    return AnalysisRecord(schema=1, kind="attack", options={}, run=run, found={})
 
 
 def test_analysed_runs_are_named_by_what_tells_them_apart():

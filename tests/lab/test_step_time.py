@@ -1,6 +1,7 @@
 """What a step of each method costs, compared with plain training: measured side by side."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,8 +84,8 @@ def test_steps_without_a_walk_count_as_plain_ones():
     """A run that walked in half of its steps."""
     plain, walking = make("docstrings", "baseline", "tiny"), make("docstrings", "ga-sam", "tiny", walk={"steps": 3})
     jobs = [
-        Job(plain, "a", record={"gradient_evaluations": 100, "updates": 100}),
-        Job(walking, "b", record={"gradient_evaluations": 250, "updates": 100}),
+        Job(plain, "a", record=SimpleNamespace(gradient_evaluations=100, updates=100)),
+        Job(walking, "b", record=SimpleNamespace(gradient_evaluations=250, updates=100)),
         Job(walking, "c", record=None),
     ]
     full, half = step_times([plain, walking], cpu=True), mean_step_times(jobs, cpu=True)
