@@ -8,7 +8,7 @@ from gasam.lab.paper import studies
 from gasam.lab.paper.studies import relative_cost
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.costs import hours_table, pilot_table
-from gasam.lab.report.frame import grouped
+from gasam.lab.report.frame import group_runs
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]
@@ -87,13 +87,13 @@ def test_lower_perplexity_wins_and_the_longer_schedule_counts_as_the_same_baseli
 
 def test_a_baseline_that_spent_too_little_or_was_another_does_not_count():
     runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", moved(0), times=3)]
-    assert grouped(runs)[-1].longer is None
+    assert group_runs(runs)[-1].longer is None
     other = [*records_of("imdb", {"ga-sam": moved(1)}), *longer("imdb", moved(0), dropout=0.4)]
-    assert grouped(other)[-1].longer is None
+    assert group_runs(other)[-1].longer is None
     near = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.91, settings={"epochs": 2 * EPOCHS})
     far = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.89, settings={"epochs": 2 * EPOCHS})
     for plain, counts in ((near, True), (far, False)):
-        groups = grouped([plain, record("imdb", "ga-sam")])
+        groups = group_runs([plain, record("imdb", "ga-sam")])
         assert (groups[1].longer is groups[0]) is counts
 
 
@@ -105,7 +105,7 @@ def test_of_two_baselines_that_spent_as_much_validation_prefers_one(valid):
         record("ptb", **spent, valid=each, test=test, settings={"epochs": 99, "halve_after": HALVE + more})
         for more, (each, test) in enumerate([(200.0, 201.0), (valid, 202.0), (None, None)])
     )
-    groups = grouped([record("ptb"), soon, late, lost, record("ptb", "ga-sam")])
+    groups = group_runs([record("ptb"), soon, late, lost, record("ptb", "ga-sam")])
     assert groups[-1].longer.records == [late if valid < 200 else soon]
 
 

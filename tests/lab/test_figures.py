@@ -34,7 +34,7 @@ def reproduce(command, own_trained):
         assert place.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in place.with_suffix(".svg").read_text()
         found = json.loads(place.with_suffix(".json").read_text())
-        assert found["title"] == figures.STUDIES[name].title
+        assert found["title"] == figures.FIGURE_STUDIES[name].title
         return ended, found
 
     return reproduce
@@ -241,4 +241,4 @@ def test_an_unknown_study_is_refused_with_all_names(command, tmp_path):
     assert ended.code == 2
     known = "figure1, figure2, figure3, figure4, figure5, substitutions, table1, table2, table3, table4, table5"
     assert ended.err == f"gasam: study must be one of {known}, got 'figure9'\n"
-    assert all(study.title for study in figures.STUDIES.values())
+    assert all(study.title for study in figures.FIGURE_STUDIES.values())

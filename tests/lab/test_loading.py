@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
-from gasam.lab.families.translation import PAD, bleu
+from gasam.lab.families.marian import PAD
+from gasam.lab.families.scoring import bleu
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run

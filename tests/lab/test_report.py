@@ -15,7 +15,7 @@ from gasam.lab.paper import studies
 from gasam.lab.records import AnalysedRun, AnalysisRecord
 from gasam.lab.records import as_json as as_record
 from gasam.lab.report.comparison import comparison
-from gasam.lab.report.frame import grouped
+from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import label, run_labels
 from gasam.lab.report.paper_tables import study_table
 from gasam.lab.report.pictures import GA_SAM, comparison_figure, draw
@@ -211,7 +211,7 @@ def test_what_all_rows_share_is_said_once():
 
 def test_other_data_is_never_averaged_in():
     runs = [record("classify", seed=1), record("classify", seed=2, data={"hash": "another0", "notes": []})]
-    assert sorted(map(label, grouped(runs))) == ["Baseline (data another0)", "Baseline (data classify)"]
+    assert sorted(map(label, group_runs(runs))) == ["Baseline (data another0)", "Baseline (data classify)"]
     walked = record("classify", "sam", 81.0, data={"hash": "another0", "notes": []})
     table = comparison([runs[0], walked], "classify", "small")
     assert values(table)["SAM (data another0)"]["difference"] is None

@@ -67,7 +67,7 @@ def test_loop_equals_one_written_out(tmp_path):
 
     data, settings = plan.data(), plan.settings
     training = Training(plan, plan.family(data), Checkpoints(tmp_path / "x"), print, Accelerator(cpu=True))
-    torch.manual_seed(training.draw("model"))
+    torch.manual_seed(training.seed_for("model"))
     model = plan.family(data).model()
     optimizer = torch.optim.SGD(model.parameters(), 50.0)
     sharp = SharpBackward(model.parameters(), ga_sam(1e-3))

@@ -10,7 +10,7 @@ from synthetic import record, records_of
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import judge, paper_difference
 from gasam.lab.report import matching
-from gasam.lab.report.frame import grouped
+from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.paper_tables import lines, study_table, tally
@@ -186,31 +186,31 @@ def test_a_tuned_radius_belongs_to_its_method_never_to_a_rung_of_that_size():
         tuned("imdb", epsilon=5e-4, test=86.5),
         record("imdb", "ga-sam", 85.0, walk={"epsilon": 5e-4}),
     ]
-    assert len(grouped(runs)) == 2, "one configuration: a run counts once, whoever asked for it"
-    group = grouped([record("imdb"), tuned("imdb", epsilon=5e-4)])[1]
+    assert len(group_runs(runs)) == 2, "one configuration: a run counts once, whoever asked for it"
+    group = group_runs([record("imdb"), tuned("imdb", epsilon=5e-4)])[1]
     assert [row.label for row in rows_of(group, studies.load("table1"))] == ["GA-SAM"]
     assert [row.label for row in rows_of(group, studies.load("table3"))] == ["K = 1", "L-inf, 1 x"]
     assert paper_of(group).text == "86.11 ± 0.22"
-    plain = grouped([record("imdb", "ga-sam", walk={"epsilon": 5e-4})])[0]
+    plain = group_runs([record("imdb", "ga-sam", walk={"epsilon": 5e-4})])[0]
     assert [row.label for row in rows_of(plain, studies.load("table3"))] == ["L-inf, 5 x"]
     assert rows_of(plain, studies.load("table1")) == []
 
 
 def test_a_tuned_radius_may_have_another_norm_than_the_papers():
-    group = grouped([tuned("imdb", "sam", epsilon=0.05, norm=2.0)])[0]
+    group = group_runs([tuned("imdb", "sam", epsilon=0.05, norm=2.0)])[0]
     assert [row.label for row in rows_of(group, studies.load("table1"))] == ["SAM"]
-    own = grouped([tuned("imdb", epsilon=0.05, norm=2.0)])[0]
+    own = group_runs([tuned("imdb", epsilon=0.05, norm=2.0)])[0]
     assert [row.label for row in rows_of(own, studies.load("table3"))] == ["K = 1", "L2, 10 x"], (
         "the paper's best in L2"
     )
 
 
 def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
-    half = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")])[0]
-    double = grouped([tuned("ptb", epsilon=1e-3, norm=2.0, source="tuned on validation, 2 x")])[0]
-    quarter_more = grouped([tuned("ptb", epsilon=1e-3, source="tuned on validation, 1.25 x")])[0]
-    own = grouped([tuned("ptb", epsilon=8e-4)])[0]
-    steps = grouped([tuned("imdb", epsilon=5e-4, walk={"steps": 3})])[0]
+    half = group_runs([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")])[0]
+    double = group_runs([tuned("ptb", epsilon=1e-3, norm=2.0, source="tuned on validation, 2 x")])[0]
+    quarter_more = group_runs([tuned("ptb", epsilon=1e-3, source="tuned on validation, 1.25 x")])[0]
+    own = group_runs([tuned("ptb", epsilon=8e-4)])[0]
+    steps = group_runs([tuned("imdb", epsilon=5e-4, walk={"steps": 3})])[0]
     three = studies.load("table3")
     assert [row.label for row in rows_of(half, three)] == ["L-inf, 0.5 x"]
     assert [row.label for row in rows_of(double, three)] == ["L2, 10 x"], "5 x is the paper's best there"
@@ -221,7 +221,7 @@ def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
         assert rows_of(group, studies.load("table1")) == []
     assert paper_of(half).text == "85.54 ± 0.18"
     assert paper_of(steps).text == "84.97 ± 0.23"
-    odd = grouped([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 3 x")])[0]
+    odd = group_runs([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 3 x")])[0]
     assert rows_of(odd, three) == []
     assert paper_of(odd) is None
 
@@ -245,7 +245,7 @@ def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
         *(tuned("imdb", epsilon=5e-4, test=test, seed=seed) for seed, test in enumerate(scores(1.6), 1)),
         tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x"),
     ]
-    groups = grouped(runs)
+    groups = group_runs(runs)
     found = [line for line in lines(studies.load("table1"), "imdb", groups) if line.name == "GA-SAM"]
     assert [named(line.name, line.differing) for line in found] == ["GA-SAM (tuned: L-inf 0.0005)", "GA-SAM"]
     assert [line.speaks for line in found] == [True, False]

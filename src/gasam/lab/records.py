@@ -136,7 +136,7 @@ class RunRecord(RunSummary):
     """All that is needed to trust a run and to repeat it.
 
     `curve` has a row an epoch. `machine` and `versions` are what the run was computed with. Families may add keys of
-    their own, which are in `remarks`.
+    their own, which are in `extras`.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
@@ -159,7 +159,7 @@ class RunRecord(RunSummary):
     worthless: float | None = None
 
     @property
-    def remarks(self) -> dict[str, Any]:
+    def extras(self) -> dict[str, Any]:
         return self.model_extra or {}
 
 

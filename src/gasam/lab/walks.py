@@ -29,6 +29,8 @@ LATER = {
     "walk_weight": None,
 }
 """Options that came after the first records, with their defaults."""
+SHORT_NAMES = {"every": "walk_every", "weight": "walk_weight"}
+"""Options that have a shorter name on the command line."""
 FLOATS = ("epsilon", "norm", "budget", "cap", "walk_progress", "walk_weight")
 """Options in which 2 and 2.0 must not make two runs of one."""
 
@@ -212,4 +214,5 @@ def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice
 def _as_option(names: Collection[str]) -> str:
     """As the command line names it."""
     name = min(names)
-    return f"--{name.removeprefix('walk_') if name in ('walk_every', 'walk_weight') else name.replace('_', '-')}"
+    short = {long: short for short, long in SHORT_NAMES.items()}.get(name, name)
+    return f"--{short.replace('_', '-')}"

@@ -41,7 +41,7 @@ def print_table(table: Table) -> None:
 
 def label(job: Job) -> str:
     name = f"{job.plan.task} {job.plan.choice.method} seed {job.plan.seed}"
-    return f"{name}, {job.remark}" if job.remark else name
+    return f"{name}, {job.detail}" if job.detail else name
 
 
 def describe(record: RunRecord) -> str:

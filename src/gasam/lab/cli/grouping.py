@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each field of such a parameter."""
     return with_parameters(command, inspect.signature(command, eval_str=True).parameters.values())
 

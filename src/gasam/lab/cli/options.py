@@ -112,14 +112,19 @@ class WalkOptions:
     def changed(self) -> dict[str, Any]:
         """As a plan names the options; None is what was not given."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return given | {
+        return as_plan_names(given) | {
             "norm": None if self.norm is None else parsed_norm(self.norm),
             "walk_start": steps_or_share("--walk-start", self.walk_start),
             "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
-            "walk_every": given.pop("every"),
-            "walk_weight": given.pop("weight"),
             "same_noise": self.same_noise or None,
         }
+
+
+def as_plan_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a walk by the names that a plan has for them."""
+    from gasam.lab.walks import SHORT_NAMES
+
+    return {SHORT_NAMES.get(name, name): value for name, value in options.items()}
 
 
 def steps_or_share(option: str, text: str | None) -> float | None:
@@ -181,8 +186,7 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
             raise InputError(
                 f"--walk must look like METHOD.NAME=VALUE, METHOD one of {', '.join(methods)}, got {text!r}"
             )
-        values = assignments("--walk", [assignment])
-        values = {f"walk_{name}" if name in ("every", "weight") else name: value for name, value in values.items()}
+        values = as_plan_names(assignments("--walk", [assignment]))
         if "norm" in values:
             values["norm"] = parsed_norm(str(values["norm"]))
         changed[method] |= values

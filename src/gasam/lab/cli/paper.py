@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gasam.lab.cli import options as opt
-from gasam.lab.cli.grouping import grouped
+from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import OutputOptions
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
     from gasam.lab.analyses import Analysis
-    from gasam.lab.paper.figure_study import Finding
+    from gasam.lab.paper.figure_study import FigureResult
     from gasam.lab.records import AnalysisRecord
     from gasam.lab.tasks import Origin
 
 
-@grouped
+FirstSize = Annotated[
+    str, typer.Option(help="paper (its appendix), small (its first version, small@1, minutes) or tiny (seconds).")
+]
+
+
+@expanded
 def reproduce(
     study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
     output: OutputOptions,
-    size: opt.Size = "small",
+    size: FirstSize = "small",
     tasks: Annotated[
         str | None, typer.Option(help="Only these of a table's tasks, or any others for a figure, with commas.")
     ] = None,
@@ -36,7 +41,7 @@ def reproduce(
     jobs: opt.Jobs = None,
 ) -> None:
     """Run a table or a figure of the paper, or what is missing of it, and show it beside the paper's numbers."""
-    from gasam.lab.paper.figures import STUDIES
+    from gasam.lab.paper.figures import FIGURE_STUDIES
     from gasam.lab.tasks import Origin
 
     size = "small" if size == "small@1" else size
@@ -44,7 +49,7 @@ def reproduce(
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
-    if study not in STUDIES:
+    if study not in FIGURE_STUDIES:
         _table(study, size, chosen, numbers, Origin(data_dir), jobs, output, tuned)
     elif tuned:
         raise InputError(f"{study} takes the paper's radii: leave --tuned out")
@@ -118,10 +123,10 @@ def _figure(
     from gasam.lab import analyses
     from gasam.lab.cli.display import errors
     from gasam.lab.cli.sessions import failure, run_many
-    from gasam.lab.paper.figures import STUDIES, TrainedRuns
+    from gasam.lab.paper.figures import FIGURE_STUDIES, TrainedRuns
     from gasam.lab.report.labels import run_labels
 
-    study = STUDIES[name]
+    study = FIGURE_STUDIES[name]
     folder = output.out / "gradient-norms" if study.gradient_norms else output.out
     chosen = study.usual_tasks(origin) if tasks is None else tasks
     if tasks is None and chosen != study.tasks:
@@ -147,7 +152,7 @@ def _figure(
     _show(finding, output.out / "figures" / f"{name}-{size}", output.json)
 
 
-def _show(finding: Finding, place: Path, json: bool) -> None:
+def _show(finding: FigureResult, place: Path, json: bool) -> None:
     from gasam.lab.cli.display import console, print_json, print_table
     from gasam.lab.tables import as_json
 

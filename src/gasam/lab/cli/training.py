@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gasam.lab.cli import options as opt
-from gasam.lab.cli.grouping import grouped
+from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions, WalkOptions
 
 GradientNorms = Annotated[
@@ -17,7 +17,7 @@ GradientNorms = Annotated[
 Walks = Annotated[list[str], opt.option(opt.WALK, "E.g. ga-sam.epsilon=1e-3.", "--walk", metavar="METHOD.NAME=VALUE")]
 
 
-@grouped
+@expanded
 def train(
     task: opt.TaskName,
     walk: WalkOptions,
@@ -49,7 +49,7 @@ def train(
     run_here(plan, output.out, output.cpu, output.json, gradient_norms)
 
 
-@grouped
+@expanded
 def compare(
     data: DataOptions,
     changes: SettingsOptions,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gasam.lab.cli import options as opt
-from gasam.lab.cli.grouping import grouped
+from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions
 from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
@@ -46,7 +46,7 @@ FullGrid = Annotated[
 ]
 
 
-@grouped
+@expanded
 def tune(
     task: opt.TaskName,
     data: DataOptions,

@@ -35,7 +35,7 @@ class Job:
     record: Any = None
     error: str | None = None
     log: Path | None = None
-    remark: str = ""
+    detail: str = ""
 
 
 Event = tuple[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.values import check
 
 Settings = TypeVar("Settings", bound="Recipe")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Metric:
 
     def better(self, new: float, old: float | None) -> bool:
         return old is None or (new > old if self.higher_is_better else new < old)
+
+    def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
+        """The item with the best score."""
+        return max(items, key=score) if self.higher_is_better else min(items, key=score)
 
 
 class Score(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,35 +16,12 @@ from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Metric, Recipe, Score, drawn
-from gasam.lab.families.subwords import END, PADDING, SPECIALS, START, Subwords
+from gasam.lab.families import Family, Metric, Score, drawn
+from gasam.lab.families.marian import PAD, TransformerSettings, logits, marian
+from gasam.lab.families.scoring import bleu, bleu_error
+from gasam.lab.families.subwords import Subwords
 
 Side = Literal["source", "target"]
-PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerSettings(Recipe):
-    """`vocabularies` are the sizes for the two languages, specials included; `length` drops longer training pairs;
-    `judged` limits the sentences of validation and test that are translated."""
-
-    vocabularies: tuple[int, int]
-    units: Literal["words", "bpe"]
-    width: int = 512
-    layers: int = 6
-    heads: int = 8
-    feedforward: int = 2048
-    smoothing: float = 0.1
-    length: int = 175
-    beam: int = 5
-    judged: int | None = None
-
-    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width % self.heads or self.width % 2:
-            raise ValueError(f"width must be even and a multiple of the heads ({self.heads}), got {self.width}")
 
 
 class Translation(Family[TransformerSettings]):
@@ -108,32 +84,7 @@ class Translation(Family[TransformerSettings]):
         return Subwords(source), Subwords(target)
 
     def model(self) -> nn.Module:
-        """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
-        from transformers import MarianConfig, MarianMTModel
-
-        settings = self.settings
-        config = MarianConfig(
-            vocab_size=len(self.subwords[0]),
-            decoder_vocab_size=len(self.subwords[1]),
-            share_encoder_decoder_embeddings=False,
-            d_model=settings.width,
-            encoder_layers=settings.layers,
-            decoder_layers=settings.layers,
-            encoder_attention_heads=settings.heads,
-            decoder_attention_heads=settings.heads,
-            encoder_ffn_dim=settings.feedforward,
-            decoder_ffn_dim=settings.feedforward,
-            dropout=settings.dropout,
-            activation_function="relu",
-            scale_embedding=True,
-            max_position_embeddings=2048,
-            pad_token_id=PAD,
-            eos_token_id=FINISH,
-            bos_token_id=BEGIN,
-            decoder_start_token_id=BEGIN,
-            forced_eos_token_id=None,
-        )
-        return MarianMTModel(config)
+        return marian(self.settings, len(self.subwords[0]), len(self.subwords[1]))
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
         """Without the table of positions, which is an embedding as well."""
@@ -232,13 +183,6 @@ class Translation(Family[TransformerSettings]):
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 
 
-def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """The decoder's scores for every place of the target, from the words before it."""
-    before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
-    output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
-    return output.logits  # type: ignore[no-any-return]
-
-
 def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
     """All words, and how many each line has: a file of one tensor a line takes as long to read as to make."""
     return torch.cat(lines), torch.tensor([len(line) for line in lines])
@@ -266,22 +210,3 @@ def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> T
 def spread(smoothing: float, words: int) -> float:
     """torch's `label_smoothing` is over all V words, the right one too: V / (V - 1) times as much is fairseq's."""
     return smoothing * words / (words - 1)
-
-
-def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
-    """sacrebleu on text as it is: tokenised already; with its signature."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    metric = BLEU(tokenize="none", force=True)
-    score = float(metric.corpus_score(lines, [references]).score)
-    return score, str(metric.get_signature())
-
-
-def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float | None:
-    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
-    if len(lines) < 2:
-        return None
-    from sacrebleu.metrics.bleu import BLEU
-
-    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)
-    return float(score._ci) / 1.96  # half of the 95% interval

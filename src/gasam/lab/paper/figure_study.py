@@ -20,12 +20,12 @@ from gasam.lab.training.plan import Plan
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STUDIES: dict[str, FigureStudy] = {}
+FIGURE_STUDIES: dict[str, FigureStudy] = {}
 """Every study by its name."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class FigureResult:
     """What a study found: its numbers, its picture, and one sentence that says what they show."""
 
     title: str
@@ -70,7 +70,7 @@ class FigureStudy:
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
-            STUDIES[cls.name] = cls()
+            FIGURE_STUDIES[cls.name] = cls()
 
     def usual_tasks(self, origin: Origin) -> tuple[str, ...]:
         try:
@@ -91,13 +91,13 @@ class FigureStudy:
             for method in self.methods
         ]
 
-    def find(self, runs: TrainedRuns) -> Finding:
+    def find(self, runs: TrainedRuns) -> FigureResult:
         analysis = self.analyses[runs.size]
         return self.shown(analysis, runs.analyse(analysis, runs.files), runs)
 
-    def shown(self, analysis: Analysis, found: Sequence[AnalysisRecord], runs: TrainedRuns) -> Finding:
+    def shown(self, analysis: Analysis, found: Sequence[AnalysisRecord], runs: TrainedRuns) -> FigureResult:
         """What an analysis shows of the runs."""
         labels = runs.labels(found)
         data = {"records": [records.as_json(each) for each in found]}
         table = analysis.table(found, labels)
-        return Finding(self.title, data, analysis.draw(found, labels), analysis.sentence(found, labels), (table,))
+        return FigureResult(self.title, data, analysis.draw(found, labels), analysis.sentence(found, labels), (table,))

@@ -14,19 +14,17 @@ from gasam.lab.analyses.shift import check_images
 from gasam.lab.analyses.shifted_line import ShiftedLine
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.analyses.substitutions import Substitutions, epochs_of
-from gasam.lab.paper.figure_study import STUDIES, FigureStudy, Finding, TrainedRuns
+from gasam.lab.paper.figure_study import FIGURE_STUDIES, FigureResult, FigureStudy, TrainedRuns
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.tables import Table
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
 
-__all__ = ["STUDIES", "TrainedRuns"]
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STUDIES", "paper_table"]
+__all__ = ["FIGURE_STUDIES", "TrainedRuns", "norms_by_epoch", "paper_table"]
 
 PAPER = {
     "none": ("30.60", "31.15"),
@@ -92,7 +90,7 @@ class Figure4(GradientNorms):
     name = "figure4"
     title = "Figure 4: gradient norms over training"
 
-    def find(self, runs: TrainedRuns) -> Finding:
+    def find(self, runs: TrainedRuns) -> FigureResult:
         norms = {f"{run.task}, seed {run.seed}": [row["gradient_norm"] for row in run.curve] for run in runs.records}
         means = [_mean(epoch) for epoch in zip(*norms.values(), strict=False)]
         first, last = means[0], _mean([values[-1] for values in norms.values()])
@@ -101,14 +99,14 @@ class Figure4(GradientNorms):
             f"{last / first:.2f} times as large; the largest is in epoch {1 + means.index(max(means))}"
         )
         data = {"norms": norms, "runs": [run.identity for run in runs.records]}
-        return Finding(self.title, data, _norms_by_epoch({"gradient norm over training": norms}), sentence)
+        return FigureResult(self.title, data, norms_by_epoch({"gradient norm over training": norms}), sentence)
 
 
 class Figure5(GradientNorms):
     name = "figure5"
     title = "Figure 5: gradient norms of the layers of encoder and decoder"
 
-    def find(self, runs: TrainedRuns) -> Finding:
+    def find(self, runs: TrainedRuns) -> FigureResult:
         norms: dict[str, dict[str, list[float]]] = {}
         for run in runs.records:
             sides = {side: layers_of(run, side) for side in ("encoder", "decoder")}
@@ -121,7 +119,7 @@ class Figure5(GradientNorms):
             numbers = ", ".join(f"{mean:.3g} in {name}" for name, mean in by_layer.items())
             clauses.append(f"{title}: the mean norm is {numbers}")
         data = {"norms": norms, "means": means, "runs": [run.identity for run in runs.records]}
-        return Finding(self.title, data, _norms_by_epoch(norms), "; ".join(clauses))
+        return FigureResult(self.title, data, norms_by_epoch(norms), "; ".join(clauses))
 
 
 class Table4(FigureStudy):
@@ -136,7 +134,7 @@ class Table4(FigureStudy):
         "tiny": Robustness(rows=16, restarts=0, judged=4),
     }
 
-    def find(self, runs: TrainedRuns) -> Finding:
+    def find(self, runs: TrainedRuns) -> FigureResult:
         search = self.analyses[runs.size]
         found: dict[Robustness, list[AnalysisRecord]] = {}
         for norm, radii in TABLE4.items():
@@ -177,7 +175,7 @@ class SubstitutionsOverTraining(FigureStudy):
             for epochs in doubling(tasks.find(task).settings(size).epochs)
         ]
 
-    def find(self, runs: TrainedRuns) -> Finding:
+    def find(self, runs: TrainedRuns) -> FigureResult:
         analysis = self.analyses[runs.size]
         return self.shown(analysis, sorted(runs.analyse(analysis, runs.files), key=epochs_of), runs)
 
@@ -206,7 +204,7 @@ def doubling(last: int) -> list[int]:
     return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
 
 
-def _norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+def norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """A panel for each title, with a line for each name."""
     from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 

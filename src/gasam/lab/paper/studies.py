@@ -155,7 +155,7 @@ def every() -> list[Study]:
 @cache
 def load(name: str) -> Study:
     if name not in names():
-        known = sorted((*names(), *figures.STUDIES))
+        known = sorted((*names(), *figures.FIGURE_STUDIES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     try:
         return parse(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
@@ -197,6 +197,5 @@ def _times(row: Row, rows: Sequence[Row]) -> float | None:
         for other in rows
         if other.method == row.method and "epsilon" in other.walk and other.walk.get("norm") == row.walk.get("norm")
     ]
-    choose = max if find(row.task).family.metric.higher_is_better else min
-    best = choose(ladder, key=lambda rung: rung.expected.mean)
+    best = find(row.task).family.metric.best(ladder, lambda rung: float(rung.expected.mean))
     return float(row.walk["epsilon"] / best.walk["epsilon"])

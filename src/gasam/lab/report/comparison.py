@@ -11,9 +11,10 @@ from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of
-from gasam.lab.report.notes import collapsed, notes
+from gasam.lab.report.notes import notes
 from gasam.lab.statistics import counted, number
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
@@ -26,7 +27,8 @@ class Line:
     """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
 
     `step_time` is how many times as long as the baseline's a step takes, where it was measured. In a table of the paper
-    `lead` is the group of the paper's best row, and `speaks` marks the group that is judged for its row.
+    `lead` is the group of the paper's best row, for the other rows of its method, and `speaks` marks the group that is
+    judged for its row.
     """
 
     task: str
@@ -153,7 +155,7 @@ def comparison(
             differing(group, group.other_walk()),
             group,
             paper_of(group) if group.usual else None,
-            (step_times or {}).get(group.key),
+            (step_times or {}).get(group.configuration),
         )
         for group in groups
     ]

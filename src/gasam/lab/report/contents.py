@@ -38,7 +38,7 @@ class Contents:
         """The records without the embedded twins and the user's own data."""
         return [record for record in self.records if find(record.task).kind == "paper"]
 
-    def remark(self, table: str, task: str) -> str:
+    def comment(self, table: str, task: str) -> str:
         return self.remarks.get(table, {}).get(task, "")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gasam.lab.analyses import Analysis, Measure
 from gasam.lab.paper.verdicts import ONE_SEED, UNDECIDED
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.report.frame import RADIUS, Group, grouped
+from gasam.lab.report.frame import RADIUS, Group, group_runs
 from gasam.lab.statistics import Difference, counted, paired_difference
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import find
@@ -31,7 +31,7 @@ def _rows(analysis: Analysis, found: Sequence[AnalysisRecord]) -> Iterator[dict[
     measures = {each.run.name: analysis.measures(each) for each in found}
     usual = [
         group
-        for group in grouped(each.run for each in found)
+        for group in group_runs(each.run for each in found)
         if group.method == "ga-sam" and not group.other_settings and not group.other_walk().keys() - RADIUS
     ]
     if not usual or find(usual[0].task).kind != "paper":

@@ -22,7 +22,7 @@ RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 """What a search may set."""
 DURATION = {"epochs", "halve_after"}
-"""The settings that follow how long the baseline may train."""
+"""The settings that change with the length of training."""
 NEAR = 0.1
 """How far two numbers of gradient evaluations may be apart, as a share, to count as equal."""
 
@@ -31,24 +31,24 @@ def frame(records: Iterable[RunSummary]) -> DataFrame:
     """Every run once, with its record. What an analysis does not repeat of its run is missing."""
     rows = [
         {name: getattr(record, name, None) for name in COLUMNS}
-        | {"key": json.dumps([record.config, record.data.hash], sort_keys=True), "record": record}
+        | {"group": json.dumps([record.config, record.data.hash], sort_keys=True), "record": record}
         for record in records
     ]
-    return DataFrame(rows, columns=[*COLUMNS, "key", "record"]).drop_duplicates(["key", "seed"])
+    return DataFrame(rows, columns=[*COLUMNS, "group", "record"]).drop_duplicates(["group", "seed"])
 
 
 class Group:
     """Runs of one configuration on the same data: the rows of a frame, by seed.
 
-    `grouped` sets what depends on the other groups.
-
-    Args:
-        runs: A row a run.
+    Attributes:
+        runs: A row a run, by seed.
         baseline: Plain training with the same settings on the same data.
         longer: Of a method, plain training that was as expensive, because it had more epochs.
         fresh: Of a walk with shared dropout masks, the same walk with fresh ones.
         apart: The settings, and the data, that not all groups share.
         usual: All groups share its settings: nothing but the walk sets it apart.
+
+    The last five depend on the other groups, and `group_runs` sets them.
     """
 
     def __init__(self, runs: DataFrame) -> None:
@@ -57,7 +57,7 @@ class Group:
         first: RunSummary = self.records[0]
         self.task, self.size, self.method = first.task, first.size, first.method
         self.settings, self.walk = first.settings, first.walk
-        self.key, self.data = first.configuration, first.data.hash
+        self.configuration, self.data = first.configuration, first.data.hash
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
         """The metric on the test split by seed, of the runs that gave a number: the others diverged."""
         self.summary = summary(self.scores.values())
@@ -167,27 +167,27 @@ class Group:
         return list(METHODS).index(self.method), odd, not self.tuned, -trials, self.multiple or 0.0
 
 
-def grouped(records: Iterable[RunSummary]) -> list[Group]:
+def group_runs(records: Iterable[RunSummary]) -> list[Group]:
     """The groups of one task and size, in the order of a table."""
     runs = frame(records)
     for record in runs["record"]:
         if record.method not in METHODS:
             raise InputError(f"a record's method must be one of {', '.join(METHODS)}, got {record.method!r}")
-    groups = sorted((Group(some) for _, some in runs.groupby("key")), key=Group.place)
+    groups = sorted((Group(some) for _, some in runs.groupby("group")), key=Group.place)
     shared = shared_settings(groups)
     several = len({group.data for group in groups}) > 1
     for group in groups:
         group.baseline = _baseline_of(group, groups)
         group.longer = _as_expensive(group, groups) if group.method != "baseline" else None
         group.fresh = _with_fresh_masks(group, groups)
-        group.apart = {name: value for name, value in group.other_settings.items() if name not in shared}
-        group.usual = not group.apart
-        group.apart |= {"data": group.data[:8]} if several else {}
+        own_settings = {name: value for name, value in group.other_settings.items() if name not in shared}
+        group.usual = not own_settings
+        group.apart = own_settings | ({"data": group.data[:8]} if several else {})
     return groups
 
 
 def groups_of(records: Iterable[RunSummary], task: str, size: str) -> list[Group]:
-    return grouped(record for record in records if (record.task, record.size) == (task, size))
+    return group_runs(record for record in records if (record.task, record.size) == (task, size))
 
 
 def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
@@ -219,8 +219,7 @@ def _as_expensive(group: Group, groups: Sequence[Group]) -> Group | None:
         and _without(DURATION, other.settings) == _without(DURATION, group.settings)
         and abs(other.mean("gradient_evaluations") / spent - 1) <= NEAR
     ]
-    best = max if group.metric.higher_is_better else min
-    return best(equal, key=lambda other: other.mean("valid"), default=None)
+    return group.metric.best(equal, lambda other: other.mean("valid")) if equal else None
 
 
 def _with_fresh_masks(group: Group, groups: Sequence[Group]) -> Group | None:

@@ -11,7 +11,7 @@ from gasam.lab.paper.studies import Expected, Row, Study
 from gasam.lab.report.frame import RADIUS, Group
 
 CIRCUMSTANCES = {"start_epoch", "same_noise"}
-"""What a walk is the same without: the first follows the number of epochs, the second is the user's wish for all."""
+"""Options that are ignored when walks are compared: one follows the number of epochs, one is set for all methods."""
 Radii = Mapping[tuple[str, float, str], float]
 """The tuned radius by method, norm and settings."""
 
@@ -26,16 +26,20 @@ def tuned_radii(groups: Sequence[Group]) -> Radii:
 
 
 def rows_of(group: Group, study: Study, tuned: Radii) -> list[Row]:
-    """The rows with the group's own walk; if no study has such a row, those that only name its method: its radius may
-    be another than the paper's. A radius that was found on validation stands for the paper's, whatever its number; a
-    run that is a multiple of a `tuned` radius by chance is a rung of that ladder, because no run is made twice."""
+    """The rows of a table that a group belongs to.
+
+    1. A radius that was found on validation stands for the paper's, whatever its number.
+    2. Otherwise the rows with the group's own walk,
+    3. and those with the same multiple of the `tuned` radius: no run is made twice.
+    4. If no table has a row with its walk, the rows that name its method and nothing else.
+    """
     if group.task not in study.tasks:
         return []
     rows = study.rows_on(group.task)
     if group.found_on_validation:
         return [row for row in rows if _fits_tuned(row, group)]
     radius = tuned.get(_ladder(group))
-    times = group.walk["epsilon"] / radius if radius else None
+    times = group.walk["epsilon"] / radius if radius else None  # a budget has no epsilon: its radius is 0
     found = [row for row in rows if fits(row, group) or _is_rung(row, group, times)]
     if found or any(fits(row, group) for row in _every_row(group.task)):
         return found

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from gasam.lab import tasks
 from gasam.lab.report.frame import Group, shared_settings
+from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
 from gasam.lab.report.labels import in_words, label, radius
-from gasam.lab.search.worth import Worth
 from gasam.lab.statistics import Standing
 from gasam.lab.tasks import asked_size
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
-SHARE = 0.1
-"""A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
-split, has collapsed."""
 
 
 def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> list[str]:
     """All of them. `flags` are what `gasam tune` needs to use the same data and settings; None if they are unknown."""
     about_methods = [*conclusion(groups), *warnings(groups, flags), *radii(groups), *champion(groups)]
-    return [*about_methods, *remarks(task, size, groups)]
+    return [*about_methods, *deviations(task, size, groups)]
 
 
 def conclusion(groups: Sequence[Group]) -> Iterator[str]:
@@ -89,14 +85,14 @@ def contrast(name: str, lead: Group, others: Iterable[Group]) -> str:
     return f"{name} minus each other method, paired by seed: {'; '.join(told)}." if told else ""
 
 
-def remarks(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
+def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     """What differs from the paper in data and in numbers; the latter from what was run, not from what is planned."""
     definition = tasks.find(task)
     if definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
     records = [record for group in groups for record in group.records]
     yield from (f"Data: {note}." for note in data_notes(groups))
-    for copied in [record.remarks["bleu_of_copying"] for record in records if "bleu_of_copying" in record.remarks][:1]:
+    for copied in [record.extras["bleu_of_copying"] for record in records if "bleu_of_copying" in record.extras][:1]:
         yield f"The source itself, copied, has BLEU {copied:.2f}."
     if shared := shared_settings(groups):
         usual = definition.settings(size).recorded()
@@ -112,37 +108,3 @@ def data_notes(groups: Sequence[Group]) -> list[str]:
     """How the data differs from the paper's, each thing once."""
     every = [note for group in groups for record in group.records for note in record.data.notes]
     return [note.rstrip(".") for note in dict.fromkeys(every)]
-
-
-def collapsed(group: Group) -> bool:
-    """Whether a method ends clearly below its baseline. Older records do not say how noisy their test split is."""
-    plain = group.baseline
-    if group.method == "baseline" or plain is None or plain.summary is None:
-        return False
-    error = _error(plain)
-    if error is None or group.summary is None:
-        return error is not None
-    worth = _worth(plain)
-    noise = 2 * math.sqrt(2) * error / worth.of(plain.summary.mean)
-    return worth.gain(group.summary.mean, plain.summary.mean) < -max(SHARE, noise)
-
-
-def at_guessing_level(group: Group) -> bool:
-    """Whether the mean is no better than guessing; False if its error is not known."""
-    error = _error(group)
-    return bool(group.summary and error is not None and _worth(group).is_guessing(group.summary.mean, error))
-
-
-def never_walked(group: Group) -> bool:
-    """Whether a method that waits for progress took as many gradients as updates."""
-    waits = group.walk.get("walk_progress") is not None
-    return waits and all(record.gradient_evaluations == record.updates for record in group.records)
-
-
-def _error(group: Group) -> float | None:
-    """The standard error of the test score, from the choice of the split's examples."""
-    return max((record.test_error for record in group.records if record.test_error is not None), default=None)
-
-
-def _worth(group: Group) -> Worth:
-    return Worth(group.metric, group.records[0].worthless or 0.0)

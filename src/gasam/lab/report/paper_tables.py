@@ -15,7 +15,7 @@ from gasam.lab.report.comparison import COLUMNS, LABEL, NAME, SETTINGS, TEST, Li
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import differing, in_words
 from gasam.lab.report.matching import fits, rows_of, tuned_radii
-from gasam.lab.report.notes import remarks
+from gasam.lab.report.notes import deviations
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
 TALLY = ["reproduced", "not reproduced", UNDECIDED, "not run"]
@@ -34,7 +34,7 @@ def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
     notes = [
         f"{task}: {note}"
         for task in shown
-        for note in (f"{described(tasks.find(task).family.metric)}.", *remarks(task, size, found[task]))
+        for note in (f"{described(tasks.find(task).family.metric)}.", *deviations(task, size, found[task]))
     ]
     if left_out := [task for task in study.tasks if task not in shown]:
         notes.append(f"Not run in this size: {', '.join(left_out)}.")
@@ -62,8 +62,7 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> list[Line]:
         if not spoken:
             not_run = Line(task, row.method, row.label, in_words(row.own), None, row.expected)
             found.append((row, replace(not_run, verdict=_verdict(row, None))))
-    choose = max if tasks.find(task).family.metric.higher_is_better else min
-    best = choose(rows, key=lambda row: row.expected.mean)
+    best = tasks.find(task).family.metric.best(rows, lambda row: float(row.expected.mean))
     lead = next(line.group for row, line in found if row is best and line.speaks)
     return [replace(line, lead=lead if row.method == best.method and line.speaks else None) for row, line in found]
 

@@ -107,9 +107,9 @@ def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
 
 def _costs(axes: Axes, groups: Sequence[Group], styles: Sequence[Style], times: Mapping[str, float]) -> None:
     """The mean score against the measured time of a step, or against its passes where no time was measured."""
-    timed = all(group.key in times for group in groups)
+    timed = all(group.configuration in times for group in groups)
     for group, style in zip(groups, styles, strict=True):
-        found, cost = group.summary, times[group.key] if timed else group.passes
+        found, cost = group.summary, times[group.configuration] if timed else group.passes
         if found is not None and cost is not None:
             axes.errorbar(cost, found.mean, yerr=found.std, fmt="o", color=style.colour, capsize=3, ms=6)
             place = (cost, found.mean)

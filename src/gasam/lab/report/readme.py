@@ -14,7 +14,7 @@ from gasam.lab.report.matching import paper_of
 from gasam.lab.report.notes import contrast, data_notes
 from gasam.lab.statistics import counted, number, signed
 from gasam.lab.tables import Table
-from gasam.lab.tasks import RECORDED_SIZES, TASKS
+from gasam.lab.tasks import TASKS
 
 SHOWN = (*TABLE1, "freelb")
 FIRST, SECOND = "small", "small@2"
@@ -47,7 +47,7 @@ def overview(records: Sequence[RunRecord]) -> Table:
     chosen: dict[str, dict[str, Group]] = {}
     notes = []
     for task in TASKS:
-        groups = next(filter(None, (groups_of(records, task, size) for size in RECORDED_SIZES)), [])
+        groups = next(filter(None, (groups_of(records, task, size) for size in TASKS[task].sizes)), [])
         first = {group.method: group for group in reversed(groups) if group.method in SHOWN}
         if groups:
             metric = described(groups[0].metric)

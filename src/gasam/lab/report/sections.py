@@ -10,10 +10,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 from gasam.lab.analyses import restored
 from gasam.lab.methods import METHODS
 from gasam.lab.paper import studies
+from gasam.lab.paper.figures import norms_by_epoch
 from gasam.lab.paper.studies import Study
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import comparison
@@ -26,7 +26,7 @@ from gasam.lab.report.tuning import tuning_figure, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import RECORDED_SIZES, SIZE_NAMES, TASKS, asked_size, find
+from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size, find
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
 
@@ -54,7 +54,7 @@ def every(contents: Contents) -> dict[str, list[Section]]:
 def task_sections(records: Sequence[RunRecord]) -> Iterator[Section]:
     """Every configuration that was run, by task and size."""
     for task, definition in TASKS.items():
-        for size in RECORDED_SIZES:
+        for size in definition.sizes:
             if groups := groups_of(records, task, size):
                 about = f"{definition.about[0].upper()}{definition.about[1:]}."
                 table = markdown(comparison(records, task, size))
@@ -77,7 +77,7 @@ def study_sections(contents: Contents) -> Iterator[Section]:
             if new:
                 table = markdown(replace(study_table(study, records, size), notes=()))
                 remarks = [
-                    f"**{task}.** {remark}" for task in study.tasks if (remark := contents.remark(study.name, task))
+                    f"**{task}.** {remark}" for task in study.tasks if (remark := contents.comment(study.name, task))
                 ]
                 yield Section(f"{study.title}, size {size}", [table, *remarks, _reproduce(study, size, groups, runs)])
             seen |= new
@@ -116,7 +116,7 @@ def search_sections(contents: Contents) -> Iterator[Section]:
             markdown(tuning_table(some)),
             f"![validation against the size of the walk on {task}](figures/{name}.svg)",
             markdown(regret) if regret else "",
-            contents.remark(SEARCH, task),
+            contents.comment(SEARCH, task),
             f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
         yield Section(f"Size of the walk on {task}, size {size}", parts, {name: tuning_figure(some)})
@@ -172,11 +172,7 @@ def _figure(found: dict[str, Any]) -> Figure:
         return restored(analysed[0]).draw(analysed, run_labels(analysed))
     norms = found["norms"]
     panels = norms if isinstance(next(iter(norms.values())), dict) else {"gradient norm over training": norms}
-    figure, axes = sheet(len(panels))
-    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-        lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in curves.items()]
-        draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
-    return figure
+    return norms_by_epoch(panels)
 
 
 def _of_one_seed(found: Sequence[AnalysisRecord]) -> list[AnalysisRecord]:

@@ -86,7 +86,7 @@ class Runner:
         """
         jobs = prepare((self.question.plan(*each) for each in wanted), self.folder)
         for job, (candidate, _) in zip(jobs, wanted, strict=True):
-            job.remark = "" if candidate is None else str(candidate)
+            job.detail = "" if candidate is None else str(candidate)
             file = self.folder / job.name / OUTCOME
             if file.exists():
                 known = read_as(Outcome, "the outcome of a trial", file)

@@ -14,7 +14,7 @@ from gasam.lab.storage import write_json
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite
 from gasam.lab.training.progress import OnUpdate
-from gasam.lab.training.run import scores
+from gasam.lab.training.run import judge
 
 OUTCOME = "outcome.json"
 """The name of the file that a trial leaves in its folder."""
@@ -42,7 +42,7 @@ def run_trial(
         training.train()
         done = training.progress
         ended = not done.diverged and done.epoch == job.plan.settings.epochs
-        found = scores(training, "valid") if ended else {}
+        found = judge(training, "valid") if ended else {}
         outcome = Outcome(
             valid=finite(found.get("valid", math.nan)),
             error=found.get("valid_error"),

@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 
 from gasam.lab.errors import InputError
-from gasam.lab.tasks.task import RECORDED_SIZES, SIZE_NAMES, Origin, Radius, Task
+from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
 
-__all__ = ["RECORDED_SIZES", "SIZE_NAMES", "TASKS", "Origin", "Radius", "Task", "asked_size", "find", "recorded_size"]
+__all__ = ["SIZE_NAMES", "TASKS", "Origin", "Radius", "Task", "asked_size", "find", "recorded_size"]
 
 
 PAPER_ORDER = ("imdb", "ptb", "en-vi", "de-en", "mnist")

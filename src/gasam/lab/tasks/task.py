@@ -16,8 +16,6 @@ from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
-RECORDED_SIZES = ("paper", "small@2", "small", "tiny")
-"""As records have them: `small` is the first version of that size."""
 
 
 class Radius(NamedTuple):

@@ -25,6 +25,7 @@ from gasam.lab.training.interruption import Interruption
 from gasam.lab.training.optimisation import learning_rate, optimizer_for
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.progress import OnUpdate, Progress, Update
+from gasam.lab.training.selection import keep_weights
 
 
 class Training:
@@ -38,7 +39,7 @@ class Training:
     ) -> None:
         self.plan, self.family, self.checkpoints, self.on_update = plan, family, checkpoints, on_update
         self.settings, self.choice, self.accelerator = plan.settings, plan.choice, accelerator
-        torch.manual_seed(self.draw("model"))
+        torch.manual_seed(self.seed_for("model"))
         self.model = self.accelerator.prepare(family.model())
         self.optimizer = self.accelerator.prepare(optimizer_for(self.plain_model, self.settings))
         self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
@@ -53,7 +54,7 @@ class Training:
     def plain_model(self) -> torch.nn.Module:
         return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 
-    def draw(self, *what: object) -> int:
+    def seed_for(self, *what: object) -> int:
         """A seed of its own for everything that is drawn."""
         text = " ".join(str(part) for part in (self.plan.seed, *what))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -73,7 +74,7 @@ class Training:
 
     def train_epoch(self, interruption: Interruption) -> None:
         progress = self.progress
-        order = torch.Generator().manual_seed(self.draw("order", progress.epoch))
+        order = torch.Generator().manual_seed(self.seed_for("order", progress.epoch))
         batches = self.family.batches(order)
         self.sharp.enabled = progress.epoch + 1 >= self.choice.start_epoch
         if isinstance(self.sharp, SharpBackward):
@@ -83,7 +84,7 @@ class Training:
             self.train_step(chosen)
             progress.step += 1
             now = time.perf_counter()
-            if interruption.wanted and self.accelerator.num_processes == 1:  # a step of one is not a step of all
+            if interruption.wanted and self.accelerator.num_processes == 1:  # processes may be at different steps
                 progress.seconds += now - begun
                 self.save()
                 interruption.stop_if_wanted()
@@ -95,7 +96,7 @@ class Training:
     def train_step(self, chosen: Any) -> None:
         progress = self.progress
         others = [self.accelerator.process_index] if self.accelerator.process_index else []
-        torch.manual_seed(self.draw("step", progress.epoch, progress.step, *others))
+        torch.manual_seed(self.seed_for("step", progress.epoch, progress.step, *others))
         batch = to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
         rate = learning_rate(self.settings, progress.epoch + 1, progress.updates + 1)
         for group in self.optimizer.param_groups:
@@ -129,7 +130,7 @@ class Training:
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
         self.loss.zero_()
         valid = self.validate() if math.isfinite(loss) else math.nan
-        self.keep_weights(valid)
+        keep_weights(self, valid)
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
@@ -145,17 +146,6 @@ class Training:
             return self.family.validate(self.plain_model)
         finally:
             self.model.train()
-
-    def keep_weights(self, valid: float) -> None:
-        """Those of the last epochs where they are averaged, else those that are best on validation."""
-        progress, count = self.progress, self.settings.average
-        if count:
-            self.write(self.checkpoints.epoch(progress.epoch), self.weights())
-            self.checkpoints.forget_epoch(progress.epoch - count - 1)
-        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
-            progress.best, progress.best_epoch = valid, progress.epoch
-            if not count:
-                self.write(self.checkpoints.best, self.weights())
 
     def show(self, steps: int) -> None:
         valid = self.progress.curve[-1]["valid"] if self.progress.curve else None

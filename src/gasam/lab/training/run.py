@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from accelerate import Accelerator
 from gasam.lab import provenance, records
 from gasam.lab.data.corpus import Split
 from gasam.lab.records import DataOfRun, RunRecord
-from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.progress import OnUpdate, nobody
+from gasam.lab.training.selection import chosen_weights
 
 
 def run(
@@ -44,7 +46,7 @@ def run(
             training.resume(gradient_norms)
             training.train()
             if accelerator.is_main_process:
-                records.write(file, record_of(training))
+                records.write(file, record_of(training, judge(training, "valid", "test")))
                 checkpoints.clean()
             accelerator.wait_for_everyone()
     elif accelerator.is_main_process:
@@ -55,8 +57,8 @@ def run(
     return record
 
 
-def record_of(training: Training) -> RunRecord:
-    """The record of a run whose training ended; the weights that it judges are kept as the model."""
+def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
+    """The record of a run whose training ended, with the scores of its chosen weights."""
     plan, family, progress = training.plan, training.family, training.progress
     return RunRecord(
         schema=1,
@@ -80,13 +82,16 @@ def record_of(training: Training) -> RunRecord:
         curve=progress.curve,
         worthless=family.worthless("test"),
         **training.code,
-        **{"valid": None, "test": None} | scores(training, "valid", "test"),
+        **{"valid": None, "test": None} | dict(scores),
         **family.remarks(),
     )
 
 
-def scores(training: Training, *splits: Split) -> dict[str, Any]:
-    """The metric of the chosen weights with its standard error, if there are any; they are kept as the model."""
+def judge(training: Training, *splits: Split) -> dict[str, Any]:
+    """Load the chosen weights into the model, save them as `model.pt`, and measure the metric with its standard error.
+
+    There are no scores if training never gave a finite number.
+    """
     weights, begun = chosen_weights(training), time.perf_counter()
     found: dict[str, Any] = {}
     if weights is not None:
@@ -98,11 +103,3 @@ def scores(training: Training, *splits: Split) -> dict[str, Any]:
         training.model.train()
     training.checkpoints.save(training.checkpoints.model, weights or {})
     return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
-
-
-def chosen_weights(training: Training) -> Weights | None:
-    """The weights to be judged: averaged, or best on validation; none if training never gave a finite number."""
-    count, progress, checkpoints = training.settings.average, training.progress, training.checkpoints
-    if count and not progress.diverged:
-        return checkpoints.average(progress.epoch, min(count, progress.epoch))
-    return checkpoints.load(checkpoints.best)

@@ -1,0 +1,73 @@
+"""The Transformer of translation: its settings, the model (transformers' Marian, built afresh), and its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gasam.lab.families import Recipe
+from gasam.lab.families.subwords import END, PADDING, SPECIALS, START
+
+PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(Recipe):
+    """`vocabularies` are the sizes for the two languages, specials included; `length` drops longer training pairs;
+    `judged` limits the sentences of validation and test that are translated."""
+
+    vocabularies: tuple[int, int]
+    units: Literal["words", "bpe"]
+    width: int = 512
+    layers: int = 6
+    heads: int = 8
+    feedforward: int = 2048
+    smoothing: float = 0.1
+    length: int = 175
+    beam: int = 5
+    judged: int | None = None
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width must be even and a multiple of the heads ({self.heads}), got {self.width}")
+
+
+def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int) -> nn.Module:
+    """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=source_pieces,
+        decoder_vocab_size=target_pieces,
+        share_encoder_decoder_embeddings=False,
+        d_model=settings.width,
+        encoder_layers=settings.layers,
+        decoder_layers=settings.layers,
+        encoder_attention_heads=settings.heads,
+        decoder_attention_heads=settings.heads,
+        encoder_ffn_dim=settings.feedforward,
+        decoder_ffn_dim=settings.feedforward,
+        dropout=settings.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=2048,
+        pad_token_id=PAD,
+        eos_token_id=FINISH,
+        bos_token_id=BEGIN,
+        decoder_start_token_id=BEGIN,
+        forced_eos_token_id=None,
+    )
+    return MarianMTModel(config)
+
+
+def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The decoder's scores for every place of the target, from the words before it."""
+    before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
+    return output.logits  # type: ignore[no-any-return]

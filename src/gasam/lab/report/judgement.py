@@ -1,0 +1,46 @@
+"""Whether something went wrong with a method: it collapsed, it learned nothing, or it never walked."""
+
+from __future__ import annotations
+
+import math
+
+from gasam.lab.report.frame import Group
+from gasam.lab.search.worth import Worth
+
+SHARE = 0.1
+"""A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
+split, has collapsed."""
+
+
+def collapsed(group: Group) -> bool:
+    """Whether a method ends clearly below its baseline. Older records do not say how noisy their test split is."""
+    plain = group.baseline
+    if group.method == "baseline" or plain is None or plain.summary is None:
+        return False
+    error = _error(plain)
+    if error is None or group.summary is None:
+        return error is not None
+    worth = _worth(plain)
+    noise = 2 * math.sqrt(2) * error / worth.of(plain.summary.mean)
+    return worth.gain(group.summary.mean, plain.summary.mean) < -max(SHARE, noise)
+
+
+def at_guessing_level(group: Group) -> bool:
+    """Whether the mean is no better than guessing; False if its error is not known."""
+    error = _error(group)
+    return bool(group.summary and error is not None and _worth(group).is_guessing(group.summary.mean, error))
+
+
+def never_walked(group: Group) -> bool:
+    """Whether a method that waits for progress took as many gradients as updates."""
+    waits = group.walk.get("walk_progress") is not None
+    return waits and all(record.gradient_evaluations == record.updates for record in group.records)
+
+
+def _error(group: Group) -> float | None:
+    """The standard error of the test score, from the choice of the split's examples."""
+    return max((record.test_error for record in group.records if record.test_error is not None), default=None)
+
+
+def _worth(group: Group) -> Worth:
+    return Worth(group.metric, group.records[0].worthless or 0.0)
