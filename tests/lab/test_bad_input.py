@@ -43,7 +43,6 @@ CASES = {
     "train digits --method sam --risk all": "risk must be one of 'mean', 'final', got 'all'",
     "train digits --method sam --start-epoch 99": "start_epoch must be a whole number from 1 to 2, got 99",
     "train digits --method freelb": "freelb moves word embeddings, and the model of digits has none",
-    "train numerals --method model-wise": "no epsilon is known for model-wise on numerals: give an epsilon and a norm",
     "train imdb --train good.csv": "imdb brings its own data: --train, --valid, --test are for classify, lm, translate",
     "train imdb --data-dir nowhere": "imdb needs imdb/train.jsonl.gz in nowhere, which is not there: run `gasam",
     "train classify": "classify needs data to train on: give it with --train",

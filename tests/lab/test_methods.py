@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gasam import FreeLB, SharpBackward
+from gasam import FreeLB, SharpBackward, asam, ga_sam, recommended
 from gasam.lab.errors import InputError
-from gasam.lab.methods import METHODS, TABLE1
+from gasam.lab.methods import METHODS, TABLE1, Method
 from gasam.lab.records import EpsilonSource
 from gasam.lab.training.plan import make
 from gasam.lab.walks import choose
@@ -203,6 +203,19 @@ def test_what_stands_in_for_backward_has_the_walk_and_as_many_passes(method):
     assert sharp.perturbation.norm == plan.choice.norm
 
 
-def test_a_method_without_a_radius_asks_for_one():
-    with pytest.raises(InputError, match="no epsilon is known for model-wise on en-vi: give an epsilon and a norm"):
-        choose("model-wise", "en-vi", 52, {"epsilon": 0.1})
+def test_a_method_without_a_radius_uses_the_recommended_walk():
+    choice = choose("model-wise", "en-vi", 52)
+    assert (choice.epsilon_source.kind, choice.budget) == ("recommended", recommended()[0].budget)
+    given = choose("model-wise", "en-vi", 52, {"epsilon": 0.1})
+    assert (given.epsilon_source.kind, given.epsilon, given.norm) == ("given", 0.1, math.inf)
+
+
+def test_a_preset_with_options_that_a_run_does_not_carry_is_refused():
+    for preset in (ga_sam(0, steps=3), ga_sam(0, cap=0.1), asam(0, eta=0.01)):
+        with pytest.raises(ValueError, match="the preset of mine may set a named scale"):
+            Method("mine", "Mine", "mine", preset)
+
+
+def test_noise_on_embeddings_without_a_radius_asks_for_one():
+    with pytest.raises(InputError, match="no epsilon is known for freelb on mnist: give --epsilon and --norm"):
+        choose("freelb", "mnist", 20, {"epsilon": 0.1})

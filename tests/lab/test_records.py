@@ -1,6 +1,7 @@
 """Records are read into typed objects: every committed one as it is, and damaged ones are refused in one sentence."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ FAULTS = {
     "without a seed": (damaged(seed="left out"), "is not a record: it lacks seed; delete it and run again"),
     "with text for a number": (damaged(test="good"), "is not a record: test: "),
     "without its method": (damaged(config={"settings": {}}), "is not a record: config: "),
+    "without epochs": (damaged(config={"settings": {}, "method": {}}), "is not a record: config: "),
+    "without a norm": (
+        damaged(config={"settings": {"epochs": 2}, "method": {"epsilon": 1}}),
+        "is not a record: config",
+    ),
+    "with a score of NaN": (damaged(test=math.nan), "is not a record: test: "),
+    "with a score of true": (damaged(test=True), "is not a record: test: "),
+    "without any gradients": (damaged(gradient_evaluations=0), "is not a record: gradient_evaluations"),
+    "with endless gradients": (damaged(gradient_evaluations=math.inf), "is not a record: gradient_evaluations"),
+    "deeper than Python goes": ("[" * 100_000, "is not a record: "),
     "with an unknown source": (damaged(epsilon_source="guessed"), "is not a record: epsilon_source: "),
 }
 
@@ -84,6 +95,14 @@ def test_damaged_records_are_refused_in_one_sentence(fault, tmp_path):
     assert str(caught.value).startswith(f"{file} {told}")
     assert "\n" not in str(caught.value)
     assert file.exists()
+
+
+def test_a_folder_or_a_broken_link_is_no_record(tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "nothing")
+    for name in ("folder.json", "link.json"):
+        with pytest.raises(InputError, match=rf"{name} cannot be read \(.*\): check what it is"):
+            records.read(tmp_path / name)
 
 
 def test_new_records_name_the_processor_and_its_instructions(tmp_path):

@@ -21,6 +21,12 @@ class Method:
     preset: Perturbation
     moved: Moved = "weights"
 
+    def __post_init__(self) -> None:
+        """A run has its own size of the walk and number of steps, so a preset can't set more than these options."""
+        options = {name: getattr(self.preset, name) for name in ("scale", "granularity", "risk", "norm")}
+        if not isinstance(self.preset.scale, str) or self.preset != Perturbation(epsilon=0, **options):
+            raise ValueError(f"the preset of {self.name} may set a named scale, granularity, risk and norm, no more")
+
     @property
     def has_many_steps(self) -> bool:
         """Whether K is a task's to choose. The others look at the end of one step."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
 from gasam.lab.errors import InputError
 from gasam.lab.storage import write_json
@@ -93,14 +93,16 @@ class DataOfRun(BaseModel):
 class RunSummary(BaseModel):
     """What a run was and what came out of it; the part that the records of its analyses repeat."""
 
+    model_config = ConfigDict(strict=True)
+
     task: str
     size: str
     method: str
     seed: int
     metric: str
-    valid: float | None
-    test: float | None
-    gradient_evaluations: int | float
+    valid: FiniteFloat | None
+    test: FiniteFloat | None
+    gradient_evaluations: int | FiniteFloat = Field(gt=0)
     config: dict[str, Any]
     data: DataOfRun
     epsilon_source: EpsilonSource | None = None
@@ -108,8 +110,13 @@ class RunSummary(BaseModel):
     @field_validator("config")
     @classmethod
     def _has_settings_and_method(cls, config: dict[str, Any]) -> dict[str, Any]:
-        if not all(isinstance(config.get(part), dict) for part in ("settings", "method")):
+        settings, method = config.get("settings"), config.get("method")
+        if not isinstance(settings, dict) or not isinstance(method, dict):
             raise ValueError("must hold settings and method")
+        if type(settings.get("epochs")) is not int:
+            raise ValueError("its settings must hold a number of epochs")
+        if not all(_is_number(method.get(name)) for name in ("epsilon", "norm", "steps")):
+            raise ValueError("its method must hold epsilon, norm and steps")
         return config
 
     @field_validator("epsilon_source", mode="before")
@@ -139,7 +146,7 @@ class RunRecord(RunSummary):
     their own, which are in `extras`.
     """
 
-    model_config = ConfigDict(extra="allow", populate_by_name=True)
+    model_config = ConfigDict(strict=True, extra="allow", populate_by_name=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     identity: str
@@ -208,7 +215,9 @@ def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
         return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         fault = _first_fault(error)
-    except ValueError as error:
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}): check what it is, and its permissions") from None
+    except (ValueError, RecursionError) as error:
         fault = str(error)
     raise InputError(f"{file} is not {what}: {fault}; delete it and run again")
 
@@ -232,4 +241,11 @@ def _first_fault(error: ValidationError) -> str:
     if missing:
         return f"it lacks {', '.join(missing)}"
     place = ".".join(map(str, faults[0]["loc"])) or "the file"
+    if place == "schema":
+        return "schema: it is not 1, so a newer gasam may have written it"
     return f"{place}: {faults[0]['msg']}"
+
+
+def _is_number(value: Any) -> bool:
+    """JSON has no infinity: an infinite norm is written as text."""
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or value == "inf"

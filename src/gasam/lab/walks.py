@@ -123,11 +123,11 @@ def choose(
     given = _checked(found, overrides or {})
     if found.moved == "nothing":
         return _choice(found, Radius(math.inf, 0.0), EpsilonSource(kind="none"))
-    if definition.recommends_walk(size) and found.moved == "weights" and "epsilon" not in given:
+    known = _known_radius(found, definition)
+    if found.moved == "weights" and "epsilon" not in given and (known is None or definition.recommends_walk(size)):
         choice = _recommended(found)
     else:
-        user_says_all = "norm" in given and bool(given.keys() & {"epsilon", "budget"})
-        radius, source = _radius(found, definition, user_says_all)
+        radius, source = known or (_without_radius(found, definition, given), EpsilonSource(kind="given"))
         choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(definition, epochs))
     return _overridden(choice, given, epochs)
 
@@ -147,7 +147,7 @@ def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
     )
 
 
-def _radius(method: Method, task: Task, user_says_all: bool) -> tuple[Radius, EpsilonSource]:
+def _known_radius(method: Method, task: Task) -> tuple[Radius, EpsilonSource] | None:
     """The first that there is: the paper's, one chosen on validation, one of a task of the same kind."""
     for place in (task, *map(find, task.borrows_from)):
         borrowed = None if place is task else place.name
@@ -156,9 +156,13 @@ def _radius(method: Method, task: Task, user_says_all: bool) -> tuple[Radius, Ep
             return radius, EpsilonSource(kind="paper", borrowed_from=borrowed, remark=radius.remark)
         if method.name in place.chosen_radii:
             return place.chosen_radii[method.name], EpsilonSource(kind="chosen", borrowed_from=borrowed)
-    if user_says_all:
-        return Radius(math.inf, 0.0), EpsilonSource(kind="given")
-    raise InputError(f"no epsilon is known for {method.name} on {task.name}: give an epsilon and a norm")
+    return None
+
+
+def _without_radius(method: Method, task: Task, given: Mapping[str, Any]) -> Radius:
+    if method.moved == "embeddings" and not {"epsilon", "norm"} <= given.keys():
+        raise InputError(f"no epsilon is known for {method.name} on {task.name}: give --epsilon and --norm")
+    return Radius(method.preset.norm, 0.0)
 
 
 def _recommended(method: Method) -> Choice:

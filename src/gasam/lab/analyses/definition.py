@@ -34,7 +34,7 @@ class Measurement:
 
     def __init__(self, file: Path, report: Callable[[str], None]) -> None:
         self.file, self.report = file, report
-        self.kept: Found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self.kept = _kept(file)
         self._begun: float = time.perf_counter() - self.kept.pop("seconds", 0.0)
 
     @property
@@ -48,6 +48,15 @@ class Measurement:
 
     def keep(self, found: Found) -> None:
         write_json(self.file, plain_value(found) | {"seconds": self.seconds})
+
+
+def _kept(file: Path) -> Found:
+    """What an interrupted measurement left; nothing if it is damaged."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) and isinstance(kept.get("seconds"), float) else {}
 
 
 def option(
@@ -125,7 +134,7 @@ class Analysis(ABC):
 
     def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
         """The rows of the table that are about one run."""
-        raise NotImplementedError(f"{type(self).__name__} has a table of its own")
+        raise NotImplementedError(f"{type(self).__name__} must define `cells`, or a `table` of its own")
 
     def values(self, record: AnalysisRecord) -> Found | None:
         """The numbers of one run for the JSON of the table; None if the cells are enough."""
@@ -137,7 +146,7 @@ class Analysis(ABC):
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
         """The line of one run in the picture."""
-        raise NotImplementedError(f"{type(self).__name__} has a picture of its own")
+        raise NotImplementedError(f"{type(self).__name__} must define `plotted`, or `draw` a picture of its own")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         """How flat the minimum of one run is, if the analysis is about that."""
@@ -165,4 +174,5 @@ class Analysis(ABC):
         """What the analysis shows, with its numbers."""
         if self.measures(found[0]):
             return compared(self.measures, found, labels)
-        return "; ".join(self.clause(each, label) for each, label in zip(found, labels, strict=True))
+        clauses = [self.clause(each, label) for each, label in zip(found, labels, strict=True)]
+        return "; ".join(clause for clause in clauses if clause)

@@ -71,7 +71,11 @@ def load(run: Path, origin: Origin, *, cpu: bool = False) -> LoadedRun:
         raise InputError(f"{file.stem} has no weights to analyse: {reason}; run it again with another --out")
     family = _family(record, origin)
     model = family.model()
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        place = file.with_suffix("") / "model.pt"
+        raise InputError(f"{place} does not hold the weights of this run ({str(error).splitlines()[0]})") from None
     device = torch.device("cpu")
     if torch.accelerator.is_available() and not cpu:
         device = torch.accelerator.current_accelerator() or device
@@ -80,8 +84,8 @@ def load(run: Path, origin: Origin, *, cpu: bool = False) -> LoadedRun:
 
 def read_run(run: Path) -> tuple[Path, RunRecord]:
     """The file of a run's record, and the record."""
-    file = run if run.suffix == ".json" else run.with_name(f"{run.name}.json")
-    if not file.exists():
+    file = run if run.suffix == ".json" else run.parent / f"{run.name}.json"
+    if not file.is_file():
         raise InputError(f"{file} is not there: name the record of a finished run, such as runs/NAME.json")
     return file, records.read(file)
 

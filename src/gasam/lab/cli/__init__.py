@@ -40,6 +40,9 @@ def main() -> None:
         app()
     except InputError as error:
         sys.exit(_say(str(error), 2))
+    except OSError as error:
+        place = error.filename or "a file"
+        sys.exit(_say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2))
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             _say("interrupted; run the same command to go on", INTERRUPTED)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import inspect
 import platform
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,8 +70,10 @@ class Source:
 
     @cached_property
     def key(self) -> str:
-        """A hash of what would be read, made without reading it as examples: encoded data is cached under it."""
+        """A hash of what would be read and of the code that reads it: encoded data is cached under it."""
         sha = hashlib.sha256(f"{self.name}\n{self.options}\n".encode())
+        with suppress(TypeError, OSError):  # code that is in no file
+            sha.update(Path(inspect.getfile(self.read)).read_bytes())
         for file in self.files:
             with file.open("rb") as stream:
                 sha.update(hashlib.file_digest(stream, "sha256").digest())

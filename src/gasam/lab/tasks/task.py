@@ -84,6 +84,10 @@ class Task:
     borrows_from: tuple[str, ...] = ()
     published: Published | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("paper", "yours") and not self.kind.startswith("twin of "):
+            raise ValueError(f"the kind of {self.name} must be 'paper', 'yours' or 'twin of NAME', got {self.kind!r}")
+
     def settings(self, size: str, **overrides: Any) -> Recipe:
         """The numbers of a size, as records name it, some of them replaced."""
         if size not in self.sizes:
@@ -115,7 +119,7 @@ class Task:
         versions = {int(each.partition("@")[2] or 1): each for each in self.sizes if each.partition("@")[0] == name}
         if not version:
             return versions[max(versions)] if versions else asked
-        return versions.get(int(version), asked) if version.isdigit() else asked
+        return versions.get(int(version), asked) if version.isascii() and version.isdigit() else asked
 
     def asked_size(self, recorded: str) -> str:
         """What a user must ask for to get the size of a record again."""

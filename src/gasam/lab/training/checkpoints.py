@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +48,7 @@ class Checkpoints:
             return None
         try:
             return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
-        except (pickle.UnpicklingError, RuntimeError, EOFError):
+        except Exception:  # whatever the damage raises
             raise InputError(
                 f"{file} is not a checkpoint of this program: delete {self.folder} to run from the start"
             ) from None
