@@ -1,4 +1,4 @@
-"""Accelerate: its backward in place of torch's, with accumulation, clipping and saved state; here on a LoRA model."""
+"""Accelerate with a LoRA model: accumulation, clipping and a saved state."""
 
 import tempfile
 
@@ -28,7 +28,7 @@ for words in data:
         optimizer.step()
         optimizer.zero_grad()
 
-accelerator.save_state(tempfile.mkdtemp())  # the walk has no state: nothing more to save
+accelerator.save_state(tempfile.mkdtemp())  # this schedule has no state, so there is nothing else to save
 
 assert sharp.last.climbed
 assert all(("lora" in name) != torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -1,4 +1,4 @@
-"""Gradient accumulation has two meanings, and both are right: a walk for each micro-batch, or one for all of them."""
+"""Gradient accumulation in two ways: one walk for each micro-batch, or one walk for all of them."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
 micro_batches = [(torch.randn(8, 20), torch.randint(3, (8,))) for _ in range(4)]
 base = torch.optim.SGD(model.parameters(), lr=0.1)
 
-# A walk for each micro-batch. Divide the loss in `backward`, not in the function: then the walk is not changed.
+# One walk for each micro-batch. The loss is divided in `backward`, so the walk sees the undivided loss.
 sharp = SharpBackward(
     model,
     ga_sam(budget=0.1, cap=0.01),
@@ -23,7 +23,7 @@ for x, y in micro_batches:
 base.step()
 base.zero_grad()
 
-# One walk for all: the closure goes over all of them.
+# One walk for all micro-batches: the closure evaluates all of them.
 optimizer = SharpnessAware(base, ga_sam(budget=0.1, cap=0.01), model=model)
 
 

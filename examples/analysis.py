@@ -1,4 +1,4 @@
-"""A trained model of one's own under the lens: attacked, compressed, its sharpness, its spectrum, its landscape."""
+"""Analyses of a trained model: attack, quantisation, robustness, sharpness, eigenvalues and loss landscape."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -44,9 +44,9 @@ def trained(perturbation):
 
 plain_model, norms = trained(ga_sam(0.0))
 model, _ = trained(ga_sam(budget=0.1, cap=0.01))
-print([round(row.whole, 3) for row in norms.by_epoch()])  # gradient norms over the phases of training
+print([round(row.whole, 3) for row in norms.by_epoch()])  # mean gradient norm of each epoch
 
-# What is analysed: a model, how its losses come about, and examples in batches.
+# An analysis needs a model, an objective that gives a loss for each example, and batches.
 objective = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 batches = [(train[0][i : i + 100], train[1][i : i + 100]) for i in range(0, 400, 100)]
 

@@ -1,4 +1,4 @@
-"""The walk itself, on a trained model: the loss along an attack on the weights, and what a point of it does."""
+"""An attack on the weights of a model: follow a walk, keep its worst point, and evaluate the model there."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ x, y = torch.randn(64, 20), torch.randint(3, (64,))
 
 
 def evaluate(k):
-    """The loss where the weights are now, and its gradient in their .grad."""
+    """Compute the loss at the current weights, and leave its gradient in `.grad`."""
     model.zero_grad()
     loss = cross_entropy(model(x), y)
     loss.backward()

@@ -1,4 +1,4 @@
-"""The closure form: any optimizer behind torch's own contract, with clipping and a scheduler."""
+"""The closure form: a torch optimizer around any other, with clipping and a learning rate scheduler."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ x, y = torch.randn(32, 20), torch.randint(3, (32,))
 optimizer = SharpnessAware(
     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     model=model,
-    before_step=lambda: clip_grad_norm_(model.parameters(), 0.25),  # after the fold: the place for clipping
+    before_step=lambda: clip_grad_norm_(model.parameters(), 0.25),  # clips the folded gradient
 )
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
 
@@ -27,7 +27,7 @@ def closure():
 
 losses = []
 for _ in range(20):
-    losses.append(optimizer.step(closure).item())  # the closure is called K+1 times, the clean loss is returned
+    losses.append(optimizer.step(closure).item())  # calls the closure K+1 times and returns the clean loss
     scheduler.step()
 
 assert losses[-1] < losses[0]

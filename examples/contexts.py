@@ -1,4 +1,4 @@
-"""Dropout masks that the passes of a step share, and batch statistics that count the clean pass only."""
+"""All passes of a step share their dropout masks, and BatchNorm counts only the clean pass."""
 
 import torch
 from torch import nn
@@ -13,4 +13,4 @@ x, y = torch.randn(32, 20), torch.randint(3, (32,))
 sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.01, steps=2), around=same_noise())
 sharp(lambda: cross_entropy(model(x), y))
 
-assert model[1].num_batches_tracked == 1  # three passes, one counted
+assert model[1].num_batches_tracked == 1  # three passes ran, and one was counted

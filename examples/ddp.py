@@ -1,4 +1,4 @@
-"""DistributedDataParallel: `torchrun --nproc-per-node 2 examples/ddp.py`; started by itself it is a world of one."""
+"""DistributedDataParallel: `torchrun --nproc-per-node 2 examples/ddp.py`. Without torchrun it runs in one process."""
 
 import os
 from datetime import timedelta
@@ -12,27 +12,27 @@ from torch.nn.parallel import DistributedDataParallel
 from gasam import Schedule, SharpBackward, per_worker, shared_walk
 
 if "RANK" in os.environ:
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # then a process gives up on one that is gone
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # raise an error if another process does not answer
 else:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3)))
 torch.manual_seed(dist.get_rank())
-batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(4)]  # this worker's
+batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(4)]  # the data of this worker
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-always = Schedule()  # walk from the first step; without it, from when the loss falls
-sharp = SharpBackward(model, schedule=always)  # one walk for all workers, that of the joint batch: K+1 all-reduces
-own = SharpBackward(model, schedule=always, around=per_worker(model))  # each worker its own walk: one all-reduce
+always = Schedule()  # walk from the first step; the default waits until the loss falls
+sharp = SharpBackward(model, schedule=always)  # one walk for the joint batch: K+1 all-reduces
+own = SharpBackward(model, schedule=always, around=per_worker(model))  # one walk per worker: one all-reduce
 
 for x, y in batches:
-    for sharp_backward in (sharp, own):  # one of them, in real life
+    for sharp_backward in (sharp, own):  # choose one of them in your own code
         optimizer.zero_grad()
         loss = sharp_backward(lambda: cross_entropy(model(x), y))
         optimizer.step()
 
-# Accumulation: the gradients wait in no_sync, the shared walk does not.
+# Accumulation in no_sync: gradients are reduced at the end, but the walk is shared in every micro-batch.
 accumulating = SharpBackward(
     model,
     schedule=always,

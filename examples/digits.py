@@ -1,7 +1,7 @@
-"""Trains a small network on scikit-learn's digits with and without GA-SAM; prints accuracy and sharpness of both.
+"""Train a small network on scikit-learn's digits with three methods, and print test accuracy and sharpness.
 
-Each row is the mean of four seeds, each with its own splits. GA-SAM has the recommended setting, and SAM's radius was
-chosen on the validation images of four other seeds.
+Each row is the mean of four seeds, and each seed has its own splits. GA-SAM uses the recommended setting. The radius of
+SAM was chosen on the validation images of four other seeds.
 """
 
 import statistics
@@ -19,19 +19,19 @@ METHODS = {
     "baseline": (sam(0.0), 60),
     "baseline, as many gradients": (sam(0.0), 120),
     "SAM": (sam(0.2), 60),
-    "GA-SAM": (None, 60),  # as recommended
+    "GA-SAM": (None, 60),  # None means the recommended setting
 }
 
 
 def digits(part: slice, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The images in an order of the seed's own, so that each seed has splits of its own."""
+    """Return one part of the images. Each seed has its own order, and so its own splits."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[part]
     return torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
 
 
 def train(perturbation: Perturbation | None, epochs: int, seed: int) -> tuple[nn.Module, int]:
-    """A model, and how many gradients it took."""
+    """Return a trained model and the number of gradient evaluations."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -56,7 +56,7 @@ def accuracy(model: nn.Module, part: slice, seed: int) -> float:
 
 
 def sharpness(model: nn.Module, seed: int) -> float:
-    """How far the training loss rises within |a|_2 <= 0.5, by a walk of ten steps."""
+    """Return the largest rise of the training loss that a walk of ten steps finds within |a|_2 <= 0.5."""
     images, labels = digits(TRAIN, seed)
 
     def evaluate(k: int) -> Pass:

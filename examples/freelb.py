@@ -1,4 +1,4 @@
-"""FreeLB: the same call, with noise on word embeddings instead of weights."""
+"""FreeLB: the same call perturbs word embeddings instead of weights."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ tokens, labels = torch.randint(1, 100, (8, 12)), torch.randint(2, (8,))
 tokens[:, 9:] = 0  # padding gets no noise
 optimizer = torch.optim.Adam([*words.parameters(), *out.parameters()])
 
-noisy = FreeLB(words, epsilon=0.005, steps=3)  # the paper's setting for De-En; norm inf
+noisy = FreeLB(words, epsilon=0.005, steps=3)  # the GA-SAM paper's setting for De-En, in the infinity norm
 loss = noisy(lambda: cross_entropy(out(words(tokens).mean(1)), labels))
 optimizer.step()
 

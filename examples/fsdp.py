@@ -1,4 +1,4 @@
-"""FSDP2: `torchrun --nproc-per-node 2 examples/fsdp.py`; started by itself it is a world of one."""
+"""FSDP2: `torchrun --nproc-per-node 2 examples/fsdp.py`. Without torchrun it runs in one process."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from gasam import Schedule, SharpBackward
 
 if "RANK" in os.environ:
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # then a process gives up on one that is gone
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # raise an error if another process does not answer
 else:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -31,14 +31,14 @@ sharp = SharpBackward(model, schedule=Schedule(warmup=5))  # after fully_shard, 
 
 torch.manual_seed(dist.get_rank())
 for _ in range(5):
-    x, y = torch.randn(32, 20), torch.randint(3, (32,))  # this worker's
+    x, y = torch.randn(32, 20), torch.randint(3, (32,))  # the data of this worker
     optimizer.zero_grad()
     loss = sharp(lambda: cross_entropy(model(x), y))
     optimizer.step()
 
 print(f"worker {dist.get_rank()}: {sharp.last}")
 
-# A distributed checkpoint drops unknown keys, so save the schedule's few numbers beside it.
+# A distributed checkpoint drops unknown keys, so the state of the schedule is saved in its own file.
 folder = [tempfile.mkdtemp()]
 dist.broadcast_object_list(folder)
 weights, state = get_state_dict(model, optimizer)

@@ -1,4 +1,4 @@
-"""Lightning: a mixin. The optimizer, accumulation, clipping and mixed precision stay as they are."""
+"""Lightning: a mixin for the module. The optimizer, accumulation, clipping and mixed precision do not change."""
 
 import lightning
 import torch
@@ -14,23 +14,23 @@ class Classifier(SharpnessAwareModule, lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-        self.walk_schedule = Schedule()  # walk from the first step; without it, from when the loss falls
+        self.walk_schedule = Schedule()  # walk from the first step; the default waits until the loss falls
 
     def training_step(self, batch, batch_idx):
         x, y = batch
         loss = cross_entropy(self.model(x), y)
-        self.log("loss", loss, on_epoch=True)  # the clean loss; sharpness and perturbation_norm are logged as well
+        self.log("loss", loss, on_epoch=True)  # logs the clean loss; the mixin logs sharpness and perturbation_norm
         return loss
 
     def on_train_epoch_start(self):
-        self.sharp.enabled = self.current_epoch >= 1  # if you like: an epoch of plain training first
+        self.sharp.enabled = self.current_epoch >= 1  # optional: one epoch of plain training first
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
 class WithClosure(lightning.LightningModule):
-    """The simple case without the mixin: no accumulation, no clipping by the Trainer, no 16-mixed."""
+    """The closure form. It cannot use accumulation, clipping by the Trainer, or 16-mixed precision."""
 
     def __init__(self):
         super().__init__()

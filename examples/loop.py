@@ -1,4 +1,4 @@
-"""A plain loop: one object, and one call in place of loss.backward()."""
+"""A plain training loop in which one call replaces `loss.backward()`."""
 
 import torch
 from torch import nn

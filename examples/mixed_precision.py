@@ -1,4 +1,4 @@
-"""Autocast and a loss scaler: the walk does not depend on the scale, and a step that overflows is skipped."""
+"""Autocast with a loss scaler. The walk does not depend on the scale, and the scaler skips steps that overflow."""
 
 import torch
 from torch import nn

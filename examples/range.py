@@ -1,4 +1,4 @@
-"""A range test: what walks of a dozen sizes would do to your model, measured in seconds and without training it."""
+"""A range test: measure what walks of twelve sizes do to your model, without training it."""
 
 import tempfile
 from pathlib import Path

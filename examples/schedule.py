@@ -1,4 +1,4 @@
-"""When to walk and how strongly: by the progress of the loss, by steps, or by a function of your own; and resuming."""
+"""Schedules by the progress of the loss, by the step, or by your own function; and how to resume one."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 by_progress = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2))
 # No walk in the first tenth of training, then a ramp over the next tenth.
 by_steps = SharpBackward(model, schedule=Schedule(start=0.1, warmup=0.1), total_steps=200)
-# A walk on every fourth step, with twice the weight: 1.25 passes a step on average instead of 2.
+# A walk on every fourth step, with weight 2: 1.25 passes per step on average instead of 2.
 by_fours = SharpBackward(model, schedule=Schedule(progress=0.2, every=4, weight=2))
 # A function from the step to a strength in [0, 1].
 by_hand = SharpBackward(model, schedule=lambda step: float(step % 2 == 0))

@@ -1,4 +1,4 @@
-"""Embeddings with sparse gradients: only the rows of the batch are saved, moved and put back."""
+"""Embeddings with sparse gradients: only the rows of the batch are saved, moved and restored."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A language model that carries its hidden state from batch to batch: every pass of a step starts from the same one."""
+"""A language model with a hidden state: every pass of a step starts from the same state."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from gasam import SharpBackward
 
 torch.manual_seed(0)
 VOCABULARY, WIDTH, LENGTH, TEXTS = 20, 32, 10, 4
-text = torch.randint(VOCABULARY, (1, TEXTS)) + torch.arange(101).unsqueeze(1)  # texts that count upwards
+text = torch.randint(VOCABULARY, (1, TEXTS)) + torch.arange(101).unsqueeze(1)  # each text counts upwards
 text = text % VOCABULARY
 
 
@@ -32,7 +32,7 @@ zeros = torch.zeros(2, TEXTS, WIDTH)
 
 
 def loss_and_state(words, targets, state):
-    """Takes the state as it was before the batch; what the passes make of it is returned, not kept."""
+    """Take the state before the batch and return the new one. Nothing is stored, so every pass starts equally."""
     logits, new_state = model(words, state)
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     return loss, tuple(part.detach() for part in new_state)
@@ -44,7 +44,7 @@ for epoch in range(12):
     for start in range(0, 100, LENGTH):
         words, targets = text[start : start + LENGTH], text[start + 1 : start + LENGTH + 1]
         optimizer.zero_grad()
-        loss, state = sharp(lambda: loss_and_state(words, targets, state))  # the clean pass's state goes on
+        loss, state = sharp(lambda: loss_and_state(words, targets, state))  # the next batch gets the clean pass's state
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
     losses.append(loss.item())

@@ -1,4 +1,4 @@
-"""The paper's theory on a model of one's own: how far the minimum moves when the data shifts, and what bounds it."""
+"""The paper's theory on your own model: how far a minimum moves when the data shifts, and bounds on that distance."""
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ bound = shift_bound(model, objective, batches, shifted, delta=measured.delta, ki
 print(bound.sentence)
 assert bound.verdict == "holds"
 
-print(curvature(model, objective, batches).sentence)  # without the ridge: all logits may rise together
+print(curvature(model, objective, batches).sentence)  # without the ridge, adding a constant to all logits costs nothing
 assert curvature(model, objective, batches).verdict == "vacuous"
 
 mixed = mixture_trial(model, objective, batches, shifted, etas=(0.1, 0.5, 1.0), ridge=0.01)

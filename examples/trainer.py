@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: another class and one argument; a classifier, then a translator built from its config."""
+"""Hugging Face Trainer: use another class, first for a classifier and then for a translation model."""
 
 import tempfile
 
@@ -29,14 +29,14 @@ trainer = SharpnessAwareTrainer(
     model=classifier,
     args=TrainingArguments(folder, gradient_accumulation_steps=2, max_grad_norm=1.0, **options),
     train_dataset=sentences,
-    schedule=Schedule(),  # walk from the first step; without it, from when the loss falls
+    schedule=Schedule(),  # walk from the first step; the default waits until the loss falls
 )
 trainer.train()
-logged = trainer.state.log_history[-2]  # the clean loss, and with it sharpness and perturbation_norm
+logged = trainer.state.log_history[-2]  # has the clean loss, sharpness and perturbation_norm
 
 
 class SameMasks(SharpnessAwareSeq2SeqTrainer):
-    """If you want more than a perturbation and a schedule: here the same dropout masks in all passes."""
+    """Use the same dropout masks in all passes of a step."""
 
     def create_sharp_backward(self):
         return SharpBackward(self.model, self.perturbation, schedule=self.schedule, around=same_noise())

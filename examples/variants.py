@@ -1,4 +1,4 @@
-"""Other methods: presets, other combinations of their options, your own scale, weights that do not move."""
+"""Other methods: presets, other options, your own scale, and weights that are not perturbed."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ x, y = torch.randn(32, 20), torch.randint(3, (32,))
 
 
 def mean_weight(group):
-    """T = |w_i|_2 / n_i, for the sake of the example."""
+    """T = |w_i|_2 / n_i, only as an example."""
     return group.weight / group.size
 
 
@@ -29,10 +29,10 @@ variants = {
     "GA-SAM with a loss budget and a cap": ga_sam(budget=0.1, cap=0.01),
     "GA-SAM, single-step risk": replace(ga_sam(1e-4), risk="final"),
     "GA-SAM, model-wise": replace(ga_sam(1e-4), granularity="model"),
-    "all by hand": Perturbation(
+    "all options given": Perturbation(
         epsilon=1e-3, norm=math.inf, scale="weight_rms", granularity="module", steps=2, step_size=1e-3, risk="mean"
     ),
-    "a scale of one's own": replace(sam(0.1), scale=mean_weight, granularity="layer"),
+    "your own scale": replace(sam(0.1), scale=mean_weight, granularity="layer"),
 }
 for name, perturbation in variants.items():
     sharp = SharpBackward(model, perturbation)
@@ -40,9 +40,9 @@ for name, perturbation in variants.items():
     print(f"{name}: {sharp.last}")
     assert sharp.last.sharpness > 0
 
-# The first layer does not move, but it is trained.
+# The first layer is trained, but not perturbed.
 groups = [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}]
 sharp = SharpBackward(groups, ga_sam(1e-4), detailed=True)
 sharp(lambda: cross_entropy(model(x), y))
-print(sharp.last)  # with |a| / |w| of each group, and what rounding left of the offset
+print(sharp.last)  # also prints |a| / |w| of each group, and the share of the offset that rounding leaves
 assert len(sharp.last.detail.labels) == 2

@@ -1,5 +1,7 @@
 """Every code block of the docs is part of an example, every example runs, every table is made from its data."""
 
+import ast
+import importlib
 import json
 import re
 import runpy
@@ -15,6 +17,8 @@ from gasam.lab.cli.commands import app
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PUBLIC = ["gasam", "gasam.analysis", "gasam.lab.theory"]
+IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "coming-from.md"}
 BLOCKS = [
     (page.name, block)
     for page in PAGES
@@ -44,9 +48,46 @@ def test_demo_prints_a_row_for_each_method(capsys, monkeypatch):
         assert float(sharpness) > 0
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)])
+def imports(nodes):
+    """The names that import statements bring in, each with the module it comes from."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {(None, alias.name, alias.asname) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module, alias.name, alias.asname) for alias in node.names}
+    return found
+
+
+def split(block):
+    """The imports that a block begins with, and the code after them."""
+    body = ast.parse(block).body
+    count = sum(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
+    code = "".join(block.splitlines(keepends=True)[body[count - 1].end_lineno :]) if count else block
+    return imports(body[:count]), code.lstrip("\n")
+
+
+def is_part_of(block, example):
+    names, code = split(block)
+    return code in example and names <= imports(ast.walk(ast.parse(example)))
+
+
+BLOCK_IDS = [f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)]
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
 def test_code_block_is_part_of_an_example(page, block):
-    assert any(block in example.read_text() for example in EXAMPLES), f"{page} has code that no example has:\n{block}"
+    """The block may leave out imports that it does not need. All its other lines stand together in one example."""
+    assert any(is_part_of(block, example.read_text()) for example in EXAMPLES), f"{page}: no example has\n{block}"
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
+def test_code_block_imports_what_it_uses_of_gasam(page, block):
+    public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
+    nodes = list(ast.walk(ast.parse(block)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} & public
+    missing = used - {name for _, name, _ in imports(nodes)}
+    assert page not in IMPORTS_SHOWN or not missing, f"{page}: add the imports of {missing} to\n{block}"
 
 
 def test_pages_have_code_blocks():
@@ -87,3 +128,22 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def without_generated_parts(text):
+    return re.sub(r"<!-- ([a-z ]+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
+def test_page_can_be_read_in_one_sitting(page):
+    text = page.read_text()
+    assert len(text.split()) <= 5_000
+    assert max(len(line) for line in without_generated_parts(text).splitlines()) <= 400
+
+
+def test_reference_lists_the_public_names_and_no_others():
+    """A name may be listed with its file, `gasam.analysis.attack.attack`, where the module has both."""
+    listed = re.findall(r"^::: (.+)$", (ROOT / "docs" / "reference.md").read_text(), flags=re.MULTILINE)
+    found = {(name.rpartition(".")[2]) for name in listed if not name.startswith("gasam.integrations.")}
+    assert found == {name for module in PUBLIC for name in importlib.import_module(module).__all__} | {"reference"}
+    assert len(listed) == len(set(listed))
