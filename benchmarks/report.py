@@ -56,10 +56,11 @@ def peer(measured: dict[str, Any]) -> str:
     return f"""## Perturb and restore
 
 The time of a call of `SharpBackward` outside of its two passes, compared with the two steps of pytorch_optimizer's
-`SAM`. `asam` is compared with its adaptive form, and `ga_sam` with its plain form because it has no GA-SAM. The goals for
-`sam` are 2.5 times faster on 1,000 tensors of 1,000 weights, 1.5 times on 200 tensors of 50,000, and 2 times on 10
-tensors of 3 million. Both libraries mostly copy memory. pytorch_optimizer allocates memory in every step, and gasam
-reuses its buffers. Allocation is slower when the allocator returns memory to the system, so both states are shown.
+`SAM`. `asam` is compared with its adaptive form, and `ga_sam` with its plain form because it has no GA-SAM. The goals
+for `sam` are 2.5 times faster on 1,000 tensors of 1,000 weights, 1.5 times on 200 tensors of 50,000, and 2 times on
+10 tensors of 3 million. Both libraries mostly copy memory. pytorch_optimizer allocates memory in every step, and
+gasam reuses its buffers. Allocation is slower when the allocator returns memory to the system, so both states are
+shown.
 
 {table(["weights", "allocator", "gasam", "pytorch_optimizer", "times faster"], rows)}
 """
@@ -84,9 +85,10 @@ Peak resident memory minus that of plain training with SGD, as a multiple of the
 64 layers of a million weights, or one layer of 64 million. Each case runs in its own process.
 
 The goals are one copy for K = 1, two for K >= 2 with the final risk, three with the mean risk, and one more for an
-element-wise T. Some cases need more: one large tensor, because its gradient exists before it is added; a closure, because
-it may clear `.grad`; and gradients that exist before the call (accumulation, or zeros instead of None), because they are
-kept until the call succeeds. Resident memory also counts memory that the allocator has not returned yet.
+element-wise T. Some cases need more: one large tensor, because its gradient exists before it is added; a closure,
+because it may clear `.grad`; and gradients that exist before the call (accumulation, or zeros instead of None),
+because they are kept until the call succeeds. Resident memory also counts memory that the allocator has not returned
+yet.
 
 {table(["case", "parameters"], rows)}
 """
@@ -129,9 +131,9 @@ def integrations(measured: dict[str, Any]) -> str:
     noise = "more than the goal allows, so this column can't decide" if control > 0.02 else "less than the goal allows"
     return f"""## Lightning, Trainer, Accelerate
 
-A GA-SAM step (K = 1) in a framework, compared with the same step in a plain loop. The goal is 1.02 or less. The model is
-a BERT of {size} weights with 8 sentences of 32 words and fused AdamW; a step of the loop takes {step}.
-Threads take one step each in turn, and processor time is counted.
+A GA-SAM step (K = 1) in a framework, compared with the same step in a plain loop. The goal is 1.02 or less. The model
+is a BERT of {size} weights with 8 sentences of 32 words and fused AdamW; a step of the loop takes {step}. Threads
+take one step each in turn, and processor time is counted.
 
 The first column is the measured ratio. The loop compared with itself differs from 1 by {control:.3f}, which is {noise}.
 The milliseconds are measured with a model a tenth as wide, whose passes are short: with GA-SAM, and in plain training,
@@ -194,10 +196,11 @@ def spectrum(measured: dict[str, Any]) -> str:
 `top_eigenvalues` beside PyHessian's power iteration for the Hessian, on 200 examples in float32. The nets have
 {sizes} weights.
 
-The goal is to find 50 eigenvalues 5 times faster than PyHessian finds 10. The empirical Fisher {fisher}, because it uses
-the Gram matrix and never forms the gradients of linear layers. The Hessian {hessian}: a product costs the same in both
-libraries, PyHessian needs about 15 products for each value, and Lanczos about 200 for 50 values. On large models it needs
-the same time again to keep its vectors orthogonal. For an equal number of values Lanczos is faster and more accurate.
+The goal is to find 50 eigenvalues 5 times faster than PyHessian finds 10. The empirical Fisher {fisher}, because it
+uses the Gram matrix and never forms the gradients of linear layers. The Hessian {hessian}: a product costs the same
+in both libraries, PyHessian needs about 15 products for each value, and Lanczos about 200 for 50 values. On large
+models it needs the same time again to keep its vectors orthogonal. For an equal number of values Lanczos is faster
+and more accurate.
 
 Both libraries use their default options unless a row says otherwise. PyHessian stops when two successive estimates
 differ by a thousandth, or by `tol`. Errors are the largest among the values, compared with ARPACK for the Hessian and
