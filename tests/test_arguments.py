@@ -147,7 +147,7 @@ def test_objects_show_what_they_are():
 
 
 def test_base_that_needs_a_closure_is_told():
-    with pytest.raises(TypeError, match="step without a closure, and LBFGS is not"):
+    with pytest.raises(TypeError, match="step without a closure, got LBFGS"):
         SharpnessAware(torch.optim.LBFGS(network().parameters()), ga_sam(0.1))
 
 

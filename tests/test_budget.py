@@ -104,7 +104,7 @@ def test_presets_take_a_budget_and_a_cap(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rho_is_called_epsilon(preset):
     with pytest.raises(
-        TypeError, match=rf"{preset.__name__} has no rho, .* called epsilon: {preset.__name__}\(0\.05\)"
+        TypeError, match=rf"{preset.__name__} has no rho, .* called epsilon: .*{preset.__name__}\(0\.05\)"
     ):
         preset(rho=0.05)
 
@@ -124,7 +124,7 @@ def test_bad_sizes_are_named(options, words):
 
 @pytest.mark.filterwarnings("default:a budget without a cap")
 def test_budget_without_a_cap_is_warned_of():
-    with pytest.warns(UserWarning, match=r"a budget without a cap has no bound.*ga_sam\(budget=0\.1, cap=0\.01\)"):
+    with pytest.warns(UserWarning, match=r"a budget without a cap .*ga_sam\(budget=0\.1, cap=0\.01\)"):
         SharpBackward(network(), ga_sam(budget=0.1))
 
 

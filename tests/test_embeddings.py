@@ -195,7 +195,7 @@ def test_compiled_models_that_ran_before_are_told_the_cure_and_it_works():
     model, plain = Reader(), Reader()
     quick, free = torch.compile(model, backend="eager"), FreeLB(model.words, 0.1, steps=2)
     quick(TOKENS)
-    with pytest.raises(RuntimeError, match=r"if torch\.compile ran .* torch\.compiler\.reset\(\) lets"):
+    with pytest.raises(RuntimeError, match=r"if torch\.compile ran .* torch\.compiler\.reset\(\)"):
         free(lambda: cross_entropy(quick(TOKENS), LABELS))
     torch.compiler.reset()
     for _ in range(3):

@@ -101,7 +101,7 @@ def test_replaced_buffers_are_restored():
 def test_cap_that_hides_larger_walks_is_named():
     model = network()
     found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=0.01)), loss_of(model), BATCHES)
-    assert "All groups are capped from 0.05 on: a larger cap shows more." in str(found)
+    assert "All groups are capped from 0.05 on: give a larger cap" in str(found)
 
 
 def test_group_that_turns_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""gasam: sharpness-aware training for PyTorch, GA-SAM and its whole family as one walk."""
+"""gasam: sharpness-aware training for PyTorch, with GA-SAM, SAM, ASAM and related methods."""
 
 from gasam.backward import SharpBackward
 from gasam.ball import uniform_start

@@ -1,4 +1,4 @@
-"""python -m gasam: the command `gasam`."""
+"""Runs the command `gasam` as `python -m gasam`."""
 
 from gasam.lab.cli import main
 

@@ -1,4 +1,4 @@
-"""The state of a walk: T, the direction of each step, the projection, and the offset that the weights get."""
+"""The state of a walk: the scale T, the direction of each ascent step, the projection and the offset."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from gasam.trace import comparable_norms
 from gasam.weights import Weights
 
 Values = Iterable[tuple[Portion, Tensor]]
-"""A vector for each portion, computed when its turn comes: each is used while it is still in the caches."""
+"""One vector per portion, computed lazily so that each is used while it is still in the CPU's caches."""
 
 
 class Direction(NamedTuple):
-    """The unit direction d of the next step is the factor times the unnormalised direction u.
+    """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
 
-    `squares` are |u_i|^2 and `slopes` are g_i . u_i for each group; of T u instead of u if each weight has its own T.
+    `squares` holds |u_i|^2 and `slopes` holds g_i . u_i for each group. If each weight has its own T, `squares` holds
+    |T_i u_i|^2 and `slopes` holds g_i . T_i u_i.
     """
 
     factor: Tensor
@@ -34,12 +35,13 @@ class Direction(NamedTuple):
 
 
 class Ascent:
-    """A walk in the coordinates y = T^-1 a / epsilon: the ball has radius one, and nothing is divided by T.
+    """A walk in the coordinates y = T^-1 a / epsilon, where the ball has radius one and nothing is divided by T.
 
-    It begins after the clean pass, whose gradient is in `.grad` and determines T. No value is read back to the host
-    (except by torch, for sparse gradients): instead of branching, moves that must not happen are multiplied by zero.
+    Create it after the clean pass: T is computed from the gradient in `.grad`. It never synchronises with the host
+    (only torch does, for sparse gradients). Instead of branching, invalid moves are multiplied by zero.
 
-    A T of each group multiplies one number per group. A T of each weight is a vector in every portion.
+    If groups of weights share a T, it is one number per group. If each weight has its own T, it is a buffer of each
+    portion.
     """
 
     @torch.no_grad()
@@ -60,7 +62,7 @@ class Ascent:
         self._layout = weights.taking_part(perturbation.granularity)
         self._one = self._layout.sizes.new_ones(())
         self._largest = self._one  # magnitude of h, for p other than 2 and inf
-        self._gradients = self._layout.gradients()  # of the last pass, until the weights move
+        self._gradients = self._layout.gradients()  # of the last pass; dropped when the weights move
         by_sign = perturbation.norm == math.inf and not self._by_element
         self.seen = Measurements(self._layout, detailed=detailed, by_sign=by_sign)
         self.seen.clean_pass(clean, self._gradients)
@@ -78,7 +80,7 @@ class Ascent:
 
     @torch.no_grad()
     def read_gradient(self, seen: Pass) -> None:
-        """Measure the gradient of another pass. The walk goes on only while everything is finite."""
+        """Measure the gradient of a displaced pass. If anything is not finite, the weights stop moving."""
         self.weights.check_in_place()
         self._gradients = self._layout.gradients()
         self.seen.later_pass(seen, self._gradients)
@@ -86,23 +88,23 @@ class Ascent:
 
     @torch.no_grad()
     def step(self) -> None:
-        """y_k = project(y_{k-1} + eta / epsilon d_k); the weights go to w + epsilon T y_k."""
+        """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
         stride = self.perturbation.stride
         if self.keeps_position:
             self._project(self._stepped_positions(stride), ball.shrinkage)
             return
-        # From the centre, the projection can only shorten a step of length `stride` to 1.
+        # A single step starts at the centre, so projecting it only limits its length `stride` to 1.
         factor = self._epsilon * self._capped(self._direction.factor * min(1.0, stride), self._direction.squares)
         self.seen.rise = (self._with_group_scale(factor) * self._direction.slopes).sum() / self.seen.gradient_scale
         self._displace(self._unnormalised_directions(), factor)
 
     @torch.no_grad()
     def move_to_start(self, start: ball.Start) -> None:
-        """Move to the ball's surface in the direction that `start` draws; for p = inf to the drawn point itself."""
+        """Move to the ball's surface in the direction that `start` draws; for p = inf, move to the drawn point."""
         self._project(self._drawn_positions(start), ball.inverse)
 
     def _choose_scale(self) -> None:
-        """T from the weights and the gradient of the mean loss, for the whole walk."""
+        """Compute T from the weights and the gradient of the mean loss; it stays fixed during the walk."""
         layout, function, floor = self._layout, self.perturbation.scale_function, self.perturbation.floor
         if self._by_element:
             finite = layout.sum(element_scale(function, floor, layout, self.seen.gradient_scale)).isfinite().all()
@@ -114,7 +116,7 @@ class Ascent:
         self.seen.finite = self.seen.finite & finite
 
     def _radius(self, strength: float) -> Tensor:
-        """epsilon, for a budget from the slope |T g_0|_q of the mean loss along the first step; 0 where that is 0."""
+        """epsilon; with a budget, budget / |T g_0|_q for the gradient g_0 of the mean loss, and 0 if that norm is 0."""
         direction = self._direction
         slope = (direction.slopes * self._with_group_scale(direction.factor)).sum() / self.seen.gradient_scale
         size = torch.full_like(slope, self.perturbation.size * strength)
@@ -133,7 +135,10 @@ class Ascent:
         return self._measured_direction()
 
     def _measured_direction(self) -> Direction:
-        """With h = T g, h . u = largest * sum |h / largest|^q: for p < inf that is largest * |u|_p^p."""
+        """Measure |u|_p, |u_i|^2 and the slopes.
+
+        With h = T g, h . u = largest * sum |h / largest|^q, which is largest * |u|_p^p for p < inf.
+        """
         p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
         for portion in self._layout.portions:
             if p == math.inf:
@@ -154,9 +159,9 @@ class Ascent:
             yield portion, self._unnormalised_direction(portion.read(self._gradients), portion)
 
     def _unnormalised_direction(self, gradient: Tensor, portion: Portion) -> Tensor:
-        """The steepest ascent along h = T g, before its length is made one: sgn(h) |h|^(1/(p-1)).
+        """The direction of steepest ascent along h = T g, before normalisation: sgn(h) |h|^(1/(p-1)).
 
-        For p = 2 that is h, or g where T is one number per group: the direction then has T in its factor.
+        For p = 2 this is h. If T is one number per group, it is g, and T is part of the direction's factor.
         """
         p = self.perturbation.norm
         if p == math.inf:
@@ -187,7 +192,7 @@ class Ascent:
             yield portion, portion.buffer("position").mul_(portion.spread(entries))
 
     def _project(self, positions: Values, rescale: Callable[[Tensor], Tensor]) -> None:
-        """Bring y into the unit ball, clipped for p = inf and otherwise along its ray; move the weights there."""
+        """Project y onto the unit ball (clip for p = inf, else rescale), and move the weights there."""
         p, factor = self.perturbation.norm, self._one
         if p == math.inf:
             clipped = ((portion, position.clamp_(-1.0, 1.0)) for portion, position in positions)
@@ -195,7 +200,7 @@ class Ascent:
         elif p == 2.0:
             length, squares = self._measure(positions)
             factor = rescale(length)
-        else:  # first make the entries at most one, because a power of large numbers overflows
+        else:  # first scale the entries to at most one, because powers of large numbers overflow
             excess = self._layout.largest_magnitude(position for _, position in positions).clamp(min=1.0)
             length, squares = self._measure(self._multiplied_positions(1 / excess))
             factor = excess * rescale(excess * length)
@@ -203,7 +208,7 @@ class Ascent:
         self._displace(self._multiplied_positions(factor), self._epsilon)
 
     def _measure(self, vectors: Values) -> tuple[Tensor, Tensor]:
-        """|values|_p, and |values_i|^2 of each group. For p = inf the length is not needed: it is returned as one."""
+        """|values|_p, and |values_i|^2 of each group. For p = inf the length is not used, and 1 is returned."""
         p, powers, squares = self.perturbation.norm, list[Tensor](), list[Tensor]()
         for portion, values in vectors:
             if p != math.inf:
@@ -213,7 +218,7 @@ class Ascent:
         return self._one if p == math.inf else sums[0].sum().pow(1 / p), sums[1]
 
     def _capped(self, factor: Tensor, squares: Tensor) -> Tensor:
-        """y is the factor times values with these squares: make it smaller where the offset would exceed the cap."""
+        """Reduce the factor of groups whose offset exceeds the cap; `squares` are |values_i|^2 without the factor."""
         norms = (self._epsilon * self._with_group_scale(factor)).abs() * squares.nan_to_num(0.0).sqrt()  # |a_i|
         if self._limits is not None:
             self.seen.capped = norms > self._limits
@@ -223,14 +228,14 @@ class Ascent:
         return factor
 
     def _displace(self, vectors: Values, factor: Tensor) -> None:
-        """Move the weights to w + factor T values; to w itself where the walk must stop."""
+        """Move the weights to w + factor T values, or to w if something is not finite."""
         p, seen = self.perturbation.norm, self.seen
         entries = self._layout.to_entries(torch.where(seen.finite, self._with_group_scale(factor), 0.0))
         for portion, values in vectors:
             if self.keeps_position:
                 seen.add_rise(portion, self._slope(portion.read(self._gradients), portion))
             values = self._times_element_scale(portion, values)
-            if self._by_element or (p != math.inf and not self.keeps_position):  # otherwise they are finite already
+            if self._by_element or (p != math.inf and not self.keeps_position):  # otherwise already finite
                 values = ball.finite(values, out=portion.scratch)
             own_factor = portion.spread(entries)
             offset = values * own_factor if seen.detailed else None
@@ -241,11 +246,11 @@ class Ascent:
         self.weights.written()
 
     def _with_group_scale(self, factor: Tensor) -> Tensor:
-        """The factor of the offset: T is a part of it where it is one number per group."""
+        """The factor of the offset, which includes T if T is one number per group."""
         return factor if self._by_element else factor * self._group_scale
 
     def _times_element_scale(self, portion: Portion, values: Tensor) -> Tensor:
-        """T * values if every weight has its own T. A T of each group is in the factor of the offset."""
+        """T * values if each weight has its own T, else the values: `_with_group_scale` applies a T per group."""
         if not self._by_element:
             return values
         return torch.mul(values, portion.buffer("scale"), out=portion.scratch)
@@ -256,7 +261,7 @@ class Ascent:
         return torch.mul(gradient, scale, out=portion.scratch)
 
     def _slope(self, gradient: Tensor, portion: Portion) -> Tensor:
-        """g . T y for each entry: times epsilon, the rise from the clean point along this gradient."""
+        """g . T y for each entry. Times epsilon, it is the first-order rise of the loss at y for this gradient."""
         position = portion.buffer("position")
         if self._by_element:
             return portion.products(gradient, position * portion.buffer("scale"))

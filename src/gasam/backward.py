@@ -1,4 +1,4 @@
-"""SharpBackward: a drop-in for loss.backward() that folds the gradients of a whole walk."""
+"""`SharpBackward`, which replaces `loss.backward()`, and the base class it shares with `SharpnessAware`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gasam.weights import run_again_if_interrupted
 
 
 class Walker:
-    """What SharpBackward and SharpnessAware have in common: options, checked once, the schedule, and the last trace.
+    """The base class of SharpBackward and SharpnessAware: checked options, the schedule and the last trace.
 
-    Change `enabled` and `perturbation` between steps. `last` describes the last one.
+    You may change `enabled` and `perturbation` between steps. `last` is the trace of the last step.
     """
 
     def _set_up(
@@ -61,14 +61,14 @@ class Walker:
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
-        # Whether displaced passes were searched for running statistics that count them; not needed if they are kept.
+        # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
         self._searched = model is not None or includes(around, frozen_batchnorm)
         self._knows_function = False  # until the first call has succeeded
         self._watch = Watch()
 
     @property
     def could_walk(self) -> bool:
-        """Whether there is a walk whenever the schedule's strength is above 0."""
+        """Whether a strength above 0 leads to a walk."""
         return self.enabled and self.perturbation.size > 0
 
     def _reason_for_no_walk(self) -> int:
@@ -77,39 +77,40 @@ class Walker:
         return BETWEEN if self.strength.between_walks else WAITING
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers of the last step, for loggers. Reading them synchronises."""
+        """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
         return {} if self.last is None else self.last.metrics()
 
 
 class SharpBackward(Walker):
-    """Replaces `loss.backward()`: evaluates the loss K+1 times along the walk and adds the folded gradient to `.grad`.
+    """Replaces `loss.backward()`: runs K+1 passes along the walk and adds their combined gradient to `.grad`.
 
-    Call it with a function that returns the loss, or (loss, anything), and does not call backward itself. You get back
-    what the function returned in the clean pass, with the loss detached. `enabled = False`, or a size of 0, is one
-    plain pass. `last` describes the last walk.
+    Call it with a function that returns the loss or (loss, anything), and that does not call backward. The call returns
+    what the function returned in the clean pass, with the loss detached. With `enabled = False` or a perturbation of
+    size 0 it runs one plain pass. `last` is the trace of the last step.
 
     Args:
-        model: The model. Or its parameters: `model.named_parameters()`, `model.parameters()`, or groups. Put those that
-            should not move into a group with "perturb": False. Parameters that you leave out get the sum of the
-            passes' gradients instead of the last one if the risk is "final", as in SAM, and gradients of another size
-            if the schedule has a weight other than 1.
+        model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
+            parameters that must not move into a group with "perturb": False. If you leave trained parameters out,
+            their gradients are wrong in two cases: with risk "final", as in SAM, they accumulate the gradients of all
+            K+1 passes, and with a schedule weight other than 1 they are not rescaled.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
-        backward: Replaces `loss.backward()`, for example `accelerator.backward`. It gets the loss times 1 / (K+1) for
-            the mean risk. Factors that it multiplies in, such as a loss scale, do not change the walk.
-        around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
-        gradient_scale: How many times the mean loss your loss is, for example the number of tokens of a sum: a number,
-            or a function that returns one. Use it as well if your function divides the loss: 1/8 for `loss / 8`.
-        batchnorm: "clean pass": running statistics, of BatchNorm for example, ignore the displaced passes. "every
-            pass": they count them. Only known if the model is given.
-        on_overflow: "keep" what a displaced pass gives, or use the "clean" gradient if it is not finite. The latter
-            keeps a copy of the clean gradient.
-        detailed: Also compare the clean and the displaced gradient of each group, and measure what rounding leaves of
-            the offset. Keeps two copies of the gradient.
-        accumulation: How many calls make an optimizer step. For the schedule; see also `begin_step`.
-        total_steps: Optimizer steps of the whole training, for a schedule with shares.
-        process_group: The processes whose mean loss the schedule follows; by default those of a DDP or FSDP2 model, or
-            all.
+            None means full strength in every step, unless `perturbation` is None.
+        backward: Called instead of `loss.backward()`, for example `accelerator.backward`. With risk "mean" it receives
+            the loss times 1 / (K+1). Factors that it applies, such as a loss scale, do not change the walk.
+        around: A function of (k, last) that returns a context manager for pass k, for example `same_noise()`.
+        gradient_scale: Your loss divided by the mean loss, for example the number of tokens if you return a sum: a
+            number, or a function that returns one. If your function divides the loss, as in `loss / 8`, give 1/8.
+        batchnorm: "clean pass" updates running statistics, for example of BatchNorm, in the clean pass only. "every
+            pass" updates them in all passes. Has an effect only if you give the model.
+        on_overflow: "keep" keeps a gradient that is not finite. "clean" uses the clean gradient instead, and needs
+            memory for a copy of it.
+        detailed: Also compare the clean and the displaced gradient of each group, and measure the rounding error of
+            the offset. Needs memory for two copies of the gradient.
+        accumulation: The number of calls per optimizer step. Only the schedule uses it; see also `begin_step`.
+        total_steps: Optimizer steps of the whole training. Needed if the schedule contains shares of training.
+        process_group: The processes over which the schedule averages the loss. By default those of the DDP or FSDP2
+            model, or else all processes.
     """
 
     def __init__(
@@ -167,15 +168,15 @@ class SharpBackward(Walker):
         return returned
 
     def walks(self) -> bool:
-        """Whether the next call has more than the clean pass."""
+        """Whether the next call runs displaced passes."""
         return self.could_walk and self.strength() > 0
 
     def begin_step(self, step: int) -> None:
-        """Say that the optimizer step of this number begins: all calls until the next one share its strength."""
+        """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength."""
         self.strength.begin_step(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the schedule: a few numbers."""
+        """The state of the schedule, as plain numbers."""
         return self.strength.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Direction and projection in a ball of a p-norm: the formulas for one tensor, and random points of the ball."""
+"""Directions of steepest ascent, projections and random points for the ball of a p-norm."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def inverse(value: Tensor) -> Tensor:
 
 
 def finite(values: Tensor, out: Tensor | None = None) -> Tensor:
-    """NaN and infinity become 0: multiplied by 0 they would give NaN."""
+    """Replace NaN and infinity by 0, because multiplying them by 0 would give NaN."""
     return torch.nan_to_num(values, 0.0, 0.0, 0.0, out=out)
 
 
 def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
-    """sgn(h) |h|^(1/(p-1)): the direction of steepest ascent along h, not yet of length one.
+    """sgn(h) |h|^(1/(p-1)), the direction of steepest ascent along h before normalisation.
 
-    h is divided by `largest`, its largest absolute entry, because a power of small numbers underflows.
+    h is first divided by `largest`, its largest absolute entry, because powers of small numbers underflow.
     """
     if p == math.inf:
         return h.sign()
@@ -36,25 +36,29 @@ def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
 
 
 def shrinkage(length: Tensor) -> Tensor:
-    """min(1, 1 / length): the factor that brings a point of this length into the unit ball."""
+    """min(1, 1 / length), the factor that projects a point of this length onto the unit ball."""
     return length.clamp(min=1.0).reciprocal()
 
 
 def direction(h: Tensor, p: float, dims: Dims) -> Tensor:
-    """The unit direction of steepest ascent along h, for each slice over `dims`; zero where h is not finite."""
+    """The unit direction of steepest ascent along h for each slice over `dims`; zero if h is not finite."""
     u = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
     return u if p == math.inf else finite(u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True)))
 
 
 def project(y: Tensor, p: float, dims: Dims) -> Tensor:
-    """Each slice over `dims` onto the unit ball: clipped for p = inf, otherwise shortened along its ray."""
+    """Project each slice over `dims` onto the unit ball: clip for p = inf, otherwise rescale."""
     if p == math.inf:
         return y.clamp(-1.0, 1.0)
     return y * shrinkage(torch.linalg.vector_norm(y, p, dims, keepdim=True))
 
 
 def uniform_start(norm: float, generator: torch.Generator | None = None) -> Start:
-    """A random point: uniform in the box for norm inf, otherwise on the surface, where nearly all of a ball is."""
+    """Return a function that draws a random start for `climb`.
+
+    For norm inf the point is uniform in the box. For other norms it lies on the surface of the ball, because in many
+    dimensions nearly all of a ball's volume is near its surface.
+    """
 
     def draw(like: Tensor) -> Tensor:
         if norm == math.inf:

@@ -1,7 +1,4 @@
-"""Contexts around a pass: what the passes of one step share, and what only the clean one may change.
-
-Each is made once and given as `around`; `together` joins several. They nest, and undo themselves on exceptions.
-"""
+"""Context managers for passes, given as `around`: `same_noise`, `frozen_batchnorm`, `per_worker`, `shared_walk`."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from gasam.torch_private import awaits_first_reduction, buffers_of, version
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
-    """Every pass of a step draws the same random numbers, so the same dropout masks.
+    """All passes of a step draw the same random numbers, and so use the same dropout masks.
 
-    Afterwards the generators stand where one plain pass would have left them. Covers the CPU and the accelerators
-    in use; a generator of the caller's own is the caller's.
+    Afterwards the random number generators are in the state that one plain pass would leave. Covers torch's default
+    generators of the CPU and of the accelerators in use, not generators that you create.
     """
 
     def __init__(self) -> None:
         self._depth = 0
-        self._starts: dict[int, list[Tensor]] = {}  # by depth: a walk inside a pass has its own
+        self._starts: dict[int, list[Tensor]] = {}  # by nesting depth, because a pass may contain a walk
 
     @contextmanager
     def __call__(self, k: int, last: bool) -> Iterator[None]:
@@ -49,12 +46,12 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
 
 class frozen_batchnorm:  # noqa: N801
-    """Running statistics count the clean pass only; every pass still normalises by its own batch.
+    """Only the clean pass updates running statistics. Every pass still normalises by the statistics of its batch.
 
-    These are the buffers that a clean pass changes: of BatchNorm, InstanceNorm, spectral norm, or a module of your own.
-    After each displaced pass they get their values back. The first clean pass compares all values, because torch does
-    not notice every write. Later ones look at torch's version counters, and always include buffers with a name like
-    "running_mean", in case a module leaves evaluation mode.
+    Running statistics are all buffers that a clean pass changes, for example those of BatchNorm, InstanceNorm and
+    spectral norm. They are restored after each displaced pass. The first clean pass compares the values of all buffers,
+    because torch does not detect every write. Later clean passes compare torch's version counters, and always include
+    buffers whose name begins with "running_", in case a module leaves evaluation mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,7 +68,7 @@ class frozen_batchnorm:  # noqa: N801
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Around the clean pass: find out which buffers it changes."""
+        """Record which buffers the clean pass changes."""
         versions = {key: _version(buffer) for key, buffer in _buffers(self.model)}
         values = {key: _copy(buffer) for key, buffer in _buffers(self.model)} if self._known is None else {}
         yield
@@ -107,21 +104,21 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
-    """Whether a buffer still has this value; NaN counts as a change."""
+    """Whether a buffer still has this value. NaN counts as a change."""
     if buffer is None or value is None or buffer.is_meta:
         return True
     return buffer.shape == value.shape and buffer.dtype == value.dtype and torch.equal(buffer.detach(), value)
 
 
 def _version(buffer: Tensor | None) -> tuple[int, int]:
-    """Changes when the buffer is written or replaced."""
+    """An identifier that changes when the buffer is written or replaced."""
     if buffer is None or buffer.is_inference():
         return id(buffer), 0
     return id(buffer), version(buffer)
 
 
 def _restore(saved: Sequence[Saved]) -> None:
-    """Give each module its buffer with its value back; a buffer that can't be written is replaced by a copy."""
+    """Restore each module's buffers and their values. A buffer that can't be written is replaced by a copy."""
     for module, name, buffer, value in saved:
         buffers = buffers_of(module)
         if buffer is None or value is None:
@@ -134,10 +131,11 @@ def _restore(saved: Sequence[Saved]) -> None:
 
 
 class per_worker:  # noqa: N801
-    """Each worker of a DistributedDataParallel model walks by its own gradient: one all-reduce a step, whatever K.
+    """Each worker of a DistributedDataParallel model computes its own perturbation: one all-reduce per step for any K.
 
-    All passes but the last are under `no_sync`; the last one reduces what all of them left in `.grad`. The result is
-    the mean of the workers' own folded gradients. In a caller's `no_sync` the last pass stays local too.
+    All passes except the last run under `no_sync`. The last pass reduces the sum of all gradients in `.grad`, so the
+    result is the mean of the workers' combined gradients. If you call it under `no_sync`, the last pass is not reduced
+    either.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -149,18 +147,19 @@ class per_worker:  # noqa: N801
             return ExitStack()
         if awaits_first_reduction(self.model):
             raise RuntimeError(
-                "a DistributedDataParallel model with static_graph=True must see one synchronised backward before "
-                "per_worker can leave one out: let the first step be plain (sharp.enabled = False), or leave "
-                "static_graph out"
+                "a DistributedDataParallel model with static_graph=True needs one synchronised backward pass before "
+                "per_worker can skip synchronisation: run the first step with sharp.enabled = False, or remove "
+                "static_graph=True"
             )
         return self.model.no_sync()
 
 
 class shared_walk:  # noqa: N801
-    """All workers of a DistributedDataParallel model do one walk, that of the joint batch, even within `no_sync`.
+    """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
 
-    Outside of `no_sync` this is so without it. Within, as in the accumulation of gradients, the walk's own gradients
-    are still reduced, because all workers must do the same walk; only the last pass follows the caller's choice.
+    You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
+    already. The passes before the last are always reduced, because the walk reads their gradients. The last pass
+    follows your `no_sync`.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -180,7 +179,7 @@ class shared_walk:  # noqa: N801
 
 
 class together:  # noqa: N801
-    """All of them around each pass, the first outermost."""
+    """Combines several context managers around each pass; the first is the outermost."""
 
     def __init__(self, *arounds: Around) -> None:
         self.arounds = arounds
@@ -194,7 +193,7 @@ class together:  # noqa: N801
 
 
 def includes(around: Around, kind: type) -> bool:
-    """Whether such a context is among what surrounds a pass."""
+    """Whether `around` is, or contains, a context manager of this class."""
     if isinstance(around, together):
         return any(includes(each, kind) for each in around.arounds)
     return isinstance(around, kind)
@@ -202,7 +201,7 @@ def includes(around: Around, kind: type) -> bool:
 
 @contextmanager
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Afterwards the gradients, the model's buffers and the random number generators are what they were."""
+    """Restore the gradients, the model's buffers and the random number generators after the block."""
     gradients, random = [parameter.grad for parameter in parameters], _generator_states()
     buffers = [] if model is None else [(*key, buffer, _copy(buffer)) for key, buffer in _buffers(model)]
     try:
@@ -218,7 +217,7 @@ Statistics = Literal["clean pass", "every pass"]
 
 
 def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Around:
-    """`around`, with the model's running statistics kept from displaced passes, if that is wanted and it is known."""
+    """`around`, plus `frozen_batchnorm` if the model is given, has buffers, and `batchnorm` is "clean pass"."""
     if batchnorm not in get_args(Statistics):
         raise ValueError(f"batchnorm must be 'clean pass' or 'every pass', got {batchnorm!r}")
     if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm):
@@ -231,13 +230,13 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
 def _check_distributed(name: str, model: object) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
-            f"{name} needs the model as DistributedDataParallel wrapped it, got {type(model).__name__}; with FSDP the "
-            "walk is shared by itself, and can't be each worker's own"
+            f"{name} needs a DistributedDataParallel model, got {type(model).__name__}: wrap the model first, or leave "
+            f"{name} out with FSDP, where all workers always share one walk"
         )
 
 
 def _accelerators() -> list[tuple[Any, int]]:
-    """(device module, index) of every accelerator that has been used, so that asking wakes none up."""
+    """(device module, index) of every accelerator in use. Does not initialise any other."""
     device = torch.accelerator.current_accelerator()
     if device is None:
         return []
@@ -252,7 +251,7 @@ def _generator_states() -> list[Tensor]:
 
 
 def standing() -> int:
-    """A number for where the generators stand; asking moves none of them."""
+    """A checksum of the states of the random number generators. Computing it does not advance them."""
     return zlib.crc32(b"".join(bytes(state.tolist()) for state in _generator_states()))
 
 

@@ -1,8 +1,4 @@
-"""FreeLB: adversarial noise on the outputs of word embeddings, the mean loss over its steps.
-
-It shares the ball with the walk over weights, not the walk itself: the noise is made in the first pass, with the shape
-of the batch, each example has its own ball, and there is nothing to restore.
-"""
+"""FreeLB: adversarial noise on the outputs of word embeddings."""
 
 from __future__ import annotations
 
@@ -28,15 +24,25 @@ Start = Literal["zero", "uniform"]
 
 
 class FreeLB:
-    """Calls a loss function K+1 times while the noise climbs, and adds the mean gradient to every `.grad`.
+    """Replaces `loss.backward()`: runs K+1 passes with adversarial noise on embeddings, and adds their mean gradient.
 
-    Used like SharpBackward, and `backward`, `around`, `enabled` and `last` mean the same. Each example's noise stays in
-    |noise|_norm <= epsilon, for each call of an embedding, and is zero on padding: the embedding's own `padding_idx`
-    unless `padding` is given. `step_size` is 1.5 epsilon / steps when None; `example_dim` is the dimension of the
-    embeddings' outputs that counts examples. The paper's settings, with norm inf: En-Vi epsilon 0.02, steps 1;
-    De-En epsilon 0.005, steps 3.
+    Call it like SharpBackward; `enabled` and `last` have the same meaning. K ascent steps increase the loss by changing
+    the noise. The weights do not move, so there is nothing to restore. After a failed pass, `.grad` still contains the
+    gradients of the passes before it.
 
-    It does not know the weights: after a failure the gradients of the passes before it are still in `.grad`.
+    The paper's settings, with norm inf, are epsilon 0.02 and 1 step for En-Vi, and epsilon 0.005 and 3 steps for De-En.
+
+    Args:
+        embeddings: The embedding, or several, whose outputs get noise.
+        epsilon: Bound on |noise|_norm for each example and each call of an embedding. 0 means plain training.
+        norm: p of the noise's norm, > 1 or math.inf.
+        steps: K, the number of ascent steps. A training step takes K+1 passes.
+        step_size: Size of an ascent step, in the unit of epsilon; None means 1.5 epsilon / steps.
+        start: The noise of the first pass: "zero", or "uniform" for random noise in the ball.
+        padding: Index of the padding token, which gets no noise; None means the `padding_idx` of each embedding.
+        example_dim: The dimension of the embeddings' outputs that enumerates examples.
+        backward: Called instead of `loss.backward()`; it receives the loss times 1 / (K+1).
+        around: A function of (k, last) that returns a context manager for pass k, for example `same_noise()`.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class FreeLB:
                 finite = self._climb(noises, finite.to(loss.device) & losses[-1].isfinite())
         state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
         self.last = Trace(tuple(losses), tuple(norms), state)
-        if seed is not None and seed == standing():  # the model draws nothing: the next call must not start alike
+        if seed is not None and seed == standing():  # otherwise the next start would be the same
             torch.rand(())
         return first
 
@@ -103,14 +109,14 @@ class FreeLB:
                 handle.remove()
 
     def _new_noise(self, seed: int | None, number: int, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
-        """Drawn by a separate generator, because the model must see the same random numbers as in a plain pass."""
+        """Random noise comes from a separate generator, so that the model draws the same numbers as in a plain pass."""
         padding = module.padding_idx if self.padding is None else self.padding
         mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
         kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
         dims = tuple(i for i in range(output.ndim) if i != self.example_dim % output.ndim)
         values = torch.zeros_like(kept)
         if seed is not None:
-            # Divided by m^(1/p), m the numbers of the example: whatever is drawn lies in the ball.
+            # Divided by m^(1/p), where m counts the numbers of an example, so that every draw lies in the ball.
             count = kept.sum(dims, keepdim=True)
             size = inverse(count.pow(1 / self.perturbation.norm)) * self.epsilon
             generator = torch.Generator(values.device).manual_seed(seed + number)
@@ -119,7 +125,7 @@ class FreeLB:
 
     @torch.no_grad()
     def _climb(self, noises: list[Noise], finite: Tensor) -> Tensor:
-        """y = project(y + eta / epsilon d) for each example, y = noise / epsilon; zero once anything is not finite."""
+        """y = project(y + eta / epsilon d) for each example, with y = noise / epsilon; zero if not all is finite."""
         p, epsilon, stride = self.perturbation.norm, self.epsilon, self.perturbation.stride
         gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
         for gradient in gradients:
@@ -134,7 +140,7 @@ class FreeLB:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise on one call of an embedding, where it may be other than zero, and the dimensions of an example."""
+    """The noise of one call of an embedding, a mask that is 0 on padding, and the dimensions of an example."""
 
     values: Tensor
     kept: Tensor
@@ -142,7 +148,7 @@ class Noise:
 
 
 class Hooks:
-    """Adds the noise: a new one for each call in the first pass, the same in the same order in later ones."""
+    """Adds noise to each call of an embedding. The first pass creates it; later passes use it in the same order."""
 
     def __init__(self, noises: list[Noise], make: Callable[[int, nn.Module, Tensor, Tensor], Noise] | None) -> None:
         self.noises = noises
@@ -154,19 +160,19 @@ class Hooks:
         if not torch.is_grad_enabled():
             return None
         if not self.forward:
-            raise RuntimeError("FreeLB's embeddings must not be inside activation checkpointing: leave them outside")
+            raise RuntimeError("FreeLB's embeddings were called again by activation checkpointing: move them out of it")
         if self.make is not None:
             self.noises.append(self.make(self.calls, module, args[0] if args else kwargs["input"], output))
         if self.calls >= len(self.noises) or self.noises[self.calls].values.shape != output.shape:
-            raise RuntimeError("the passes must call the embeddings alike: the loss function must use one batch")
+            raise RuntimeError("a later pass called the embeddings differently: the loss function must use one batch")
         self.calls += 1
         return output + self.noises[self.calls - 1].values.to(output.dtype)
 
     def end_forward(self) -> None:
-        """Calls from now on come from the backward pass, which computes something again."""
+        """Mark the end of the forward pass: later calls come from activation checkpointing in the backward pass."""
         self.forward = False
         if self.calls == 0 and not self.noises:
             raise RuntimeError(
-                "the loss function did not call the embeddings that FreeLB was given, with gradients on; if "
-                "torch.compile ran the model before FreeLB did, torch.compiler.reset() lets it see them"
+                "the loss function did not call the embeddings of FreeLB with gradients enabled: give FreeLB the "
+                "embeddings that the model uses, or, if torch.compile ran the model before, call torch.compiler.reset()"
             )

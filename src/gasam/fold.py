@@ -1,4 +1,4 @@
-"""How the gradients of the passes become the one in `.grad`."""
+"""`Fold`, which combines the gradients of all passes into one gradient in `.grad`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gasam.torch_private import local, storage_identity
 
 
 class Shares(NamedTuple):
-    """The factors of the passes' gradients in g_0 + v (fold - g_0), v the weight of the walk.
+    """The factors of the passes' gradients in g_0 + v (fold - g_0), where v is the weight of the walk.
 
-    Risk "mean" folds to (1 / (K+1)) sum of g_k, k = 0..K. Risk "final" folds to g_K: the gradients between are dropped.
-    The share of g_0 may be zero or negative, but the walk reads the gradient of the clean pass, so `first` is positive:
-    `rescale` follows when it has been read.
+    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K, and g_1 .. g_{K-1} are
+    dropped. The factor of g_0 may be zero or negative, but the walk needs g_0 to find its direction. So the clean pass
+    runs with the positive factor `first`, and its gradient is multiplied by `rescale` afterwards.
     """
 
-    first: float  # of the clean pass while the walk reads it
-    rescale: float  # of the clean gradient afterwards
-    displaced: float  # of the other passes
+    first: float  # factor of the clean pass
+    rescale: float  # factor of the clean gradient after the walk has read it
+    displaced: float  # factor of the displaced passes
 
 
 def shares(perturbation: Perturbation, weight: float = 1.0) -> Shares:
@@ -41,29 +41,30 @@ def check_overflow(on_overflow: object, per_worker: bool) -> None:
     if on_overflow not in get_args(Overflow):
         raise ValueError(f"on_overflow must be 'keep' or 'clean', got {on_overflow!r}")
     if on_overflow == "clean" and per_worker:
-        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradients are never reduced")
+        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradient is local: use 'keep'")
 
 
 class Fold:
-    """Adds the gradients of a walk to what the caller has in `.grad`, as backward does.
+    """Adds the combined gradient of a walk to the caller's gradients in `.grad`, as backward would.
 
-    They are added to the caller's own tensors, so that views of a flat buffer get them. Only a gradient that can't be
+    It writes into the caller's tensors, so that views of a flat buffer are updated. Only a gradient that can't be
     written (sparse, or an expanded view) is replaced by a new tensor.
 
-    Pass 0 starts with empty gradients, because the walk reads g_0 there. Before the last pass the earlier gradients
-    and the caller's are put back, and autograd itself adds the last one: an all-reduce of accumulated gradients, as
-    DDP does it, then sees all of them. The caller's gradients are copied first, so that a failure can be undone.
+    The clean pass starts with empty gradients, because the walk reads g_0 from `.grad`. Before the last pass, the sum
+    of the earlier gradients and the caller's gradients are put back into `.grad`, and autograd adds the last gradient.
+    This way an all-reduce of accumulated gradients, as in DDP, includes all of them. The caller's gradients are copied
+    first, so that a failure can be undone.
 
     Args:
-        parameters: Those that are trained.
-        perturbation: Its risk and its number of steps determine the shares of the passes.
-        weight: v in g_0 + v (fold - g_0). With the risk "final" and a weight other than 1, g_0 is kept until the end.
-        separately: The last pass starts empty as well, and `finish` adds its gradient: more memory, but the gradient
-            can be read.
-        clean_if_overflow: A copy of the clean gradient replaces a sum that is not finite.
-        by_closure: Each pass is a closure that runs backward itself. It may clear `.grad`, so nothing is put back
-            before a sum is complete, and gradients of the caller are dropped. It can't be given a share of the loss, so
-            `finish` multiplies the sum.
+        parameters: The trained parameters.
+        perturbation: Its risk and number of steps determine the factors of the passes.
+        weight: v in g_0 + v (fold - g_0). With risk "final" and a weight other than 1, g_0 is kept until the end.
+        separately: The last pass starts with empty gradients too, and `finish` adds its gradient. This needs more
+            memory, but the last gradient can be read.
+        clean_if_overflow: Replace a sum that is not finite by the clean gradient, which is kept as a copy.
+        by_closure: Each pass is a closure that calls backward itself. It may clear `.grad`, so gradients are put back
+            only at the end, and the caller's gradients are dropped. The loss of a closure can't be multiplied by a
+            factor, so `finish` multiplies the sum.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class Fold:
         self._clean_if_overflow = clean_if_overflow
         self._steps = perturbation.steps
         self._parameters = parameters
-        self._total: list[Tensor | None] = [None] * len(parameters)  # of the passes so far
+        self._total: list[Tensor | None] = [None] * len(parameters)  # sum of the gradients of the passes so far
         self._clean: list[Tensor | None] = []
         self._callers = [None if by_closure else parameter.grad for parameter in parameters]
-        self._copies: list[Tensor | None] = [None] * len(parameters)  # of the caller's gradients
+        self._copies: list[Tensor | None] = [None] * len(parameters)  # copies of the caller's gradients
 
     def set_aside(self) -> None:
-        """Before pass 0: clear `.grad`, and copy the caller's gradients."""
+        """Before the clean pass: copy the caller's gradients and clear `.grad`."""
         for i, parameter in enumerate(self._parameters):
             own = self._callers[i]
             if own is not None:
@@ -100,11 +101,10 @@ class Fold:
             parameter.grad = None
 
     def make_room(self, k: int) -> None:
-        """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear it.
+        """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear `.grad`.
 
-        Before the last pass, put the total and the caller's gradients back.
-
-        With one step and no gradients of the caller's, g_0 stays where it is: no copy is made.
+        Before the last pass, put the total and the caller's gradients back into `.grad`. With one step and no gradients
+        of the caller, g_0 stays in `.grad` and is not copied.
         """
         if k == 0:
             return
@@ -116,7 +116,7 @@ class Fold:
             self._put_back()
 
     def finish(self) -> None:
-        """After the last pass."""
+        """After the last pass: add its gradient, unless autograd has added it."""
         if not self.separately:
             return
         self._take()
@@ -127,18 +127,18 @@ class Fold:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """After a failure: `.grad` is what it was before the call."""
+        """After a failure: restore `.grad` to its state before the call."""
         for parameter, own, copy in zip(self._parameters, self._callers, self._copies, strict=True):
             try:
                 if own is not None and copy is not None and _can_be_written(own):
                     own.detach().copy_(copy)
                 parameter.grad = own
-            except RuntimeError:  # the pass that failed has changed the parameter's shape or type
+            except RuntimeError:  # the failed pass changed the parameter's shape or type
                 continue
 
     @torch.no_grad()
     def _share_clean(self) -> bool:
-        """Give g_0 its share of the fold; return whether it stays in `.grad`."""
+        """Multiply g_0 by its factor in the fold; return whether it stays in `.grad`."""
         rescale = self._rescale_clean
         if self._clean_if_overflow:
             self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self._parameters]
@@ -155,7 +155,7 @@ class Fold:
         return all(copy is None for copy in self._copies) and not overlap([p.grad for p in self._parameters])
 
     def _take(self, keep: bool = True) -> None:
-        """Add `.grad` to the total, or drop it, and clear it; one by one, so that memory is freed early."""
+        """Add `.grad` to the total, or drop it, and clear it, one parameter at a time to free memory early."""
         for i, parameter in enumerate(self._parameters):
             if keep and parameter.grad is not None:
                 self._total[i] = _added(self._total[i], parameter.grad)
@@ -167,7 +167,7 @@ class Fold:
 
     @torch.no_grad()
     def _replace_overflow(self) -> None:
-        """If any number of the total is not finite, replace it by the clean gradient, on the device."""
+        """If the total is not finite, replace it by the clean gradient. Does not synchronise with the host."""
         finite = all_finite(self._total)
         for i, (total, clean) in enumerate(zip(self._total, self._clean, strict=True)):
             if total is not None or clean is not None:
@@ -181,7 +181,7 @@ class Fold:
     def _put_back(self) -> None:
         for own, copy in zip(self._callers, self._copies, strict=True):
             if own is not None and copy is not None and _can_be_written(own):
-                own.detach().copy_(copy)  # DDP may have overwritten it, if it is a view of a bucket
+                own.detach().copy_(copy)  # DDP may have overwritten it if it is a view of a bucket
         lists = self._parameters, self._callers, self._copies, self._total
         for i, (parameter, own, copy, total) in enumerate(zip(*lists, strict=True)):
             if own is None or copy is None:
@@ -197,9 +197,9 @@ class Fold:
 
 
 def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
-    """total + gradient, in place where both are of one layout.
+    """total + gradient, in place if both are dense or both are sparse.
 
-    The first gradient is copied, because it may be a view of a communication bucket that the next pass overwrites.
+    The first gradient is copied, because it may be a view of a communication bucket, which the next pass overwrites.
     """
     if total is None:
         return gradient.detach().clone()
@@ -213,7 +213,7 @@ def _multiplied(gradient: Tensor, factor: float) -> Tensor:
 
 
 def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
-    """Whether every number is finite, in all processes that have a part of them."""
+    """Whether all gradients are finite, in every process that holds a shard of them."""
     not_finite: dict[Any, Tensor] = {}
     for gradient in gradients:
         if gradient is not None:
@@ -226,7 +226,10 @@ def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
 
 
 def _keep_if(condition: Tensor, kept: Tensor, other: Tensor) -> Tensor:
-    """One of them, chosen on the device. Of sparse ones both stay, the other with zeros as values."""
+    """`kept` if the condition is true, else `other`, without synchronising with the host.
+
+    For two sparse tensors the result contains the indices of both, with zeros as the values of the rejected one.
+    """
     if kept.is_sparse and other.is_sparse:
         kept, other = kept.coalesce(), other.coalesce()
         indices = torch.cat([kept.indices(), other.indices()], dim=1)
@@ -244,7 +247,7 @@ def _can_be_written(gradient: Tensor) -> bool:
 
 
 def overlap(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether two of them may share memory, as autograd may leave them: adding in place would be wrong."""
+    """Whether two gradients may share memory, which autograd allows: adding in place would then be wrong."""
     here = [local(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse]
     storages = [storage_identity(gradient) for gradient in here]
     if len(set(storages)) == len(storages):
@@ -254,7 +257,7 @@ def overlap(gradients: Sequence[Tensor | None]) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of its storage that it may use, and the one after the last."""
+    """The range of bytes in its storage that the tensor may use."""
     start, size, length = int(tensor.storage_offset()), tensor.element_size(), tensor.numel()
     if not tensor.is_contiguous():
         length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

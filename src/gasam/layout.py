@@ -1,4 +1,4 @@
-"""The parameters that take part in one step: their portions, which of them share a T, and sums over these groups."""
+"""`Layout`: the parameters of one step, how they are split into portions and groups, and sums over groups."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Buffers = dict[object, dict[str, Tensor]]
 
 
 class Layout:
-    """The layout of the parameters that have a gradient: lists that run parallel, their portions and groups.
+    """The parameters that have a gradient, as parallel lists, with their portions and groups.
 
-    `storage` has the local part of each parameter. `operands` are the tensors to compute with: the same memory, or a
+    `storage` holds the local part of each parameter. `operands` are the tensors to compute with: the same memory, or a
     copy of the rows that a sparse gradient touches.
     """
 
@@ -45,7 +45,7 @@ class Layout:
         self._find_entries()
 
     def _give_memory(self, known: Buffers) -> None:
-        """Give each portion the buffers that an equal one had before, and one scratch per device and type."""
+        """Reuse buffers of equal portions of an earlier layout, and share one scratch tensor per device and type."""
         for kind in {(portion.device, portion.wide) for portion in self.portions}:
             alike = [portion for portion in self.portions if (portion.device, portion.wide) == kind]
             scratch = torch.empty(max(portion.size for portion in alike), device=kind[0], dtype=kind[1])
@@ -57,9 +57,9 @@ class Layout:
                 portion.use(scratch, self.buffers[key])
 
     def _find_entries(self) -> None:
-        """Number the entries of all portions: which group each belongs to, and which are summed over processes."""
+        """Find the group of each entry of all portions, and which entries are summed over processes."""
         device = self.operands[0].device if self.operands else torch.device("cpu")
-        kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device: sums are few
+        kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         self.sizes = torch.tensor(self.groups.sizes, dtype=kind, device=device)  # n_i
         self._shardings: list[tuple[object, slice]] = []  # each with the range of its entries
         self._counts: list[int] = []  # entries of each portion
@@ -75,7 +75,7 @@ class Layout:
         self._group_of_entry = torch.tensor(numbers, dtype=torch.int64, device=device)
 
     def _runs(self, portion: Portion) -> Iterator[tuple[int, int]]:
-        """(group, number of weights), in the order of the flat vector."""
+        """Pairs of (group, number of weights) in the order of the flat vector."""
         for number, tensor in zip(self.groups.of[portion.start : portion.stop], portion.operands, strict=True):
             if isinstance(number, int):
                 yield number, tensor.numel()
@@ -84,7 +84,7 @@ class Layout:
                 yield from ((group, size_of_row) for group in number[portion.rows or slice(None)])
 
     def fits(self, present: Sequence[Tensor], granularity: str) -> bool:
-        """Whether another step can use this: the same tensors in the same memory, none with a sparse gradient."""
+        """Whether another step can reuse this layout: same tensors, same memory, and no sparse gradients."""
         return (
             not self.sparse
             and granularity == self.groups.granularity
@@ -94,19 +94,19 @@ class Layout:
         )
 
     def in_place(self) -> Iterator[bool]:
-        """Whether each parameter is still in the memory that was found here."""
+        """Whether each parameter still uses the memory it had when the layout was made."""
         parameters = map(local, self.parameters) if self.sharded else self.parameters
         return map(Tensor.is_set_to, self.storage, parameters)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of the operands; zero where a parameter has none."""
+        """The gradients of the operands; zeros for a parameter without a gradient."""
         gradients = [parameter.grad for parameter in self.parameters]
         if self.sparse or self.sharded or any(each is None or each.is_sparse for each in gradients):
             return [self._gradient(i, gradient) for i, gradient in enumerate(gradients)]
         return gradients  # type: ignore[return-value]
 
     def weight_squares(self) -> list[Tensor]:
-        """For `sum`. Rows that a sparse gradient does not touch count as well, unless each row is a group."""
+        """Squared weights for `sum`, including rows that a sparse gradient does not touch, unless rows are groups."""
         return [self._all_squares(portion) for portion in self.portions]
 
     def _all_squares(self, portion: Portion) -> Tensor:
@@ -115,7 +115,7 @@ class Layout:
         return portion.squares(portion.weights())
 
     def untouched_squares(self) -> Tensor:
-        """The sum of squares of the weights that no group has: rows without a gradient, if each row is a group."""
+        """The sum of squares of the weights outside all groups: rows without a gradient, if rows are groups."""
         total = self.sizes.new_zeros(())
         for i, rows in self.sparse.items():
             if self.groups.by_rows(self.parameters[i]):
@@ -124,10 +124,10 @@ class Layout:
         return total
 
     def sum(self, *measured: Sequence[Tensor], nan_flag: Tensor | float = 0.0) -> Tensor:
-        """One row per list: the sums of the portions' entries, added up for each group over all processes.
+        """For each list, the sums of the portions' entries, added up by group and over all processes.
 
-        All rows share one collective for each kind of sharding. A list may be empty. `nan_flag` is 0, or NaN if the
-        local loss is not finite; adding it tells every process.
+        Returns one row per list. All rows share one collective for each kind of sharding. A list may be empty.
+        `nan_flag` is 0, or NaN if the local loss is not finite; it is added, so that NaN reaches every process.
         """
         total = self.sizes.new_zeros(len(measured), len(self.sizes))
         if not self.portions:
@@ -142,7 +142,7 @@ class Layout:
         return total
 
     def largest_magnitude(self, vectors: Iterable[Tensor]) -> Tensor:
-        """The largest absolute value in the vectors of the portions, in all processes."""
+        """The largest absolute value in the portions' vectors, over all processes."""
         found = [values.abs().amax().to(self.sizes) for values in vectors if values.numel()]
         largest = torch.stack([self.sizes.new_zeros(()), *found]).amax()
         for kind_of_sharding, _ in self._shardings:
@@ -150,7 +150,7 @@ class Layout:
         return largest
 
     def to_entries(self, values: Tensor) -> Sequence[Tensor]:
-        """A number for each group, or one for all, as `Portion.spread` takes it."""
+        """Convert one number per group, or one for all groups, into the argument of `Portion.spread`."""
         if values.ndim == 0:
             return [values] * len(self.portions)
         return torch.split(values[self._group_of_entry], self._counts)
@@ -166,29 +166,29 @@ class Layout:
 
 
 class Groups:
-    """The groups of some parameters, numbered from 0.
+    """The groups of the parameters, numbered from 0.
 
-    `of` has an entry for each parameter: the number of its group, or a range with the number of each of its rows.
-    With granularity "element" or "model" the groups are the tensors, for the cap and the trace: T belongs to each
-    weight, or to all of them.
+    `of` has an entry for each parameter: the number of its group, or a range with a number for each of its rows. With
+    granularity "element" or "model" each tensor is a group here, for the cap and the trace. T is then one per weight or
+    one for the model.
     """
 
     def __init__(self, granularity: str) -> None:
         self.granularity = granularity
         self.of: list[int | range] = []
         self.sizes: list[int] = []  # n_i
-        self.dimensions: list[int] = []  # of a group's tensor, the most where there are several
-        self.names: list[str] = []  # of a group's tensor, or of its module
+        self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
+        self.names: list[str] = []  # of the group's tensor or module
         self._numbers: dict[object, int] = {}
-        self._rows: list[tuple[int, Tensor | range]] = []  # (number of the first, rows) where each row is a group
+        self._rows: list[tuple[int, Tensor | range]] = []  # (first group, rows) of parameters whose rows are groups
 
     def add(self, parameter: Tensor, name: str, touched: Tensor | None = None) -> None:
-        """`touched` are the rows of a sparse gradient: with granularity "filter" the other rows have no group."""
+        """`touched` are the rows of a sparse gradient. With granularity "filter" the other rows have no group."""
         if self.by_rows(parameter):
             first = len(self.names)
             rows = range(len(parameter)) if touched is None else touched
             here = range(first, first + len(rows))
-            if touched is None:  # of a sharded parameter only some rows are in this process
+            if touched is None:  # this process holds only some rows of a sharded parameter
                 here = here[first_row(parameter) :][: len(local(parameter))]
             self.of.append(here)
             self._rows.append((first, rows))
@@ -208,7 +208,7 @@ class Groups:
         return self.granularity == "filter" and tensor.ndim >= 2
 
     def labels(self) -> list[str]:
-        """The names, with the number of the row where each row is a group."""
+        """The names of the groups, with the number of the row if the group is a row."""
         labels = list(self.names)
         for first, rows in self._rows:
             for i, row in enumerate(rows if isinstance(rows, range) else rows.tolist(), start=first):
@@ -222,9 +222,9 @@ class Groups:
 
 
 class SparseRows:
-    """The rows of an embedding that its sparse gradient touches: only these are saved and moved.
+    """The rows of an embedding that its sparse gradient touches. Only these rows are saved and moved.
 
-    `values` is a copy of them to compute with, and `write` puts it back.
+    `values` is a copy of the rows to compute with, and `write` copies it back.
     """
 
     def __init__(self, storage: Tensor, rows: Tensor) -> None:
@@ -233,7 +233,7 @@ class SparseRows:
         self.values = storage.index_select(0, rows)
 
     def of(self, gradient: Tensor) -> Tensor:
-        """These rows of another gradient, which may be dense."""
+        """These rows of a gradient, sparse or dense."""
         gradient = gradient.coalesce() if gradient.is_sparse else gradient
         return gradient.index_select(0, self.rows).to_dense()
 
@@ -245,7 +245,7 @@ class SparseRows:
 
 
 def _touched_rows(parameter: Tensor) -> Tensor | None:
-    """The rows of its sparse gradient. Without any row, or sparse within rows, a gradient is handled as dense: None."""
+    """The rows of its sparse gradient. None if the gradient is handled as dense: no rows, or sparse within rows."""
     gradient = parameter.grad
     if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
         return None
@@ -254,5 +254,5 @@ def _touched_rows(parameter: Tensor) -> Tensor | None:
 
 
 def _merged(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbouring runs of one group become one."""
+    """Merge neighbouring runs of the same group."""
     return [(number, sum(size for _, size in same)) for number, same in groupby(runs, key=itemgetter(0))]

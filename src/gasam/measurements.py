@@ -1,4 +1,4 @@
-"""What a walk measures of its passes and offsets, for each group; numbers stay on the device."""
+"""The norms and sums that a walk measures for each group; they stay on the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gasam.trace import AT_ZERO, CLIMBED, NO_GRADIENT, NOT_FINITE, Detail, Group
 class Measurements:
     """Sums over the gradient, the weights and the offset of each group.
 
-    `finite` tells whether all losses, gradients and scales so far were finite. With `detailed` there is a copy of the
-    clean gradient, and what rounding leaves of an offset is measured.
+    `finite` is whether all losses, gradients and scales so far were finite. With `detailed`, the clean gradient is
+    copied and the rounding error of the offset is measured.
     """
 
     def __init__(self, layout: Layout, *, detailed: bool, by_sign: bool) -> None:
@@ -32,7 +32,7 @@ class Measurements:
         self.detail: Detail | None = None
 
     def clean_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
-        """Measure |g_i|^2, |w_i|^2 and, if the step is the sign, |sign(g_i)|^2 and |g_i|_1, by one collective."""
+        """Measure |g_i|^2, |w_i|^2 and, for ascent by the sign, |sign(g_i)|^2 and |g_i|_1, with one collective."""
         layout = self.layout
         of_gradient, of_sign, of_sizes = list[Tensor](), list[Tensor](), list[Tensor]()
         for portion in layout.portions:
@@ -52,7 +52,7 @@ class Measurements:
         self.finite = self.gradient_squares.sum().isfinite() & seen.loss.to(layout.sizes).isfinite()
 
     def later_pass(self, seen: Pass, gradients: list[Tensor]) -> None:
-        """Measure |g_i|^2 of another pass."""
+        """Measure |g_i|^2 of a displaced pass."""
         layout = self.layout
         squares = [portion.squares(portion.read(gradients)) for portion in layout.portions]
         self.gradient_squares = layout.sum(squares, nan_flag=_nan_flag(seen.loss, layout.sizes))[0]
@@ -60,7 +60,7 @@ class Measurements:
         self.finite = self.finite & self.gradient_squares.sum().isfinite() & seen.loss.to(layout.sizes).isfinite()
 
     def last_pass(self, seen: Pass) -> None:
-        """Note whether its loss is finite. In detail, compare its gradient with the clean one, if `.grad` has it."""
+        """Record whether its loss is finite. With `detailed`, compare its gradient, if known, with g_0."""
         self.finite = self.finite & seen.loss.to(self.layout.sizes).isfinite()
         if self.detailed:
             self.detail = self._measure_detail(seen)
@@ -70,7 +70,7 @@ class Measurements:
         return self._weight_squares.sqrt()
 
     def rms_weight(self) -> Tensor:
-        """The root mean square of all weights that take part, rows without a gradient included."""
+        """The root mean square of all weights that take part, including rows without a gradient."""
         squares = self._weight_squares.sum() + self.layout.untouched_squares()
         return (squares / max(self.layout.total, 1)).sqrt()
 
@@ -80,19 +80,19 @@ class Measurements:
         return self.offset_norms.square().sum().sqrt()
 
     def add_rise(self, portion: Portion, slopes: Tensor) -> None:
-        """Add g . T y of this portion, in a walk of several steps."""
+        """Add g . T y of this portion to the predicted rise of a walk of several steps."""
         slopes = slopes / self.gradient_scale
         self._rises[portion.number] = slopes + self._rises.get(portion.number, 0.0)
 
     def realised(self, portion: Portion, offset: Tensor) -> None:
-        """Measure what became of an offset in the weights' own type, after the portion was displaced by it."""
+        """Compare the intended offset with the one that the displaced weights have after rounding to their type."""
         if portion.number == 0:
             self._realised = []
         difference = portion.read(self.layout.operands) - portion.saved_weights()
         self._realised.append((portion.squares(difference), portion.products(difference, offset)))
 
     def predicted_rise(self) -> Tensor:
-        """To first order, of the mean loss: the sum of g_{k-1} . (a_k - a_{k-1})."""
+        """The first-order rise of the mean loss: the sum of g_{k-1} . (a_k - a_{k-1})."""
         if not self._rises:
             return self.rise
         slopes = [self._rises[portion.number] for portion in self.layout.portions]
@@ -139,6 +139,6 @@ class Measurements:
 
 
 def _nan_flag(loss: Tensor, like: Tensor) -> Tensor:
-    """0, or NaN if the loss is not finite: added to a sum, it reaches every process."""
+    """0, or NaN if the loss is not finite. Added to a sum over processes, it reaches every process."""
     loss = loss.to(like)
     return loss - loss

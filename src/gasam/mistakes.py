@@ -1,4 +1,4 @@
-"""Mistakes that would stay silent, found in the first call from the loss function's code and its loss's graph."""
+"""Checks of the loss function's code and of its loss's graph for mistakes that would otherwise go unnoticed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _LARGE_SCALE = 256
 
 
 def look_at_function(function: Callable[[], Any]) -> None:
-    """Warn if it takes its batch from an iterator, or overwrites a variable that it also reads."""
+    """Warn if the function takes its batch from an iterator, or overwrites a variable that it reads first."""
     if not isinstance(function, FunctionType):
         return
     for name, value in _variables(function).items():
         if isinstance(value, Iterator) and not isinstance(value, IOBase):
             _warn(
-                f"the loss function uses the iterator {name!r}: each of the K+1 passes would take another batch: call "
-                "next() before, and use the batch inside"
+                f"the loss function uses the iterator {name!r}, so each of the K+1 passes would take another batch: "
+                "call next() before the loss function, and use the batch inside"
             )
     for name in _overwritten(function):
         _warn(
-            f"the loss function reads and overwrites {name!r}: each of the K+1 passes would start from what the "
-            f"previous one left: return it, as in (loss, {name}), and assign it after the call"
+            f"the loss function reads and overwrites {name!r}, so each of the K+1 passes would start from the result "
+            f"of the previous one: return it, as in (loss, {name}), and assign it after the call"
         )
 
 
 def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callable[[], Any]:
-    """The same function, with a look at the graph of its loss in the first pass."""
+    """The same function, with a check of the graph of its loss in the first pass."""
     if not callable(function):
         return function
     before = {tensor.grad_fn for tensor in _tensors(function) if tensor.grad_fn is not None}
@@ -59,7 +59,7 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
 
 
 def _tensors(function: Callable[[], Any]) -> list[Tensor]:
-    """Tensors from outside that the function uses, also in lists, tuples and dictionaries."""
+    """The outer tensors that the function uses, including those in lists, tuples and dictionaries."""
     if isinstance(function, partial):
         values = [*function.args, *function.keywords.values()]
     else:
@@ -70,18 +70,18 @@ def _tensors(function: Callable[[], Any]) -> list[Tensor]:
 
 
 def _check_graph(loss: Tensor, before: set[Any]) -> None:
-    """`before` has nodes from before the call: the loss must not come from them."""
+    """Raise if the loss depends on a node of `before`, the nodes that existed before the call."""
     older = [node for node in _nodes(loss) if node in before] if before else []
     if older:
         raise RuntimeError(
-            "the loss function uses a result that was computed before it was called, which can't be computed again "
-            f"with other weights ({older[0].name()}): compute everything from the inputs inside the function, as in "
+            f"the loss function uses a result ({older[0].name()}) that was computed before it was called, and that "
+            "can't be computed again with other weights: compute everything from the inputs inside the function, as in "
             "sharp(lambda: loss_function(model(x), y))"
         )
 
 
 def _look_at_scale(loss: Tensor) -> None:
-    """Warn if its last operation looks like a gradient scaler's: a product with a large power of two in a tensor."""
+    """Warn if its last operation multiplies by a tensor with a large power of two, as a gradient scaler does."""
     node: Any = loss.grad_fn
     if node is None or node.name() != "MulBackward0":
         return
@@ -89,19 +89,18 @@ def _look_at_scale(loss: Tensor) -> None:
         is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
         if is_number and _is_loss_scale(float(factor)):
             _warn(
-                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and so the "
-                "walk changes with it: return the loss as it is, and give "
+                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and this "
+                "changes the walk: return the unscaled loss, and give "
                 "backward=lambda loss: scaler.scale(loss).backward()"
             )
 
 
 def warn_of_statistics(loss: object) -> None:
-    """Warn if the graph of a displaced pass's loss has batch norm with running statistics, in training."""
+    """Warn if a displaced pass updated running statistics of batch norm, judged by the graph of its loss."""
     if isinstance(loss, Tensor) and any(map(updates_running_statistics, _nodes(loss))):
         warnings.warn(
-            "passes at displaced weights count in the running statistics of batch norm, and may spoil them for "
-            "evaluation: pass the model instead of its parameters, as in SharpBackward(model), and only the clean "
-            "passes count",
+            "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: "
+            "pass the model instead of its parameters, as in SharpBackward(model), so that only clean passes count",
             UserWarning,
             stacklevel=2,
         )
@@ -109,20 +108,20 @@ def warn_of_statistics(loss: object) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Around a later pass: torch's message about a graph that is gone gets its reason."""
+    """Replace torch's message about a freed graph by one that names the cause and the cure."""
     try:
         yield
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise
         raise RuntimeError(
-            "the loss was computed from a result of an earlier pass, or from one that was computed before the call: "
+            "the loss depends on a result of an earlier pass, or on one that was computed before the call: "
             "compute everything from the inputs inside the function"
         ) from error
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of its graph once."""
+    """Every node of the loss's graph, once."""
     ahead: list[Any] = [loss.grad_fn]
     seen: set[Any] = {None}
     while ahead:
@@ -134,7 +133,7 @@ def _nodes(loss: Tensor) -> Iterator[Any]:
 
 
 def _uses(function: FunctionType) -> dict[str, list[str]]:
-    """For each variable from outside, whether the function loads or stores it, in the order of its code."""
+    """For each outer variable, the loads and stores in the order of the function's code."""
     uses: dict[str, list[str]] = {}
     for instruction in dis.get_instructions(function):
         if instruction.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "STORE_DEREF", "STORE_GLOBAL"):
@@ -143,7 +142,7 @@ def _uses(function: FunctionType) -> dict[str, list[str]]:
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """The variables from outside that the function uses, with their values."""
+    """The outer variables that the function uses, with their values."""
     known = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -154,7 +153,7 @@ def _variables(function: FunctionType) -> dict[str, Any]:
 
 
 def _overwritten(function: FunctionType) -> list[str]:
-    """Variables from outside that are read and then assigned, such as a recurrent state; not counters and caches."""
+    """Outer variables that are read and then assigned, such as a recurrent state. Ints and None are ignored."""
     values = _variables(function)
     both = [name for name, order in _uses(function).items() if order[0] == "LOAD" and "STORE" in order]
     return [name for name in both if name in values and not isinstance(values[name], int | None)]

@@ -1,4 +1,4 @@
-"""SharpnessAware: the walk behind torch's closure contract, around any base optimizer."""
+"""`SharpnessAware`, a torch optimizer that wraps another one and runs the walk in `step(closure)`."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ _SCHEDULE = "walk_schedule"  # key of a state dict
 
 
 class SharpnessAware(Walker, Optimizer):
-    """A torch optimizer around another one: `step(closure)` calls the closure K+1 times, then the base steps.
+    """A torch optimizer that wraps another one: `step(closure)` runs the closure K+1 times, then the base steps.
 
-    The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, whether
-    the closure does it or not. Parameter groups and state are the base's own; the state dict has one more key,
-    "walk_schedule", if there is a schedule.
+    The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, so the
+    closure need not do it. Parameter groups and state are those of the base. With a schedule, the state dict has the
+    additional key "walk_schedule".
 
     Args:
-        base: The optimizer that makes the step, built as usual. A group with "perturb": False does not move.
+        base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
-        model: The model, for the names of its parameters and for its running statistics.
+        model: The model. Needed for the names of its parameters and for `batchnorm`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
-        before_step: Called after the gradients are folded and before the base steps: the place for clipping.
-        around: A function of (k, last) that returns a context for pass k, for example `same_noise()`.
-        gradient_scale: How many times the gradient of the mean loss the closure leaves behind, for example the number
-            of tokens of a sum: a number, or a function that returns one.
-        batchnorm: As in SharpBackward; needs the model.
+            None means full strength in every step, unless `perturbation` is None.
+        before_step: Called with the combined gradient in `.grad`, before the base steps. Clip gradients here.
+        around: A function of (k, last) that returns a context manager for pass k, for example `same_noise()`.
+        gradient_scale: The gradient that the closure leaves, divided by the gradient of the mean loss, for example the
+            number of tokens if the loss is a sum: a number, or a function that returns one.
+        batchnorm: As in SharpBackward. Has an effect only if you give the model.
         on_overflow: As in SharpBackward.
         detailed: As in SharpBackward.
         total_steps: As in SharpBackward.
@@ -78,12 +79,12 @@ class SharpnessAware(Walker, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
         closure = signature(base.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
-            raise TypeError(f"base must be able to step without a closure, and {type(base).__name__} is not")
+            raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}: choose another")
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         self.base = base
         self.before_step = before_step
-        # Optimizer's constructor would make groups and state of its own; all else it sets up, unpickling does too.
+        # Optimizer's constructor would create groups and a state. Unpickling sets up everything else.
         self.__setstate__({})
         self._set_up(
             model,
@@ -117,16 +118,16 @@ class SharpnessAware(Walker, Optimizer):
         return self.base.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Return what the closure returned in the clean pass.
+        """Run the walk, step the base, and return what the closure returned in the clean pass.
 
-        Without a closure only the base steps, and only where every learning rate is 0: torch.distributed.checkpoint
-        creates the state of a new optimizer in this way.
+        Without a closure only the base steps. This is allowed only if every learning rate is 0, because
+        torch.distributed.checkpoint creates the state of a new optimizer this way.
         """
         if closure is None:
             if any(group.get("lr", 1) != 0 for group in self.param_groups):
                 raise RuntimeError(
-                    "SharpnessAware.step needs a closure that computes the loss and calls backward, because it is run "
-                    "K+1 times: where you can't give one, use SharpBackward with the plain optimizer"
+                    "SharpnessAware.step needs a closure that computes the loss and calls backward, because it runs "
+                    "K+1 passes: if you can't give one, use SharpBackward with the plain optimizer"
                 )
             return self.base.step()
         if not self._knows_function:
@@ -151,12 +152,12 @@ class SharpnessAware(Walker, Optimizer):
         return returned
 
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
-        """The walk, with the folded gradient in `.grad` at its end."""
+        """Run the walk, and leave the combined gradient in `.grad`."""
         weight = self.strength.weight
         if self._per_worker and (self.perturbation.risk == "mean" or weight != 1):
             raise RuntimeError(
-                "per_worker needs SharpBackward for the mean risk and for a weight other than 1: a closure may clear "
-                "the gradients of the earlier passes, and then the last pass can't reduce them"
+                "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
+                "because a closure may clear the gradients of earlier passes before they are reduced: use SharpBackward"
             )
         parameters, clean = self._trained(), list[Any]()
         fold = Fold(
@@ -184,7 +185,7 @@ class SharpnessAware(Walker, Optimizer):
         return clean[0], trace
 
     def first_step(self, *args: object, **kwargs: object) -> None:
-        """Not here: other libraries' SAM has two steps."""
+        """Not supported: explains what to call instead of other libraries' `first_step` and `second_step`."""
         raise RuntimeError(
             "SharpnessAware has no first_step and second_step: call step(closure) once, with a closure that computes "
             "the loss, calls backward and returns the loss"
@@ -194,11 +195,11 @@ class SharpnessAware(Walker, Optimizer):
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def _loss_scale(self) -> float | None:
-        """A closure may return the mean loss or the one it has multiplied: with a gradient_scale that is not known."""
+        """None with a `gradient_scale`, because the closure may return the loss before or after scaling it."""
         return 1.0 if self.gradient_scale == 1.0 else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The base's own. A group that can't be walked on is refused, and the base stays as it was."""
+        """Add a parameter group to the base. If the walk can't use the group, the base is left unchanged."""
         self.base.add_param_group(param_group)
         try:
             self._weights()
@@ -207,12 +208,12 @@ class SharpnessAware(Walker, Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The base's own, and the state of the schedule if there is one."""
+        """The state of the base, and of the schedule if there is one."""
         state = self.base.state_dict()
         return state if self.strength.schedule is None else state | {_SCHEDULE: self.strength.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the base's state and the schedule's. Groups keep their "perturb" if the saved groups do not have it."""
+        """Load the state of the base and of the schedule. Groups keep their "perturb" if the saved groups have none."""
         still = [group.get("perturb") for group in self.param_groups]
         state_dict = dict(state_dict)
         of_schedule = state_dict.pop(_SCHEDULE, None)
@@ -221,7 +222,7 @@ class SharpnessAware(Walker, Optimizer):
             self.strength.load_state_dict(of_schedule)
         elif self.strength.schedule is not None:
             warnings.warn(
-                f"the state has no {_SCHEDULE!r}, so the schedule begins again at step 0",
+                f"the state dict has no {_SCHEDULE!r}, so the schedule begins again at step 0",
                 UserWarning,
                 stacklevel=2,
             )
@@ -253,7 +254,7 @@ class SharpnessAware(Walker, Optimizer):
         return f"SharpnessAware({self.perturbation}, base={self.base!r})"
 
     def _weights(self) -> Weights:
-        """The weights with their buffers; read anew when the base's groups have changed."""
+        """The weights with their buffers; rebuilt when the base's groups have changed."""
         key = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
         if self._known is None or self._known[0] != key:
             entries = read(self.param_groups)

@@ -1,4 +1,4 @@
-"""What the caller hands over: parameters, named parameters or groups, read into one list and checked."""
+"""Reads and checks the parameters that a user gives: a model, parameters, named parameters or parameter groups."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Entry:
 
 
 def read(parameters: Parameters) -> list[Entry]:
-    """The entries in order, each tensor once; groups are mappings with `params` and, if not moved, `perturb: False`."""
+    """The entries in order, each tensor once. A group is a mapping with `params` and optionally `perturb`."""
     if isinstance(parameters, torch.nn.Module):
         parameters = _movable(parameters)
     elif isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
         raise TypeError(
-            "give the model, model.named_parameters(), model.parameters() or a list of groups, "
+            "parameters must be the model, model.named_parameters(), model.parameters() or a list of parameter groups, "
             f"got {type(parameters).__name__}"
         )
     if isinstance(parameters, Mapping):  # a single group, or a dictionary of names
@@ -49,35 +49,35 @@ def read(parameters: Parameters) -> list[Entry]:
         for name, tensor in _named(group):
             entries.setdefault(id(tensor), Entry(name, tensor, perturb))
     if not entries:
-        raise ValueError("parameters is empty: a generator such as model.parameters() can be read only once")
+        raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
     for i, entry in enumerate(entries.values()):
         _check(entry, entry.describe(i))
     return list(entries.values())
 
 
 def names_in(model: torch.nn.Module) -> dict[int, str]:
-    """The name of each parameter by its id, without what DistributedDataParallel and torch.compile put in front."""
+    """The name of each parameter by its id, without the prefixes of DistributedDataParallel and torch.compile."""
     wrapped = isinstance(model, DistributedDataParallel | torch.nn.DataParallel)
     front = "module." if wrapped else ""
     return {id(p): name.removeprefix(front).replace("_orig_mod.", "") for name, p in model.named_parameters()}
 
 
 def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    """All parameters but those that can't have a gradient, such as quantised weights under LoRA.
+    """All parameters except those that can't have a gradient, such as quantised weights under LoRA.
 
-    Frozen ones stay in the list, because they may be unfrozen later; they do not move while they are frozen.
+    Frozen parameters stay in the list, because they may be unfrozen later. They do not move while they are frozen.
     """
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
     names = names_in(model)
     trainable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
     if not trainable:
-        raise ValueError(f"{type(model).__name__} has no floating-point parameters to train")
+        raise ValueError(f"{type(model).__name__} has no floating-point parameters: give a model that can be trained")
     return [(names[id(p)], p) for p in trainable]
 
 
 def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
-    """The tensors that the walk may move."""
+    """The weights that the walk may move."""
     moving = [entry for entry in entries if entry.perturb]
     names = [entry.name for entry in moving if entry.name is not None]
     weights = Weights([entry.tensor for entry in moving], names if len(names) == len(moving) else None)
@@ -93,30 +93,30 @@ def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None
     if names is None:
         who = "granularity 'module'" if by_module else "a scale with only_named"
         raise ValueError(
-            f"{who} needs the parameters' names: give "
-            "model.named_parameters() instead of model.parameters(), to the base optimizer where there is one"
+            f"{who} needs the parameters' names: give model.named_parameters() instead of model.parameters(), to the "
+            "base optimizer if you use SharpnessAware"
         )
     if by_module and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
             f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: give "
-            "model.named_parameters(prefix=...) with a prefix for each"
+            "model.named_parameters(prefix=...) with another prefix for each model"
         )
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
     if "params" not in group:
-        raise ValueError(f"a group of parameters must have the key 'params', got {sorted(map(str, group))}")
+        raise ValueError(f"a parameter group must have the key 'params', got {sorted(map(str, group))}")
     for key in ("epsilon", "rho"):
         if key in group:
             raise ValueError(
-                f"a group of parameters has the key {key!r}, but the walk has one size for all groups: give it to the "
-                "perturbation, as in ga_sam(1e-4), or leave a group where it is with 'perturb': False"
+                f"a parameter group has the key {key!r}, but the walk has one size for all groups: give it to the "
+                "perturbation, as in ga_sam(1e-4), or exclude a group from the walk with 'perturb': False"
             )
     if group.get("maximize"):
         raise ValueError(
-            "a group of parameters has maximize=True, but the walk climbs a loss that is minimised: minimise the "
-            "negative instead"
+            "a parameter group has maximize=True, but the walk needs a loss that is minimised: minimise the negative "
+            "loss instead"
         )
 
 
@@ -132,12 +132,12 @@ def _check(entry: Entry, who: str) -> None:
         raise TypeError(f"{who} must be a tensor, got {type(entry.tensor).__name__}")
     if entry.perturb and (not entry.tensor.is_floating_point() or entry.tensor.itemsize < 2):
         raise TypeError(
-            f"{who} has type {entry.tensor.dtype}, and only real floating-point weights of 16 bits or more can be "
+            f"{who} has type {entry.tensor.dtype}, but only real floating-point weights of 16 bits or more can be "
             "moved: leave it out, or put it into a group with 'perturb': False"
         )
     if entry.perturb and is_expanded(entry.tensor):
         raise TypeError(
-            f"{who} is an expanded view, where several weights are one place in memory: train what it was expanded from"
+            f"{who} is an expanded view, whose weights share memory: train the tensor that it was expanded from"
         )
     if entry.perturb and is_sharded(entry.tensor):
         check_sharding(entry.tensor, who)

@@ -1,4 +1,4 @@
-"""One pass: call the loss function, check what it returns, run backward, and read the factor of the gradient."""
+"""One pass: calls the loss function, checks its result, runs backward and reads the factor of the gradient."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ GradientScale = Tensor | float | Callable[[], Tensor | float]
 
 
 class Pass(NamedTuple):
-    """What one evaluation saw.
+    """The result of one pass, as `evaluate` returns it to `climb`.
 
-    `gradient_scale` is what the gradient of the mean loss was multiplied by on the way to `.grad`. `loss_scale` is how
-    many times the mean loss `loss` is; None if that is not known. `alone` is whether `.grad` has only the gradient of
-    this pass: before the last one, earlier gradients may have been put back.
+    Args:
+        loss: The loss, detached, as a scalar tensor.
+        gradient_scale: The gradient in `.grad` divided by the gradient of the mean loss.
+        loss_scale: `loss` divided by the mean loss; None if it is not known.
+        alone: Whether `.grad` holds the gradient of this pass only. Before the last pass, earlier gradients may have
+            been put back.
     """
 
     loss: Tensor
@@ -34,22 +37,22 @@ class Pass(NamedTuple):
 
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
-    """Nothing around a pass."""
+    """The default `around`: no context manager."""
     return nullcontext()
 
 
 def check_around(around: Around) -> None:
-    """The usual slip is to give `same_noise` or `frozen_batchnorm` itself, not what it returns."""
+    """Raise if `around` is not a function of (k, last). A common mistake is `same_noise` instead of `same_noise()`."""
     try:
         signature(around).bind(0, True)
     except (TypeError, ValueError):
         raise TypeError(
-            f"around must be a function of (k, last), got {around!r}: same_noise() and frozen_batchnorm(model) give one"
+            f"around must be a function of (k, last), got {around!r}: give same_noise() or frozen_batchnorm(model)"
         ) from None
 
 
 def now(scale: GradientScale) -> Tensor | float:
-    """The factor of this pass, where it may be a function."""
+    """The current value of a scale that may be a function."""
     return scale() if callable(scale) else scale
 
 
@@ -62,7 +65,7 @@ def plain_pass(
     *,
     reason: int = OFF,
 ) -> tuple[Any, Trace]:
-    """One pass without a walk: what the caller gets, and the trace that says so."""
+    """Run one pass without a walk; return the result for the caller, and its trace."""
     with around(0, True):
         loss, returned = call(function)
         backward(loss)
@@ -70,10 +73,10 @@ def plain_pass(
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
-    """The loss with its graph, and what the caller gets: the same with the loss detached."""
+    """Call the loss function; return the loss with its graph, and its result with the loss detached."""
     if not callable(function):
         raise TypeError(
-            f"a loss function must be given, not its result, got {type(function).__name__}: "
+            f"SharpBackward must be called with a loss function, got {type(function).__name__}: "
             "put `lambda:` before the loss, so that it can be computed again"
         )
     result = function()
@@ -87,14 +90,14 @@ def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
         raise ValueError(f"the loss must be a single number, got the shape {tuple(loss.shape)}: take its mean")
     if not loss.requires_grad:
         raise RuntimeError(
-            "the loss has no graph to go back through: is the call inside torch.no_grad(), is a result detached, "
-            "or is every parameter frozen?"
+            "the loss has no graph to differentiate: call outside torch.no_grad(), do not detach results, and leave "
+            "at least one parameter unfrozen"
         )
     return loss, _with_loss(result, loss.detach())
 
 
 def loss_in(result: Any) -> Any:
-    """The loss itself, the first of a tuple, or the loss of a dictionary or a Hugging Face output."""
+    """The loss in a result: the result itself, the first of a tuple, or the "loss" of a mapping."""
     if isinstance(result, tuple) and result:
         return result[0]
     if isinstance(result, Mapping):
@@ -103,7 +106,7 @@ def loss_in(result: Any) -> Any:
 
 
 def _with_loss(result: Any, loss: Tensor) -> Any:
-    """What the function returned, with this loss in it."""
+    """The result of the loss function, with its loss replaced by this one."""
     if isinstance(result, tuple):
         make = getattr(result, "_make", tuple)  # a namedtuple stays one
         return make((loss, *result[1:]))
@@ -115,7 +118,7 @@ def _with_loss(result: Any, loss: Tensor) -> Any:
 
 
 def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
-    """Call backward on a part of the loss; return by what `backward` and the part multiplied its gradient."""
+    """Call `backward` on `part` times the loss; return the factor that both applied to the gradient."""
     factors: list[Tensor] = []
     hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
     try:
@@ -123,21 +126,20 @@ def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
     finally:
         hook.remove()
     if not factors:
-        raise RuntimeError("backward did not go back through the loss it was given: it must call .backward() on it")
+        raise RuntimeError("backward did not differentiate the loss that it received: call .backward() on this loss")
     return torch.stack(factors).sum()
 
 
 def check_untouched(parameters: Sequence[Tensor]) -> None:
     if any(parameter.grad is not None for parameter in parameters):
-        raise RuntimeError("the loss function called backward itself: return the loss, SharpBackward calls backward")
+        raise RuntimeError("the loss function called backward, which SharpBackward does: only return the loss")
 
 
 def check_kept(parameters: Sequence[Tensor]) -> None:
-    """Called where there were gradients before the loss function ran."""
+    """Raise if the loss function cleared the gradients that were there before it ran."""
     if all(parameter.grad is None for parameter in parameters):
         raise RuntimeError(
-            "the loss function cleared the gradients, and with them those of the earlier passes: call zero_grad "
-            "outside of it"
+            "the loss function cleared the gradients of the earlier passes: call zero_grad outside of the loss function"
         )
 
 
@@ -145,13 +147,13 @@ def check_reached(parameters: Sequence[Tensor]) -> None:
     if any(parameter.grad is not None for parameter in parameters):
         return
     check_reduced(parameters)
-    raise RuntimeError("no parameter got a gradient: the loss does not depend on the parameters given here")
+    raise RuntimeError("no parameter got a gradient: give SharpBackward the parameters that the loss depends on")
 
 
 def check_reduced(parameters: Sequence[Tensor]) -> None:
-    """Called where there is no gradient: explain it if FSDP keeps the gradients."""
+    """If there is no gradient because FSDP did not reduce it, raise an error that says so."""
     if any(map(is_sharded, parameters)):
         raise RuntimeError(
-            "no sharded parameter got a gradient: with set_requires_gradient_sync(False) FSDP keeps it to itself, but "
-            "every pass must be reduced, because the walk reads its gradient: leave it True, also while accumulating"
+            "no sharded parameter got a gradient, because set_requires_gradient_sync(False) keeps FSDP from reducing "
+            "it, and the walk reads the gradient of every pass: leave it True, also while accumulating"
         )

@@ -1,4 +1,4 @@
-"""What a walk looks like: the record of its options, checked once, the presets of the paper, and the default."""
+"""`Perturbation`, which holds the options of a walk, the presets of the paper, and the recommended settings."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation:
-    """A walk of `steps` steps in the ball |T^-1 a|_norm <= epsilon, and the risk that is minimised over it.
+    """A walk of `steps` ascent steps in the ball |T^-1 a|_norm <= epsilon, and the risk that training minimises.
 
-    Give its size as an `epsilon` or as a `budget`.
+    Give the size of the walk as either `epsilon` or `budget`.
 
     Args:
         epsilon: Radius of the ball, in units of T^-1 a. 0 means plain training.
-        budget: The rise of the mean loss to first order, in units of the loss: each step chooses epsilon =
-            budget / |T g_0|_q, where q is the dual of the ball's norm. 0 means plain training.
-        cap: The offset of a group is at most this share of its weights: |a_i|_2 <= cap max(|w_i|_2,
-            0.01 sqrt(n_i) rms(w)). Applies to each group; with granularity "element" or "model" to each tensor.
+        budget: First-order rise of the mean loss, in units of the loss. Each training step uses epsilon =
+            budget / |T g_0|_q, where q is the dual of the ball's norm. 0 means plain training. Give a `cap` as well,
+            because epsilon grows as the gradient vanishes.
+        cap: Largest offset of a group relative to its weights: |a_i|_2 <= cap max(|w_i|_2, 0.01 sqrt(n_i) rms(w)).
+            Applies to each group; with granularity "element" or "model" to each tensor. None means no cap.
         norm: p of the ball's norm, > 1 or math.inf.
-        scale: T: a name of `gasam.SCALES`, or a function of a `Group` with values >= 0.
+        scale: T: a name in `gasam.SCALES`, or a function of a `Group` that returns values >= 0.
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes.
-        step_size: eta, in the unit of epsilon, or of the budget; None means 1.5 epsilon / steps.
-        risk: "mean" of the losses at all K+1 points, or the "final" one.
-        floor: The smallest root-mean-square gradient that a scale divides by.
+        step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
+        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one.
+        floor: Smallest root-mean-square gradient that a scale divides by.
     """
 
     epsilon: float | None = None
@@ -52,8 +53,8 @@ class Perturbation:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.budget is None):
             raise ValueError(
-                f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: for "
-                "example sam(0.05), or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
+                f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: write "
+                "sam(0.05), for example, or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
             )
         _check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
         if self.cap is not None and not (_is_finite(self.cap) and self.cap > 0):
@@ -80,12 +81,12 @@ class Perturbation:
 
     @property
     def size(self) -> float:
-        """The epsilon or the budget, whichever is given."""
+        """`epsilon` or `budget`, whichever was given."""
         return self.epsilon if self.budget is None else self.budget  # type: ignore[return-value]
 
     @property
     def stride(self) -> float:
-        """The step size divided by the walk's size: the walk is done in a ball of radius one."""
+        """The step size divided by `size`, because the walk is computed in a ball of radius one."""
         return 1.5 / self.steps if self.step_size is None or self.size == 0 else self.step_size / self.size
 
 
@@ -93,13 +94,13 @@ Options = ParamSpec("Options")
 
 
 def _without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, Perturbation]:
-    """Explain what other libraries' rho is called here."""
+    """Raise an error that says that other libraries' rho is called epsilon here."""
 
     @functools.wraps(preset)
     def checked(*args: Options.args, **kwargs: Options.kwargs) -> Perturbation:
         if "rho" in kwargs:
             name = preset.__name__
-            raise TypeError(f"{name} has no rho, the radius is called epsilon: {name}({kwargs['rho']!r})")
+            raise TypeError(f"{name} has no rho, because the radius is called epsilon: write {name}({kwargs['rho']!r})")
         return preset(*args, **kwargs)
 
     return checked
@@ -109,7 +110,14 @@ def _without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, P
 def sam(
     epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
 ) -> Perturbation:
-    """SAM: the loss after one ascent step in a plain ball."""
+    """SAM: the loss after one ascent step, with T = 1.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
     return Perturbation(
         epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="one", granularity="model", risk="final"
     )
@@ -130,13 +138,13 @@ def asam(
 
     Args:
         epsilon: Radius of the ball.
-        norm: p of its norm.
-        eta: Added to |w|, so that weights of zero can move (not the step size). ASAM's authors use 0.01.
-        unit_vectors: T = 1 for biases and all other vectors.
-        only_named: T = 1 for parameters whose name does not contain this text; "weight" is the rule in the code of
-            ASAM's authors. It needs the parameters' names.
-        budget: The rise of the loss, instead of epsilon.
-        cap: The largest |a_i| as a share of |w_i|, for each tensor.
+        norm: p of the ball's norm.
+        eta: Added to |w|, so that weights of zero can move. It is not the step size. ASAM's authors use 0.01.
+        unit_vectors: Use T = 1 for biases and all other vectors.
+        only_named: Use T = 1 for parameters whose name does not contain this text. The code of ASAM's authors uses
+            "weight". Needs the parameters' names. None means that all parameters are scaled.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
     """
     _check_at_least_zero("eta", eta)
     plain = not eta and not unit_vectors and only_named is None
@@ -150,7 +158,14 @@ def asam(
 def layer_sam(
     epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
 ) -> Perturbation:
-    """Layer-SAM: T = |w_i| / |g_i| for each tensor."""
+    """Layer-SAM: the loss after one ascent step, with T = |w_i| / |g_i| for each tensor.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
     return Perturbation(epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="weight_over_gradient", risk="final")
 
 
@@ -163,7 +178,15 @@ def multi_step_defense(
     budget: float | None = None,
     cap: float | None = None,
 ) -> Perturbation:
-    """Multi-step Defense: the mean loss over a walk of `steps` steps in a plain ball."""
+    """Multi-step Defense: the mean loss over a walk of `steps` ascent steps, with T = 1.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        steps: K, the number of ascent steps.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
     return Perturbation(
         epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="one", granularity="model", steps=steps
     )
@@ -178,25 +201,26 @@ def ga_sam(
     budget: float | None = None,
     cap: float | None = None,
 ) -> Perturbation:
-    """GA-SAM: the mean loss over a walk of `steps` steps, where tensors with weak gradients may go far.
+    """GA-SAM: the mean loss over a walk of `steps` ascent steps, in which tensors with weak gradients move further.
 
     Args:
         epsilon: Radius of the ball, as in the paper: `ga_sam(1e-4)`.
-        norm: p of its norm.
+        norm: p of the ball's norm.
         steps: K, the number of ascent steps.
-        budget: The rise of the loss, instead of epsilon: `ga_sam(budget=0.1, cap=0.01)`.
-        cap: The largest |a_i| as a share of |w_i|, for each tensor.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`:
+            `ga_sam(budget=0.1, cap=0.01)`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
     """
     return Perturbation(epsilon=epsilon, budget=budget, cap=cap, norm=norm, steps=steps)
 
 
 def recommended() -> tuple[Perturbation, Schedule]:
-    """The setting for everybody: what SharpBackward and SharpnessAware use when no perturbation is given.
+    """The default settings, which SharpBackward and SharpnessAware use if you give no perturbation.
 
-    GA-SAM with a loss budget of 0.1, a cap of 1 percent, and full strength once the loss has fallen by 20 percent.
-    `benchmarks/first_use choose` compares it with other candidates on validation data, and the guide has the results on
-    test data. No candidate was clearly better: with the norm 2 classifiers gained and language models lost; a cap of
-    0.02 or a budget of 0.3 made no clear difference.
+    They are GA-SAM with a loss budget of 0.1, a cap of 1 percent, and full strength once the loss has fallen by 20
+    percent. `benchmarks/first_use choose` compares them with other candidates on validation data, and the guide has the
+    results on test data. No candidate was clearly better. With norm 2, classifiers gained and language models lost. A
+    cap of 0.02 or a budget of 0.3 made no clear difference.
     """
     return ga_sam(budget=0.1, cap=0.01), Schedule(progress=0.2)
 
@@ -204,7 +228,7 @@ def recommended() -> tuple[Perturbation, Schedule]:
 def or_recommended(
     perturbation: Perturbation | None, schedule: Schedule | StrengthOfStep | None
 ) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
-    """What the user gave. Without a perturbation it is the recommended one, with its schedule unless one is given."""
+    """The user's choice, or the recommended perturbation, with its schedule unless the user gave one."""
     if perturbation is not None:
         return perturbation, schedule
     perturbation, usual = recommended()
@@ -217,7 +241,7 @@ def check_perturbation(value: object) -> None:
         raise TypeError(f"perturbation must be a Perturbation such as ga_sam(1e-4), got {name}")
     if value.budget and value.cap is None:
         warnings.warn(
-            "a budget without a cap has no bound, because epsilon grows as the gradient vanishes: add a cap, as in "
+            "a budget without a cap does not bound epsilon, which grows as the gradient vanishes: add a cap, as in "
             "ga_sam(budget=0.1, cap=0.01)",
             UserWarning,
             stacklevel=3,

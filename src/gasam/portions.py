@@ -1,4 +1,4 @@
-"""Portions of the weights that fit a CPU's caches, each read and written as one flat vector."""
+"""Portions of the weights: parts that fit a CPU's caches and are read and written as one flat vector."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gasam.torch_private import copy_all
 
 
 class Limits(NamedTuple):
-    """How many weights are handled at once: tensors up to `small` share a portion, larger ones are cut at `largest`."""
+    """Sizes in weights: tensors of up to `small` share a portion; tensors larger than `largest` are split."""
 
     small: int
     largest: int
 
 
-# On a CPU a portion should stay in the caches, together with intermediate results. segment_reduce, which sums over the
-# tensors of a shared portion, adds one number after the other there: in float32 that is exact enough for small ones.
+# On a CPU a portion and its intermediate results should fit the caches. segment_reduce, which sums over the tensors of
+# a shared portion, adds the numbers one after another there. In float32 this is exact enough only for small tensors.
 CPU = Limits(small=1 << 14, largest=1 << 17)
-# On an accelerator calls are expensive, and the limits only bound the memory of intermediate results.
+# On an accelerator every call is expensive, so the limits only bound the memory of intermediate results.
 ACCELERATOR = Limits(small=1 << 18, largest=1 << 24)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of a walk over weights of this type: float32, or their own where that is wider."""
+    """The type in which a walk over weights of this type is computed: float32, or their type if it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:
-    """In parts: one float32 sum over 20 million values is off by a thousandth on a CPU."""
+    """Summed in parts, because one float32 sum over 20 million values has a relative error of 0.001 on a CPU."""
     if flat.numel() <= 1 << 18:
         return torch.dot(flat, flat)
     return torch.stack([torch.dot(part, part) for part in torch.split(flat, 1 << 18)]).sum()
@@ -40,9 +40,9 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 def cut(
     operands: Sequence[Tensor], kinds: Sequence[object], whole: Container[int]
 ) -> Iterator[tuple[int, int, slice | None]]:
-    """(start, stop, rows) of each portion: small neighbours of one kind together, a large tensor in parts of its rows.
+    """(start, stop, rows) of each portion: small neighbours of one kind share one, and large tensors are split by rows.
 
-    The tensors with a number in `whole` are portions of their own.
+    Each tensor whose number is in `whole` is one portion.
     """
     start, held = 0, 0
     for i, tensor in enumerate(operands):
@@ -64,9 +64,9 @@ def cut(
 
 
 class Portion:
-    """Weights that are handled at once, as one flat vector: some small tensors, or some rows of a large one.
+    """Some small tensors, or some rows of a large one, handled together as one flat vector.
 
-    An entry is a run of weights in the vector that belong to one group: for each entry there is one sum and one T.
+    An entry is a run of weights in the vector that belong to the same group. Each entry has one sum and one T.
     """
 
     def __init__(self, number: int, operands: Sequence[Tensor], start: int, stop: int, rows: slice | None):
@@ -77,15 +77,15 @@ class Portion:
         self._offset = 0 if rows is None else rows.start * operands[start][0].numel()
         self.dtype, self.device = self.operands[0].dtype, self.operands[0].device
         self.wide = wide(self.dtype)
-        self.lengths: Tensor | None = None  # of the entries; None where there is one
+        self.lengths: Tensor | None = None  # of the entries; None if there is only one
         self.saved = False
         simple = len(self.operands) == 1 and self.dtype == self.wide and self.operands[0].is_contiguous()
-        self._direct = self.operands[0].view(-1) if simple else None  # a vector as it is
+        self._direct = self.operands[0].view(-1) if simple else None  # can be used without a copy
 
     def use(self, scratch: Tensor, memory: dict[str, Tensor]) -> None:
-        """Memory that is kept, because fresh memory costs more than the arithmetic done in it.
+        """Set the scratch tensor and the buffers. They are reused, because allocation costs more than the arithmetic.
 
-        All portions share the scratch. The portions of one tensor have parts of the same buffers.
+        All portions share the scratch tensor. The portions of one tensor use parts of the same buffers.
         """
         self.scratch = scratch[: self.size]
         self._scratch = self._shaped(self.scratch)
@@ -93,20 +93,20 @@ class Portion:
         self._saved = self._shaped(self.buffer("saved", self.dtype))
 
     def set_entries(self, lengths: list[int]) -> None:
-        """How many weights each entry has."""
+        """Set the number of weights of each entry."""
         self._long_entries = lengths if self.device.type == "cpu" and max(lengths, default=0) > CPU.small else None
         if len(lengths) != 1:
             self.lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """This portion of a list that runs parallel to the parameters."""
+        """This portion of a list that is parallel to the parameters."""
         return list(tensors[self.start : self.stop]) if self.rows is None else [tensors[self.start][self.rows]]
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """This portion of a list as a flat vector in the type of the walk.
 
-        Do not change it, because it may be the tensor itself. It may also be the scratch memory, which holds temporary
-        results as well: it is valid until the next time that this or another portion is read or written.
+        Do not write to it, because it may be the tensor itself. It may also be the scratch tensor, so it is valid only
+        until this or another portion is read or written.
         """
         own = self.of(tensors)
         if len(own) == 1 and own[0].dtype == self.wide:
@@ -115,13 +115,13 @@ class Portion:
         return self.scratch
 
     def buffer(self, purpose: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A flat vector that is kept from step to step, in the type of the walk unless another one is asked for."""
+        """A flat buffer that is kept between steps, by default in the type of the walk."""
         if purpose not in self._memory:
             self._memory[purpose] = torch.empty(self._whole_size, dtype=dtype or self.wide, device=self.device)
         return self._memory[purpose][self._offset : self._offset + self.size]
 
     def spread(self, numbers: Sequence[Tensor]) -> Tensor:
-        """Repeat the number of each entry over its weights; a single entry stays a single number."""
+        """Repeat the number of each entry for all its weights. A single entry stays a single number."""
         own = numbers[self.number].to(self.scratch)
         if own.ndim == 0 or self.lengths is None:
             return own
@@ -131,7 +131,7 @@ class Portion:
         """The sum of each entry."""
         if self.lengths is None:
             return values.sum().reshape(1)
-        if self._long_entries is not None:  # rows of a wide tensor
+        if self._long_entries is not None:  # long rows
             return torch.stack([part.sum() for part in torch.split(values, self._long_entries)])
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
@@ -148,20 +148,20 @@ class Portion:
         return self.buffer("saved").to(self.wide)
 
     def save(self) -> None:
-        """Copy the weights, if that has not been done in this walk."""
+        """Copy the weights, unless this walk has saved them already."""
         if not self.saved:
             copy_all(self._saved, self.operands)
             self.saved = True
 
     def weights(self) -> Tensor:
-        """The weights as a flat vector. If they must be collected for it, they are saved on this occasion."""
+        """The weights as a flat vector. If this needs a copy, the copy is kept as the saved weights."""
         if self._direct is not None:
             return self._direct
         self.save()
         return self.saved_weights()
 
     def displace(self, values: Tensor, factor: Tensor) -> None:
-        """Move the weights to saved + values * factor, rounded once if their type is narrow; save them before."""
+        """Save the weights, and move them to saved + values * factor, rounded once to their type."""
         self.save()
         if self._direct is not None:
             torch.addcmul(self.saved_weights(), values, factor, out=self._direct)

@@ -1,4 +1,4 @@
-"""A range test: what walks of a dozen sizes would do to a model, measured without training it."""
+"""`range_test`, which measures the effect of 12 perturbation sizes on a model without training it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gasam.trace import Detail, Trace
 from gasam.walk import traced_climb
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
-"""Multiples of the size that is tested."""
+"""The sizes that are tested by default, as multiples of the perturbation's size."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Walks of one size, averaged over the batches."""
+    """The means over all batches for walks of one size."""
 
     size: float  # epsilon or budget
-    predicted: float  # rise of the mean loss, to first order
-    measured: float
+    predicted: float  # first-order rise of the mean loss
+    measured: float  # measured rise of the mean loss
     ratio: float  # |a|/|w|
-    largest_ratio: float
-    largest: str  # its group
-    capped: float  # share of the groups
-    cosines: dict[str, float]  # by group, between the clean and the displaced gradient; not where it is rounding noise
+    largest_ratio: float  # largest |a_i|/|w_i| of a group
+    largest: str  # the group with the largest ratio
+    capped: float  # share of the groups that the cap limits
+    cosines: dict[str, float]  # between the clean and the displaced gradient, by group; without rounding noise
 
     @property
     def lowest_cosine(self) -> float:
@@ -40,20 +40,26 @@ class Row:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`. Printing it shows a table; `draw` makes a picture."""
+    """The result of `range_test`. Printing it shows a table; `draw` makes a picture.
 
-    unit: str  # "budget" or "epsilon"
+    Args:
+        unit: The unit of the sizes, "budget" or "epsilon".
+        groups: The names of all groups.
+        rows: The measurements for each size, in ascending order.
+    """
+
+    unit: str
     groups: tuple[str, ...]
     rows: tuple[Row, ...]
 
     @property
     def without_signal(self) -> list[str]:
-        """Groups whose gradient is only rounding noise: their cosines mean nothing."""
+        """Groups whose gradient is only rounding noise, so that they have no meaningful cosines."""
         judged = {name for row in self.rows for name in row.cosines}
         return [name for name in self.groups if name not in judged]
 
     def turning_point(self) -> tuple[float, str] | None:
-        """The smallest size at which the gradient of some group turns (its cosine is below 0), and that group."""
+        """The smallest size at which the gradient of a group turns (its cosine is below 0), and this group."""
         for row in self.rows:
             if row.lowest_cosine < 0:
                 return row.size, min(row.cosines, key=lambda name: row.cosines[name])
@@ -69,7 +75,7 @@ class RangeTest:
             found = f"No group's gradient turns up to {self._article} {self.unit} of {self.rows[-1].size:.3g}."
             limited = [row.size for row in self.rows if row.capped == 1]
             if limited:
-                found += f" All groups are capped from {limited[0]:.3g} on: a larger cap shows more."
+                found += f" All groups are capped from {limited[0]:.3g} on: give a larger cap to see more."
             return found
         return f"The gradient of {turn[1]} turns at {self._article} {self.unit} of {turn[0]:.3g}: stay well below it."
 
@@ -86,7 +92,7 @@ class RangeTest:
         return "\n".join([head, *lines, self.summary()])
 
     def draw(self, file: str | Path) -> None:
-        """Rise, |a|/|w| and cosines against the size, as a picture; needs matplotlib."""
+        """Draw the rise, |a|/|w| and the cosines against the size. Needs matplotlib."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -118,20 +124,22 @@ def range_test(
     *,
     sizes: Sequence[float] | None = None,
 ) -> RangeTest:
-    """Walk on some batches with a dozen sizes and compare the gradients, with the same dropout masks in all passes.
+    """Run walks of several sizes on a few batches, and compare the clean with the displaced gradients.
 
-    Weights, gradients, random numbers and the schedule are left as they were; running statistics too, if `sharp` was
-    given the model. One to four batches are enough. Needs the memory of `detailed=True`.
+    All passes of a batch use the same dropout masks. Weights, gradients, random number generators and the schedule are
+    restored afterwards. Running statistics are restored if `sharp` was given the model. Needs as much memory as
+    `detailed=True`.
 
     Args:
-        sharp: Its perturbation is tested, at full strength. Its cap applies, so give it a large one to see more.
+        sharp: Its perturbation is tested, at full strength. Its cap applies; give a large one to see more.
         loss_function: A function from a batch to the loss.
-        batches: Some batches of training data.
-        sizes: Epsilons or budgets, in the unit of the perturbation. By default 12, from 1/64 to 32 times its own.
+        batches: Batches of training data; one to four are enough.
+        sizes: The values of epsilon or budget to test, in the unit of the perturbation. By default 12 sizes from 1/64
+            to 32 times the perturbation's size.
     """
     unit = "epsilon" if sharp.perturbation.budget is None else "budget"
     if sharp.perturbation.size == 0:
-        raise ValueError(f"the perturbation has a size of 0, so there is nothing to test: {sharp.perturbation}")
+        raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {sharp.perturbation}")
     if sizes is None:
         sizes = [sharp.perturbation.size * multiple for multiple in SIZES]
     batches = list(batches)

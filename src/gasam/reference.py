@@ -1,10 +1,4 @@
-"""The paper's algorithm on one flat float64 vector, as short and plain as possible. The best place to begin reading.
-
-It follows section 3.3 of the paper and its appendix "Details of Multi-step Implementation". It imports nothing else of
-gasam and needs NumPy. The tests compare the fast walk with it, over all scales, granularities, norms, numbers of steps
-and risks. Nothing is done in place; the walk is in a, while the fast one is in T^-1 a / epsilon; the projection divides
-by T as the paper writes it.
-"""
+"""The paper's algorithm in NumPy on one flat float64 vector: begin reading here."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarray:
-    """The number of each weight's group, for tensors of these names and shapes, one after the other."""
+    """The group number of each weight, for tensors with these names and shapes that are flattened in this order."""
     numbers: list[int] = []
     labels: dict[object, int] = {}
     for name, shape in shapes.items():
@@ -33,12 +27,12 @@ def groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarra
 
 
 def capped_groups_of(shapes: dict[str, tuple[int, ...]], granularity: str) -> np.ndarray:
-    """The groups that the cap acts on: the same, but the tensors where each weight or the whole model has a T."""
+    """The groups that the cap applies to: those of T, but the tensors if granularity is "element" or "model"."""
     return groups_of(shapes, "layer" if granularity in ("element", "model") else granularity)
 
 
 def scales_of(scale: str, w: Vector, g: Vector, groups: np.ndarray, floor: float = 1e-8) -> Vector:
-    """T of each weight, from the weights and the gradient of its group. n counts all weights, n_i those of a group."""
+    """T of each weight, from the weights and the gradient of its group; n counts all weights, n_i those of a group."""
     T = np.zeros_like(w)
     n = w.size
     for i in np.unique(groups):
@@ -71,7 +65,7 @@ def update(g: Vector, T: Vector, p: float, eta: float) -> Vector:
 
 
 def project(v: Vector, T: Vector, p: float, epsilon: float) -> Vector:
-    """v into the ball |T^-1 v|_p <= epsilon."""
+    """Project v onto the ball |T^-1 v|_p <= epsilon."""
     x = np.divide(v, T, out=np.zeros_like(v), where=T > 0)
     if p == np.inf:
         return np.asarray(T * np.clip(x, -epsilon, epsilon))
@@ -80,7 +74,7 @@ def project(v: Vector, T: Vector, p: float, epsilon: float) -> Vector:
 
 
 def radius(budget: float, T: Vector, g: Vector, p: float) -> float:
-    """epsilon = budget / |T g|_q with 1/p + 1/q = 1: the ball in which the linearised loss rises by the budget."""
+    """epsilon = budget / |T g|_q with 1/p + 1/q = 1, so that the linearised loss rises by the budget."""
     slope = p_norm(T * g, 1.0 if p == np.inf else p / (p - 1))
     return budget / slope if slope > 0 else 0.0
 
@@ -114,9 +108,27 @@ def walk(
     eta: float | None = None,
     floor: float = 1e-8,
 ) -> tuple[list[Vector], list[float], Vector, Vector]:
-    """Return the offsets a_0..a_K, the losses there, T, and the gradient that the optimizer gets.
+    """Return the offsets a_0..a_K, the losses at w + a_k, T, and the gradient for the optimizer.
 
-    With a budget, eta is in units of the budget. The cap acts on `capped_groups`, or on the groups.
+    This follows section 3.3 of the paper and its appendix "Details of Multi-step Implementation". The tests compare the
+    fast walk with it for all scales, granularities, norms, numbers of steps and risks. Unlike the fast walk, it
+    computes with a instead of T^-1 a / epsilon, does nothing in place, and divides by T in the projection, as the paper
+    does.
+
+    Args:
+        w: The weights.
+        loss_and_gradient: Returns the loss and its gradient at given weights.
+        groups: The group number of each weight, for T.
+        scale: The name of the scale T, as in `scales_of`.
+        p: p of the ball's norm.
+        K: The number of ascent steps.
+        risk: "mean" of the gradients of all K+1 passes, or the "final" one.
+        epsilon: Radius of the ball. Give either this or `budget`.
+        budget: First-order rise of the loss, in units of the loss.
+        cap: Largest |a_i| relative to |w_i|; None means no cap.
+        capped_groups: The group number of each weight, for the cap; by default `groups`.
+        eta: Step size, in the unit of `epsilon` or `budget`; None means 1.5 epsilon / K.
+        floor: Smallest root-mean-square gradient that a scale divides by.
     """
     a = np.zeros_like(w)
     loss, g = loss_and_gradient(w)

@@ -1,4 +1,4 @@
-"""The scales T: how far each group of weights may go. A function for each scale, and the table of their names."""
+"""The scales T, which determine how far each group of weights may move, and the table of their names."""
 
 from __future__ import annotations
 
@@ -15,24 +15,34 @@ from gasam.portions import Portion
 
 @dataclass(frozen=True)
 class Group:
-    """What a scale may ask about the groups, all of them at once: tensors with an entry for each group.
+    """The input of a scale: properties of all groups at once, as tensors with an entry for each group.
 
-    With granularity "element" there is an entry for each weight, except for `size`, which is one; a scale is then
-    called for some tensors at a time. Norms are computed only when a scale reads them.
+    A scale is a function of a `Group` that returns T. With granularity "element" each weight is a group, and the scale
+    is called for a few tensors at a time. The norms `gradient` and `weight` are computed only when a scale reads them.
+
+    Args:
+        size: n_i, the number of weights of each group. With granularity "element" a single 1.
+        total: n, the number of weights of all groups.
+        floor: Smallest root-mean-square gradient that a scale divides by.
+        names: The names of the groups' tensors or modules.
+        measure_gradient: Computes `gradient`.
+        measure_weight: Computes `weight`.
+        dimensions_of_names: The number of dimensions of each name's tensor.
+        sizes_of_names: The number of weights of each name's tensor; None if each name is one group.
     """
 
-    size: Tensor  # n_i
-    total: int  # n
-    floor: float  # on the root-mean-square gradient
-    names: Sequence[str]  # of the groups' tensors, or modules
+    size: Tensor
+    total: int
+    floor: float
+    names: Sequence[str]
     measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
     dimensions_of_names: Sequence[int]
-    sizes_of_names: Sequence[int] | None = None  # weights of each tensor; None if each name is one group
+    sizes_of_names: Sequence[int] | None = None
 
     @cached_property
     def gradient(self) -> Tensor:
-        """|g_i| of the mean loss, without the factors that its backward was given."""
+        """|g_i| of the mean loss, without factors such as a loss scale."""
         return self.measure_gradient()
 
     @cached_property
@@ -42,11 +52,11 @@ class Group:
 
     @property
     def dimensions(self) -> Tensor:
-        """Of the group's tensor, the most where there are several: 1 for a bias, 2 for a matrix."""
+        """The number of dimensions of the group's tensor (1 for a bias, 2 for a matrix), or the largest of several."""
         return self.for_each(self.dimensions_of_names)
 
     def for_each(self, values: Sequence[float]) -> Tensor:
-        """Values for the names as a tensor for the groups."""
+        """Convert one value per name into a tensor with one value per group."""
         tensor = torch.tensor(values, device=self.size.device)
         if self.sizes_of_names is None:
             return tensor
@@ -55,7 +65,7 @@ class Group:
 
     @property
     def inverse_gradient(self) -> Tensor:
-        """1 / |g_i|, where |g_i| / sqrt(n_i) counts as `floor` at least, and 0 where |g_i| is 0."""
+        """1 / max(|g_i|, floor sqrt(n_i)), and 0 if |g_i| is 0."""
         gradient = self.gradient
         floored = torch.maximum(gradient, (self.floor * self.size.sqrt()).to(gradient))
         return floored.reciprocal_().masked_fill_(gradient == 0, 0.0)
@@ -65,37 +75,42 @@ Scale = Callable[[Group], Tensor]
 
 
 def one(group: Group) -> Tensor:
-    """T = 1: all weights alike (SAM, Multi-step Defense). Degree 0 in the gradient."""
+    """T = 1 (SAM, Multi-step Defense). Degree 0 in the gradient."""
     return torch.ones_like(group.size)
 
 
 def gradient_strength(group: Group) -> Tensor:
-    """T = sqrt(n_i) / (|g_i| sqrt(n)): weak gradients may go far (GA-SAM). Degree -1 in the gradient."""
+    """T = sqrt(n_i) / (|g_i| sqrt(n)): groups with weak gradients move further (GA-SAM). Degree -1 in the gradient."""
     return group.inverse_gradient * (group.size / group.total).sqrt()
 
 
 def weight_over_gradient(group: Group) -> Tensor:
-    """T = |w_i| / |g_i| (Layer-SAM). Degree -1."""
+    """T = |w_i| / |g_i| (Layer-SAM). Degree -1 in the gradient."""
     return group.weight * group.inverse_gradient
 
 
 def inverse_gradient(group: Group) -> Tensor:
-    """T = 1 / |g_i|. Degree -1."""
+    """T = 1 / |g_i|. Degree -1 in the gradient."""
     return group.inverse_gradient
 
 
 def weight_rms(group: Group) -> Tensor:
-    """T = |w_i| / sqrt(n_i). Degree 0."""
-    return group.weight / group.size.clamp(min=1).sqrt()  # an empty tensor is a group of 0
+    """T = |w_i| / sqrt(n_i). Degree 0 in the gradient."""
+    return group.weight / group.size.clamp(min=1).sqrt()  # an empty tensor has n_i = 0
 
 
 @dataclass(frozen=True)
 class Weight:
-    """T = |w_i| + constant (ASAM). Degree 0.
+    """T = |w_i| + constant (ASAM). Degree 0 in the gradient.
 
-    The paper takes |w| for every weight. ASAM's authors do so for parameters whose name contains "weight" and have
-    T = 1 for the others: `only_named="weight"`. `unit_vectors` instead has T = 1 for biases and all other vectors, such
-    as the weights of LayerNorm, whatever their names are.
+    The GA-SAM paper uses |w| for every weight. The code of ASAM's authors does so only for parameters whose name
+    contains "weight".
+
+    Args:
+        constant: Added to |w_i|, so that weights of zero can move.
+        unit_vectors: Use T = 1 for biases and all other vectors, such as the weights of LayerNorm.
+        only_named: Use T = 1 for parameters whose name does not contain this text, for example "weight". None means
+            that all parameters are scaled.
     """
 
     constant: float = 0.0
@@ -124,7 +139,7 @@ SCALES: dict[str, Scale] = {
 def group_scale(
     scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
 ) -> Tensor:
-    """T of each group, or one for the whole model, from |g_i| of the mean loss and |w_i|."""
+    """T of each group, or one T for the whole model, from |g_i| of the mean loss and from |w_i|."""
     if layout.groups.granularity != "model":
         group = Group(
             size=layout.sizes,
@@ -149,7 +164,7 @@ def group_scale(
 
 
 def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | float) -> list[Tensor]:
-    """Write T of each weight to the portions' buffers; return their sums. The gradients are `factor` g."""
+    """Write T of each weight to the portions' buffers, and return their sums. `factor` is that of the gradients."""
     sums, gradients = list[Tensor](), layout.gradients()
     for portion in layout.portions:
         tensors = slice(portion.start, portion.stop)
@@ -168,12 +183,12 @@ def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | f
 
 
 def _joined(norms: Tensor) -> Tensor:
-    """The norm of all groups together."""
+    """The norm over all groups."""
     return norms.square().sum(0, keepdim=True).sqrt()
 
 
 def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | float | None = None) -> Tensor:
-    """|values|, over the factor that they were multiplied by."""
+    """The absolute values of a portion, divided by the factor that they were multiplied by."""
     sizes = portion.read(tensors).abs()
     if factor is None:
         return sizes

@@ -1,4 +1,4 @@
-"""When to walk and how strongly: the record of its options, and the state that a run keeps."""
+"""`Schedule`, which holds when to walk and how strongly, and `Strength`, its state during a run."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from torch.nn.parallel import DistributedDataParallel
 from gasam.sharded import sharding
 
 BLOCK = 10
-"""Optimizer steps between two updates of the progress."""
+"""Optimizer steps between two updates of the smoothed loss."""
 SMOOTHING = 0.6
 PATIENCE = 1000
-"""After how many steps without progress the user is told."""
+"""Steps without progress before the user is warned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The strength of the walk, from 0 (one plain pass) to 1; it multiplies epsilon or the budget.
 
-    The strengths of all parts are multiplied. A function from the step to a strength can replace this record.
+    The strengths that follow from `progress`, `start` and `warmup` are multiplied. Instead of a Schedule you can give a
+    function from the step to a strength.
 
     Args:
-        progress: Full strength when the loss has fallen by this share of its initial value, 0.2 for 20 percent; in
-            proportion before that. The walk weakens by itself when the loss rises again.
-        start: The first step with a walk: an int, or a float for a share of training, which needs `total_steps`.
-        warmup: The strength grows evenly over this many steps after `start`; an int or a share.
-        every: Walk on the steps 0, n, 2n, ... only; the others are one plain pass. With 4 a step costs 1.25 passes on
-            average instead of 2.
-        weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk: `fold` is the usual gradient of the walk
-            and g_0 the clean one. None means `every`, so that the walk has the same weight over time. Give all trained
-            parameters to the walk: those that are left out get gradients of another size.
+        progress: The strength grows in proportion as the loss falls, and is 1 when the loss has fallen by this share of
+            its initial value: 0.2 for 20 percent. It shrinks again if the loss rises. None means no dependence on the
+            loss.
+        start: The first step with a walk, as an int, or as a float for a share of training, which needs `total_steps`.
+        warmup: The number of steps after `start` over which the strength grows linearly to 1, as an int or a share.
+        every: Walk only on the steps 0, n, 2n, ...; each other step runs one plain pass. With `every=4` and one ascent
+            step, a step costs 1.25 passes on average instead of 2.
+        weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk, where `fold` is the usual gradient of the
+            walk and g_0 the clean gradient. None means the value of `every`, so that the walk has the same weight over
+            time. Give all trained parameters to the walk, because others are not rescaled.
     """
 
     progress: float | None = None
@@ -58,7 +60,7 @@ class Schedule:
             raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
 
     def of_step(self, step: int, total_steps: int | None) -> float:
-        """The strength by `start` and `warmup` at a step, counted from 0."""
+        """The strength that follows from `start` and `warmup` at a step; steps count from 0."""
         start, warmup = (_in_steps(name, getattr(self, name), total_steps) for name in ("start", "warmup"))
         return min(1.0, max(0.0, (step - start + 1) / (warmup + 1)))
 
@@ -67,10 +69,10 @@ StrengthOfStep = Callable[[int], float]
 
 
 class Strength:
-    """The strength of each step of one run, and what it depends on: the step, and the losses so far.
+    """The strength of each step of a run, and the state it depends on: the step and the losses so far.
 
-    Losses are summed on the device. Every 10 optimizer steps the mean is read, averaged over the processes of the
-    group, and smoothed. So the strength is the same in every process.
+    Losses are summed on the device. Every 10 optimizer steps their mean is read, averaged over the processes of the
+    group, and smoothed. The strength is therefore the same in every process.
     """
 
     def __init__(
@@ -92,16 +94,16 @@ class Strength:
         self.process_group = process_group
         self.accumulation = accumulation
         self.step = 0
-        self.manual = False  # whether the loop says when a step begins
-        self._like = tensors[0] if tensors else torch.zeros(())  # its device is that of the sums
+        self.manual = False  # whether the training loop calls begin_step
+        self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
         self._calls = 0  # micro-batches of this step so far
         self._steps_in_block = 0
         self._initial: float | None = None
         self._smoothed = 0.0
         self._without_progress = False  # the initial loss can't be used
         self._told = False
-        self._step_sum = torch.zeros(2)  # of the losses, and how many they are
-        self._block_sum = torch.zeros(2)  # of the steps' means, and how many they are
+        self._step_sum = torch.zeros(2)  # sum of the losses, and their number
+        self._block_sum = torch.zeros(2)  # sum of the steps' mean losses, and their number
         self._follow_device()
 
     @property
@@ -111,11 +113,11 @@ class Strength:
 
     @property
     def between_walks(self) -> bool:
-        """Whether the schedule leaves this step out."""
+        """Whether `every` skips the walk of this step."""
         return self.step % self._options.every != 0
 
     def __call__(self) -> float:
-        """The strength now."""
+        """The strength of the current step."""
         return 0.0 if self.between_walks else self._strength_of_walk()
 
     def _strength_of_walk(self) -> float:
@@ -130,7 +132,7 @@ class Strength:
         return strength * min(1.0, max(0.0, fallen))
 
     def begin_step(self, step: int) -> None:
-        """A new optimizer step begins; the calls until the next one share its strength. The same step again is fine."""
+        """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise TypeError(f"step must be a whole number, got {step!r}")
         self.manual = True
@@ -140,7 +142,7 @@ class Strength:
 
     @torch.no_grad()
     def count(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> None:
-        """After a call that succeeded, with the loss of its clean pass."""
+        """Count a successful call, with the loss of its clean pass."""
         if self.schedule is None:
             return
         if self._options.progress is not None:
@@ -154,7 +156,7 @@ class Strength:
             self.step += 1
 
     def _follow_device(self) -> None:
-        """The model may have been moved."""
+        """Move the sums to the device of the model, which may have changed."""
         device = self._like.device
         kind = torch.float32 if device.type == "mps" else torch.float64
         self._step_sum, self._block_sum = self._step_sum.to(device, kind), self._block_sum.to(device, kind)
@@ -189,7 +191,7 @@ class Strength:
             self._told = True
             warnings.warn(
                 f"the walk has not begun after {self.step} steps, because the loss has not fallen below its initial "
-                f"value {self._initial:.4g}: schedule=Schedule() walks from the start",
+                f"value {self._initial:.4g}: give schedule=Schedule(), which walks from the start",
                 UserWarning,
                 stacklevel=4,
             )
@@ -201,7 +203,7 @@ class Strength:
         self._without_progress = True
         warnings.warn(
             f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-            f"{loss:g}: the walk begins now, with `start` and `warmup` alone",
+            f"{loss:g}: from now on the strength depends on `start` and `warmup` only",
             UserWarning,
             stacklevel=5,
         )
@@ -214,7 +216,7 @@ class Strength:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; reading them synchronises."""
+        """Plain numbers. Reading them synchronises with the device."""
         return {
             "step": self.step,
             "calls": self._calls,
@@ -229,7 +231,7 @@ class Strength:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if missing := self.state_dict().keys() - state.keys():
-            raise KeyError(f"the state of a schedule has no {min(missing)!r}: is it one of SharpBackward.state_dict()?")
+            raise KeyError(f"the state of a schedule has no {min(missing)!r}: give a SharpBackward.state_dict()")
         self.step, self._calls, self._steps_in_block = state["step"], state["calls"], state["steps_in_block"]
         self._initial, self._smoothed = state["initial"], state["smoothed"]
         self._without_progress, self._told = state["without_progress"], state["told"]
@@ -238,7 +240,7 @@ class Strength:
 
 
 def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
-    """The process group of a DDP or FSDP2 model; None stands for the default one."""
+    """The process group of a DDP or FSDP2 model; None means the default group."""
     if isinstance(model, DistributedDataParallel):
         return model.process_group
     meshes = {shard[0] for shard in map(sharding, tensors) if shard is not None}

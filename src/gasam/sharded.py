@@ -1,7 +1,4 @@
-"""Weights that FSDP2 shards over processes (DTensor): what is where, and sums over all processes.
-
-torch.distributed is imported only where there are such weights.
-"""
+"""Functions for weights that FSDP2 shards over processes (DTensor): their layout, and sums over all processes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether several entries are one place in memory, so that it can't be written."""
+    """Whether several entries share memory, so that the tensor can't be written."""
     part = local(tensor)
     if part.is_sparse:
         return False
@@ -28,18 +25,21 @@ def is_expanded(tensor: Tensor) -> bool:
 
 
 def sharding(tensor: Any) -> Any:
-    """(mesh, placements) of a sharded tensor, None of any other. Equal shardings share one collective."""
+    """(mesh, placements) of a sharded tensor, None for any other. Tensors with equal shardings share one collective."""
     return (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
 
 
 def by_sharding(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Sorted so that equal shardings are neighbours, in an order that all processes share; unsharded ones are last."""
+    """Sort the tensors by sharding, unsharded ones last. The order is the same in all processes."""
     order: list[Any] = sorted(dict.fromkeys(map(sharding, tensors)), key=lambda each: each is None)
     return [tensor for each in order for tensor in tensors if sharding(tensor) == each]
 
 
 def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
-    """The sum, or "max", of what each process has: one collective, with the same bits for all."""
+    """The "sum" or "max" over the processes of this sharding: one collective, with the same bits in every process.
+
+    torch.distributed is imported here because most models are not sharded.
+    """
     if own_sharding is None:
         return here
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -50,9 +50,9 @@ def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
 
 
 def first_row(tensor: Any) -> int:
-    """The row of the whole tensor that is the first one in this process, with shards as `check_sharding` allows them.
+    """The index, in the whole tensor, of the first row in this process, for shardings that `check_sharding` allows.
 
-    Each process has ceil(rows / processes) rows, except for the last ones, which have fewer or none.
+    Each process has ceil(rows / processes) rows, except the last ones, which have fewer or none.
     """
     if is_sharded(tensor):
         for dimension, placement in enumerate(tensor.placements):
@@ -64,29 +64,29 @@ def first_row(tensor: Any) -> int:
 
 
 def check_sharding(tensor: Any, who: str) -> None:
-    """Whole rows may be in different processes; nothing else may be cut, because filters are rows."""
+    """Raise unless the tensor is sharded by whole rows, because filters are rows."""
     from torch.distributed.tensor import Replicate, Shard
 
     whole_rows = [type(p) is Replicate or (type(p) is Shard and p.dim == 0) for p in tensor.placements]
     if not all(whole_rows) or sum(type(p) is Shard for p in tensor.placements) > 1:
         raise TypeError(
-            f"{who} is a DTensor placed as {tensor.placements}, and only Shard(0), as fully_shard places it, on one "
-            "dimension of the mesh and Replicate() on the others can be moved: put it into a group with "
-            "'perturb': False"
+            f"{who} is a DTensor placed as {tensor.placements}, but the walk can move only weights with Shard(0) on "
+            "one dimension of the mesh, as fully_shard places them, and Replicate() on the others: put it into a group "
+            "with 'perturb': False"
         )
 
 
 def check_gradient(tensor: Any) -> None:
     if tensor.grad.placements != tensor.placements:
         raise RuntimeError(
-            f"the gradient of a sharded parameter is placed as {tensor.grad.placements}, the parameter as "
-            f"{tensor.placements}: it must be reduced before the walk can read it, as fully_shard does"
+            f"the gradient of a sharded parameter is placed as {tensor.grad.placements}, but the parameter as "
+            f"{tensor.placements}: reduce the gradient before the walk reads it, as fully_shard does"
         )
 
 
 def forget_derived(tensors: Sequence[Tensor]) -> None:
-    """Drop what was computed from weights that have been written: autocast's copies and gathered shards."""
+    """Drop copies of weights that have been overwritten: autocast's casts and gathered shards."""
     torch.clear_autocast_cache()
     if any(map(is_sharded, tensors)):
-        for module in fsdp_modules():  # all of them: one that was up to date is gathered again
+        for module in fsdp_modules():  # all of them, even if some are gathered again without need
             module.reshard()

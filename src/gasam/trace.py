@@ -1,4 +1,4 @@
-"""What a walk did, and whether its size was sensible. Numbers stay on the device until somebody prints them."""
+"""`Trace`, the report of one walk; its numbers stay on the device until they are read."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ MEANING = {
     CLIMBED: "fine",
     NO_GRADIENT: "did not move: the gradient or the scale is zero",
     NOT_FINITE: "not finite: a loss, gradient or scale was NaN or infinite",
-    WAITING: "waiting: the schedule's strength is 0, one plain pass",
+    WAITING: "waiting: one plain pass, because the schedule's strength is 0",
     BETWEEN: "between walks: one plain pass",
     AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
 }
 
 
 SMALLEST_WEIGHTS = 0.01
-"""A group's weights count as this share of the model's root-mean-square weight at least, so that zeros can move."""
+"""Lower bound on a group's weights, relative to the model's root-mean-square weight, so that zeros can move."""
 
 
 def comparable_norms(weights: Tensor, sizes: Tensor, rms_weight: Tensor) -> Tensor:
-    """What |a_i| is compared with: |w_i|, at least 0.01 sqrt(n_i) rms(w)."""
+    """max(|w_i|, 0.01 sqrt(n_i) rms(w)), with which |a_i| is compared."""
     return torch.maximum(weights, SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight)
 
 
 @dataclass(frozen=True)
 class GroupNorms:
-    """|a_i| and |w_i| of each group at the last point; of each tensor with granularity "element" or "model"."""
+    """|a_i| and |w_i| of each group in the last pass; of each tensor with granularity "element" or "model"."""
 
     find_labels: Callable[[], list[str]]
     offsets: Tensor  # |a_i|
     weights: Tensor  # |w_i|
     sizes: Tensor  # n_i
     rms_weight: Tensor  # of all weights
-    capped: Tensor  # whether the cap has shortened the offset
+    capped: Tensor  # whether the cap limited the offset
 
     @property
     def ratios(self) -> Tensor:
-        """|a_i|/|w_i|, where |w_i| counts as 0.01 sqrt(n_i) rms(w) at least, as in the cap."""
+        """|a_i| / max(|w_i|, 0.01 sqrt(n_i) rms(w)), as in the cap."""
         return self.offsets / comparable_norms(self.weights, self.sizes, self.rms_weight)
 
     @property
     def too_far(self) -> Tensor:
-        """Whether a group moved by more than its own norm, and by more than weights of the model's usual size have.
+        """Whether |a_i| > max(|w_i|, sqrt(n_i) rms(w)).
 
-        Without the second condition every bias that is still close to zero would count.
+        Without the second term, every bias that is still close to zero would count.
         """
         return self.offsets > torch.maximum(self.weights, self.sizes.sqrt() * self.rms_weight)
 
@@ -62,7 +62,7 @@ class GroupNorms:
         return self.capped.double().mean() if len(self.capped) else torch.zeros(())
 
     def largest_ratio(self) -> tuple[str, float]:
-        """The name of the group that moved most for its size, and its ratio."""
+        """The name of the group with the largest ratio, and this ratio."""
         ratios = self.ratios.nan_to_num(0.0, posinf=0.0)
         if not len(ratios):
             return "no group", 0.0
@@ -72,18 +72,18 @@ class GroupNorms:
 
 @dataclass(frozen=True)
 class Detail:
-    """The last offset and gradient, group by group, and what rounding to the weights' own type left of the offset."""
+    """The offset and gradient of the last pass for each group, and the offset after rounding to the weights' type."""
 
     groups: GroupNorms
     realised_norm: Tensor  # |fl(w + a) - w|
-    realised_cosine: Tensor  # between a and what was realised of it
-    cosines: Tensor | None = None  # between the clean and the last gradient of each group; None with per_worker
+    realised_cosine: Tensor  # between a and fl(w + a) - w
+    cosines: Tensor | None = None  # of the clean and the last gradient of each group; None with per_worker
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
 
     @property
     def with_signal(self) -> Tensor:
-        """Whether a group's clean gradient is more than rounding noise beside that of the whole model."""
+        """Whether a group's clean gradient is more than rounding noise, relative to that of the whole model."""
         assert self.gradient_norms is not None
         sizes = self.groups.sizes
         usual = (self.gradient_norms.square().sum() / sizes.sum().clamp(min=1)).sqrt()
@@ -113,17 +113,29 @@ class Detail:
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """One step's walk. Tensors are on the device; printing is what synchronises."""
+    """The report of one training step. Its tensors stay on the device; printing it synchronises.
 
-    losses: tuple[Tensor, ...]  # L(w + a_k), k = 0..K, as the loss function returned them
-    norms: tuple[Tensor, ...]  # |a_k|_2
-    active: Tensor  # a code; MEANING has the words
-    strength: float = 1.0  # of the schedule
-    predicted_rise: Tensor | None = None  # of the mean loss, to first order
-    loss_scale: Tensor | float | None = 1.0  # how many times the mean loss the losses are
+    Args:
+        losses: L(w + a_k) for k = 0..K, as the loss function returned them.
+        norms: |a_k|_2 for k = 0..K.
+        active: A code for the outcome; MEANING translates it into words.
+        strength: The strength of the schedule in this step.
+        predicted_rise: First-order rise of the mean loss; None if it was not measured.
+        loss_scale: The losses divided by the mean loss; None if it is not known.
+        groups: Norms of each group; None if they were not measured.
+        detail: Comparison of the gradients and rounding errors; None without `detailed=True`.
+        window: Sums over the last complete window of 20 walks; None before the first one.
+    """
+
+    losses: tuple[Tensor, ...]
+    norms: tuple[Tensor, ...]
+    active: Tensor
+    strength: float = 1.0
+    predicted_rise: Tensor | None = None
+    loss_scale: Tensor | float | None = 1.0
     groups: GroupNorms | None = None
     detail: Detail | None = None
-    window: Tensor | None = None  # sums over the last 20 walks
+    window: Tensor | None = None
 
     @property
     def sharpness(self) -> Tensor:
@@ -137,12 +149,12 @@ class Trace:
 
     @property
     def climbed(self) -> Tensor:
-        """Whether the weights were displaced, and everything was finite."""
+        """Whether the weights moved and everything was finite."""
         return self.active == CLIMBED
 
     @property
     def between_walks(self) -> bool:
-        """Whether the schedule's `every` left this step out."""
+        """Whether the schedule's `every` skipped the walk of this step."""
         return len(self.losses) == 1 and int(self.active) == BETWEEN
 
     @property
@@ -151,7 +163,7 @@ class Trace:
 
     @property
     def too_small(self) -> Tensor:
-        """Whether the predicted rise is below the rounding of the loss, so that the loss can't show it."""
+        """Whether the predicted rise is smaller than the rounding error of the loss."""
         if self.predicted_rise is None or self.loss_scale is None:
             return torch.tensor(False)
         rounding = (self.losses[0] / self.loss_scale).abs() * torch.finfo(self.losses[0].dtype).eps
@@ -164,21 +176,22 @@ class Trace:
             return MEANING[code]
         if self.groups.too_far.any():
             name, ratio = self.groups.largest_ratio()
-            return f"too large: {name} moved by {ratio:.2g} times its own norm"
+            return f"too large: {name} moved by {ratio:.2g} times its norm"
         if self.window is not None and self.rise is not None:
             problem = Totals(*self.window.tolist()).rise_problem()
             if problem is not None:
                 return problem
         if self.too_small.item():
             return (
-                f"too small to matter: the predicted rise {_number(self.predicted_rise)} is rounding noise of the loss"
+                f"too small to matter: the predicted rise {_number(self.predicted_rise)} is below the loss's rounding"
             )
         return MEANING[code]
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for loggers, always with the same keys; reading them synchronises.
+        """Plain numbers for loggers, always with the same keys. Reading them synchronises with the device.
 
-        `loss` and `sharpness` are in units of the loss function, `rise` and `predicted_rise` of the mean loss.
+        `loss` and `sharpness` are in units of the loss function; `rise` and `predicted_rise` are in units of the mean
+        loss.
         """
         groups, predicted, rise = self.groups, self.predicted_rise, self.rise
         return {
@@ -212,7 +225,7 @@ class Trace:
 def plain_trace(
     loss: Tensor, strength: float = 1.0, loss_scale: Tensor | float | None = 1.0, *, reason: int = OFF
 ) -> Trace:
-    """The trace of a pass without a walk, and the reason for it: OFF, WAITING or BETWEEN."""
+    """The trace of a pass without a walk. The reason is OFF, WAITING or BETWEEN."""
     loss = loss.detach().reshape(())
     return Trace((loss,), (torch.zeros_like(loss),), torch.tensor(reason), strength, loss_scale=loss_scale)
 

@@ -1,4 +1,4 @@
-"""The walk a_0 = 0, a_1, .., a_K of the paper's Algorithm 1, as visits to its points; the weights return from it."""
+"""`climb`, which runs a walk: the K ascent steps from the weights w to w + a_1, .., w + a_K of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from gasam.weights import Weights, run_again_if_interrupted
 
 @dataclass(frozen=True)
 class Visit:
-    """A point of the walk. Its offset and the variables' `.grad` are valid until the next visit."""
+    """One pass of a walk. Its offset and the gradients in `.grad` are valid until the next visit.
+
+    Args:
+        k: The number of the pass; 0 is the clean pass.
+        loss: The loss at w + a_k.
+        norm: |a_k|_2.
+        walk: The state of the walk.
+    """
 
     k: int
     loss: Tensor
-    norm: Tensor  # |a_k|_2
+    norm: Tensor
     walk: Ascent
 
     def offset(self) -> list[Tensor]:
-        """a_k as it was realised in the weights' own type: where they are, minus where they were saved."""
+        """a_k after rounding to the weights' type: the present weights minus the saved ones."""
         return self.walk.weights.offset()
 
 
@@ -41,20 +48,23 @@ def climb(
     strength: float = 1.0,
     detailed: bool = False,
 ) -> Iterator[Visit]:
-    """Visit a_0 = 0, a_1, .., a_K; with `start` one more. However the walk is left, all is restored bit for bit.
+    """Run a walk: visit the offsets a_0 = 0, a_1, .., a_K, each reached by an ascent step from the one before.
+
+    The weights are restored bit for bit when the walk ends, also after an exception or if you stop early.
 
     Args:
-        variables: Parameters, named parameters or groups, as for SharpBackward.
-        evaluate: Called with k: computes a loss at the present weights and leaves its gradient in their `.grad`.
+        variables: A model, parameters, named parameters or parameter groups, as for SharpBackward.
+        evaluate: Called with k. Computes the loss at the present weights, and leaves its gradient in their `.grad`.
         perturbation: The ball, the scale and the number of steps.
-        start: Draws a first point, for example `uniform_start(norm)`. It is visited after a_0, and K steps follow.
+        start: Draws a random first point, for example `uniform_start(norm)`. It is visited after a_0, and K ascent
+            steps follow, so there are K+2 visits. None means that the first step starts at the weights.
         strength: Multiplies epsilon or the budget.
-        detailed: Also measure what rounding leaves of the offset.
+        detailed: Also measure the rounding error of the offset, and compare the clean with the last gradient.
     """
     weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
     check_names(perturbation, weights.names)
     if weights.walking:
-        raise RuntimeError("these weights are on a walk already: a loss function must not start another one on them")
+        raise RuntimeError("these weights are on a walk already: do not start another walk in the loss function")
     keeps_position = perturbation.steps > 1 or start is not None
     with _restored(weights), _restored(weights):  # twice, in case an interrupt cuts off the first cleanup
         weights.walking = True
@@ -78,7 +88,7 @@ def climb(
 
 @contextmanager
 def _restored(weights: Weights) -> Iterator[None]:
-    """However the block is left, the weights are restored."""
+    """Restore the weights after the block, also after an exception."""
     try:
         yield
     finally:
@@ -94,7 +104,7 @@ def traced_climb(
     strength: float = 1.0,
     detailed: bool = False,
 ) -> Trace:
-    """Walk to the end, and report what happened."""
+    """Run the whole walk, and return its trace."""
     visits = list(climb(weights, evaluate, perturbation, strength=strength, detailed=detailed))
     seen = visits[-1].walk.seen
     return Trace(

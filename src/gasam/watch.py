@@ -1,4 +1,4 @@
-"""Whether the walks of a run are of a sensible size: sums over 20 walks, on the device, and one warning per run."""
+"""`Watch`, which warns once per run if its walks are too large, too small or not finite."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 WINDOW = 20
 """Walks that are judged together."""
 MANY_TIMES = 10.0
-"""A measured rise of more than this many times the predicted one is too large."""
+"""A walk is too large if the measured rise is more than this many times the predicted one."""
 
 
 class Totals(NamedTuple):
     """Sums over the walks of a window."""
 
-    finite: float  # walks
-    judged: float  # finite walks that the cap did not limit in every group
-    predicted: float  # rises of these
-    measured: float
+    finite: float  # number of finite walks
+    judged: float  # number of finite walks that the cap did not limit in every group
+    predicted: float  # sum of the predicted rises of the judged walks
+    measured: float  # sum of their measured rises
     measured_squares: float
-    not_finite: float
-    too_far: float  # walks in which some group moved by more than its own norm
-    too_small: float
+    not_finite: float  # number of walks that were not finite
+    too_far: float  # number of walks in which a group moved by more than its norm
+    too_small: float  # number of walks whose predicted rise is below the rounding of the loss
 
     def rise_problem(self) -> str | None:
-        """Whether the loss rises far more than predicted, beyond the noise of fresh dropout masks.
+        """A message if the loss rises far more than predicted, and more than the noise of dropout masks explains.
 
-        Walks with all groups at the cap are not judged: their size is a share of the weights, and close to a minimum
+        Walks that the cap limits in all groups are not judged: the cap determines their size, and close to a minimum
         the first-order prediction vanishes.
         """
         if self.judged < WINDOW:
@@ -43,13 +43,13 @@ class Totals(NamedTuple):
         error = math.sqrt(max(self.measured_squares / self.judged - mean**2, 0.0) / self.judged)
         if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * error:
             return None
-        return f"too large: the loss rises by {mean:.2g} on average, and {predicted:.2g} was predicted"
+        return f"too large: the loss rises by {mean:.2g} on average, but {predicted:.2g} was predicted"
 
 
 class Watch:
-    """Adds up the walks of a run in windows of 20, and warns once if they are too large, too small or not finite.
+    """Sums up the walks of a run in windows of 20, and warns once if they are too large, too small or not finite.
 
-    At the end of a window the sums are copied from an accelerator without waiting, and read when they have arrived.
+    At the end of a window the sums are copied from the accelerator asynchronously, and read when they have arrived.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Watch:
 
     @torch.no_grad()
     def add(self, trace: Trace) -> Trace:
-        """Count a walk; return its trace, with the sums of the last complete window in it."""
+        """Count a walk; return its trace with the sums of the last complete window."""
         seen = _numbers_of(trace)
         self._sums = seen if self._sums is None else self._sums + seen
         self._walks += 1
@@ -82,16 +82,16 @@ class Watch:
 
     def _warn(self, totals: Totals, trace: Trace) -> None:
         problem = totals.rise_problem()
-        cure = "give the walk a cap and a gentle start, as recommended() does, or a smaller size"
+        cure = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
         if totals.too_far >= WINDOW / 4:
             name, ratio = trace.groups.largest_ratio()  # type: ignore[union-attr]
             problem = (
-                f"too large: in {totals.too_far:.0f} of the last {WINDOW} walks some group moved by more than its own "
-                f"norm; in the last one {name} moved by {ratio:.2g} times its norm"
+                f"too large: in {totals.too_far:.0f} of the last {WINDOW} walks a group moved by more than its norm, "
+                f"and in the last one {name} moved by {ratio:.2g} times its norm"
             )
         elif totals.not_finite > totals.finite:
-            problem = f"not finite: {totals.not_finite:.0f} of the last {WINDOW} walks met a NaN or an infinity"
-            cure = 'look for the cause in plain training first; on_overflow="clean" uses the clean gradient then'
+            problem = f"not finite: {totals.not_finite:.0f} of the last {WINDOW} walks had a NaN or an infinity"
+            cure = 'check plain training first, or give on_overflow="clean", which then uses the clean gradient'
         elif totals.too_small == WINDOW:
             problem = "too small to matter: the predicted rise is below the rounding of the loss"
             cure = "give a larger budget or epsilon"

@@ -1,4 +1,4 @@
-"""The weights that may move: which of them take part in a step, and how all of them are restored bit for bit."""
+"""`Weights`, the weights that a walk moves and restores bit for bit, and `displaced`, which holds an offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CURE = "move or convert the model between steps, not in the loss function"
 
 
 class Weights:
-    """All tensors that may move, with buffers that are kept from step to step."""
+    """All tensors that may move, with buffers that are kept between steps."""
 
     def __init__(self, tensors: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
         self.tensors = list(tensors)
@@ -29,7 +29,7 @@ class Weights:
         return self.__dict__ | {"walking": False, "_layout": None}
 
     def taking_part(self, granularity: str) -> Layout:
-        """The tensors that have a gradient now."""
+        """The layout of the tensors that have a gradient now."""
         present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
         if self._layout is None or not self._layout.fits(present, granularity):
             buffers = {} if self._layout is None else self._layout.buffers
@@ -37,18 +37,18 @@ class Weights:
         return self._layout
 
     def check_in_place(self) -> None:
-        """Raise if a pass replaced a parameter's storage: the next step would move the old storage."""
+        """Raise if a pass replaced a parameter's storage, because the next ascent step would move the old storage."""
         assert self._layout is not None
         layout = self._layout
         for in_place, parameter, storage in zip(layout.in_place(), layout.parameters, layout.storage, strict=True):
             if not in_place and storage_identity(local(parameter)) != storage_identity(storage):
                 raise RuntimeError(
-                    f"a displaced pass replaced the storage of {self._names_of([parameter])[0]}, and a walk of several "
-                    f"steps can't continue: {_CURE}"
+                    f"a displaced pass replaced the storage of {self._names_of([parameter])[0]}, so that a walk of "
+                    f"several steps can't continue: {_CURE}"
                 )
 
     def written(self) -> None:
-        """After portions were written: write the sparse rows, and drop what was computed from the weights before."""
+        """After portions were written: write the sparse rows, and drop outdated copies of the weights."""
         if self._layout is not None:
             for rows in self._layout.sparse.values():
                 rows.write()
@@ -56,11 +56,11 @@ class Weights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Write the saved bits back, also where a pass replaced a parameter's storage.
+        """Restore the saved weights bit for bit, even if a pass replaced a parameter's storage.
 
-        The last portion comes first, because tensors may share memory. The portions stay marked as saved until all is
-        done: after an interrupt, everything is written again. If one portion fails, the others are restored all the
-        same, and the failure is raised at the end.
+        Portions are restored in reverse order, because tensors may share memory. They stay marked as saved until all
+        are restored, so that everything is written again after an interrupt. If one portion fails, the others are
+        still restored, and the failure is raised at the end.
         """
         if self._layout is None or not any(portion.saved for portion in self._layout.portions):
             return
@@ -78,9 +78,9 @@ class Weights:
             raise failures[0]
 
     def _restore_rebound(self, layout: Layout) -> list[RuntimeError]:
-        """For parameters whose storage a pass replaced: also copy the restored values into the new storage.
+        """If a pass replaced a parameter's storage, also copy the restored values into the new storage.
 
-        If the new storage belongs to another weight, the parameter gets its own storage back instead.
+        If the new storage belongs to another weight, the parameter gets its old storage back instead.
         """
         if all(layout.in_place()):
             return []
@@ -101,7 +101,7 @@ class Weights:
 
     @torch.no_grad()
     def offset(self) -> list[Tensor]:
-        """Where the weights are, minus where they were saved; zero for tensors that have not moved."""
+        """The present weights minus the saved ones; zero for tensors that have not moved."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
         if self._layout is None or not any(portion.saved for portion in self._layout.portions):
             return offsets
@@ -124,7 +124,7 @@ class Weights:
 
 @contextmanager
 def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
-    """Hold weights + offset inside the block, and restore the weights bit for bit, whatever happens there."""
+    """Set the weights to weights + offset inside the block, and restore them bit for bit, also after an exception."""
     saved = [weight.detach().clone() for weight in weights]
     try:
         with torch.no_grad():
@@ -137,7 +137,7 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
 
 
 def run_again_if_interrupted(action: Callable[[], object]) -> None:
-    """Call it, and once more if it was interrupted: it may have done only a part."""
+    """Call the action, and call it again if it was interrupted, because it may be incomplete."""
     try:
         action()
     except BaseException:

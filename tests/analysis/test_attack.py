@@ -248,7 +248,7 @@ def test_watch_counts_every_pass():
         (lambda m: attack(m.requires_grad_(False), OBJECTIVE, uneven(), plain(0.1)), "no parameter that requires"),
         (
             lambda m: attack(m, Objective(lambda m, b: m(b[0]) * math.nan, CrossEntropy()), uneven(), plain(0.1)),
-            r"not finite where the model stands \(loss nan\)",
+            r"not finite at the model's weights \(loss nan\)",
         ),
     ],
 )

@@ -76,8 +76,8 @@ ASKED = {
 @pytest.mark.parametrize("ask", ASKED)
 def test_complex_weights_are_refused(ask):
     sentence = (
-        "parameter 'inner' has type torch.complex128, and only real floating-point weights can be moved: "
-        "let torch.view_as_real of it be the parameter"
+        "parameter 'inner' has type torch.complex128, but only real floating-point weights can be moved: "
+        "make torch.view_as_real of it the parameter"
     )
     with pytest.raises(TypeError) as caught:
         ASKED[ask](Turned())

@@ -204,8 +204,8 @@ def along(model, **options):
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
-        (lambda m: along(m), "give either direction or other"),
-        (lambda m: along(m, direction={}, other={}), "give either direction or other"),
+        (lambda m: along(m), "give either direction, .* or other"),
+        (lambda m: along(m, direction={}, other={}), "give either direction, .* or other"),
         (lambda m: along(m, direction={"nose": torch.ones(1)}), "direction has 'nose', which is no parameter"),
         (
             lambda m: along(m, direction={"0.bias": torch.ones(1)}),
@@ -215,7 +215,7 @@ def along(model, **options):
         (lambda m: along(m, other={}), r"other lacks '0.weight': give all weights, such as the state_dict\(\)"),
         (
             lambda m: along(m, other=m.state_dict() | {"nose": torch.ones(1)}),
-            "other has 'nose', which the model has not",
+            "other has 'nose', which is not in the model",
         ),
         (
             lambda m: along(m, other=m.state_dict() | {"0.bias": torch.ones(1)}),
@@ -234,7 +234,7 @@ def along(model, **options):
         (lambda m: plane(m, OBJECTIVE, uneven(), [{}]), "directions must be two dictionaries .* got 1"),
         (lambda m: plane(m, OBJECTIVE, uneven(), [{}, {"nose": 1}]), r"directions\[1\] has 'nose'"),
         (lambda m: plane(m, OBJECTIVE, uneven(), seed=-1), "seed must be a whole number >= 0"),
-        (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which weights has not"),
+        (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which is not in weights"),
         (lambda m: filter_normalised({"a": torch.ones(2)}, {"a": torch.ones(3)}), r"direction\['a'\] must be .*\(3,\)"),
     ],
 )

@@ -100,7 +100,7 @@ def test_likelihoods_are_torch_losses_by_row():
         ),
         (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: 1.0), uneven()), "got float"),
         (lambda m: mean_loss(m, Objective(lambda m, b: m(b[0])[:, None], CrossEntropy()), uneven()), "for targets"),
-        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, SquaredError()), uneven()), "one shape"),
+        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, SquaredError()), uneven()), "same shape"),
         (lambda m: gradient(nn.ReLU(), OBJECTIVE, uneven()), "no parameter that requires a gradient"),
         (lambda m: gradient(m, OBJECTIVE, iter(uneven())), r"list\(batches\)"),
     ],

@@ -224,8 +224,8 @@ def test_half_radius_where_lower_is_better(points, expected):
     ("given", "expected"),
     [
         (curve((0.1, 9.0), (0.2, 5.1)), HalfRadius(None, 0.2, None, "51% of the metric is left at the largest")),
-        (curve((0.1, 4.0), (0.2, 1.0)), HalfRadius(None, None, 0.1, "half is lost at the smallest radius 0.1")),
-        (curve((0.1, math.nan)), HalfRadius(None, None, 0.1, "half is lost at the smallest radius 0.1")),
+        (curve((0.1, 4.0), (0.2, 1.0)), HalfRadius(None, None, 0.1, "lost at the smallest radius 0.1")),
+        (curve((0.1, math.nan)), HalfRadius(None, None, 0.1, "lost at the smallest radius 0.1")),
         (curve(), HalfRadius(None, None, None, "no points")),
         (curve((0.1, 5.0), clean=0.0), HalfRadius(None, None, None, "clean metric is 0")),
         (curve((0.1, 5.0), clean=math.nan), HalfRadius(None, None, None, "clean metric is nan")),
@@ -258,7 +258,7 @@ def test_broken_curve_is_read_back_from_json():
 
 
 def test_half_radius_of_random_corruption_that_was_not_measured():
-    assert "ask for draws" in half_radius(curve((0.1, 9.0)), "random").reason
+    assert "draws > 0" in half_radius(curve((0.1, 9.0)), "random").reason
 
 
 @pytest.mark.parametrize(("higher", "metric", "collapsed"), [
@@ -286,7 +286,7 @@ def run(metric=perplexity, radii=(0.1,), model=None, **options):
         (lambda: run(factor=1.0), "factor must be a finite number > 1, got 1.0"),
         (lambda: run(metric=lambda model: "good"), "metric must return a number, got str"),
         (lambda: run(metric=lambda model: None), "metric must return a number, got NoneType"),
-        (lambda: run(metric=lambda model: 0.0, radii=None), "radii must be given where the clean metric is 0"),
+        (lambda: run(metric=lambda model: 0.0, radii=None), "radii must be given if the clean metric is 0"),
         (lambda: run(radii=None, model=zeros()), "radii must be given for weights that are all zero"),
         (lambda: half_radius(curve(), "worst"), "kind must be one of 'adversarial', 'random', got 'worst'"),
     ],

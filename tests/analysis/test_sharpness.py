@@ -179,7 +179,7 @@ def test_all_is_as_before_also_when_interrupted(call, dtype):
             "confidence must be a finite number > 0 and < 1, got 95",
         ),
         (lambda m: sharpness(m, OBJECTIVE, [], plain(0.1)), "batches is empty"),
-        (lambda m: sharpness(Point([0.0]), ROOT, [0], Perturbation(epsilon=0.1)), "not finite where the model stands"),
+        (lambda m: sharpness(Point([0.0]), ROOT, [0], Perturbation(epsilon=0.1)), "not finite at the model's weights"),
     ],
 )
 def test_bad_input_gets_one_sentence(action, sentence):

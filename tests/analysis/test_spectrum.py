@@ -309,14 +309,14 @@ def my_hinge(outputs, batch):
         (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 2, tolerance=-1.0), "tolerance must .* >= 0.*, got -1.0"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 2, tolerance=math.nan), "tolerance must .*got nan"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 2, method="qr"), "method must be one of .*, got 'qr'"),
-        (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 2, "hessian", method="gram"), "take method None"),
+        (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 2, "hessian", method="gram"), "use method None"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 9, max_products=8), "max_products must be at least k, 9"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, [BATCH], 9, memory=0), "memory must be a number of GiB > 0, got 0"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, [], 2), "batches is empty"),
         (lambda m: top_eigenvalues(m, OBJECTIVE, iter([BATCH]), 2), r"list\(batches\)"),
         (
             lambda m: top_eigenvalues(m, Objective(OBJECTIVE.forward, my_hinge), [BATCH], 2, "fisher"),
-            "got my_hinge: give one of these, or take matrix 'empirical_fisher' or 'hessian'",
+            "got my_hinge: give one of these, or use matrix 'empirical_fisher' or 'hessian'",
         ),
         (
             lambda m: top_eigenvalues(m, Objective(lambda m, b: m(b[0]).detach(), CrossEntropy()), [BATCH], 2),

@@ -58,6 +58,6 @@ def test_weights_are_the_same_bits_in_all_processes_after_every_step(found):
 
 
 def test_what_can_not_be_right_is_refused_with_the_cure(found):
-    assert "per_worker needs SharpBackward for the mean risk" in found["refused: closure, per worker, mean"]
-    assert "let the first step be plain" in found["refused: static graph"]
-    assert "as DistributedDataParallel wrapped it, got Sequential" in found["refused: not DDP"]
+    assert "use SharpBackward" in found["refused: closure, per worker, mean"]
+    assert "run the first step with sharp.enabled = False" in found["refused: static graph"]
+    assert "needs a DistributedDataParallel model, got Sequential" in found["refused: not DDP"]

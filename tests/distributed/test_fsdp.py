@@ -83,5 +83,5 @@ def test_loss_that_is_not_finite_in_one_process_keeps_all_at_home(two):
 
 
 def test_what_can_not_be_right_is_refused_by_name(two):
-    assert "with set_requires_gradient_sync(False) FSDP keeps it to itself" in two["refused: not reduced"]
+    assert "set_requires_gradient_sync(False) keeps FSDP from reducing" in two["refused: not reduced"]
     assert "parameter 'some.weight' is a DTensor placed as (Shard(dim=1),)" in two["refused: columns"]

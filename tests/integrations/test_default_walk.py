@@ -100,14 +100,14 @@ def test_two_walks_at_once_are_refused(tmp_path):
         def configure_optimizers(self):
             return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
 
-    with pytest.raises(RuntimeError, match="SharpnessAwareModule and SharpnessAware are both here"):
+    with pytest.raises(RuntimeError, match="SharpnessAwareModule and SharpnessAware are both used"):
         fit(Twice(perturbation=ga_sam(0.1)), batches(2))
     model = classifier()
     optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), sam(0.1))
     trainer = SharpnessAwareTrainer(
         model=model, args=arguments(tmp_path), train_dataset=sentences(8), optimizers=(optimizer, None)
     )
-    with pytest.raises(RuntimeError, match="SharpnessAwareTrainer and SharpnessAware are both here"):
+    with pytest.raises(RuntimeError, match="SharpnessAwareTrainer and SharpnessAware are both used"):
         trainer.train()
 
 

@@ -100,7 +100,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         def create_sharp_backward(self):
             return SharpBackward(self.model.bert.parameters(), self.perturbation)
 
-    with pytest.raises(RuntimeError, match=r"'classifier.weight' is trained, but not in what create_sharp_backward"):
+    with pytest.raises(RuntimeError, match=r"'classifier.weight' is trained, but create_sharp_backward"):
         made(tmp_path, sentences(20), kind=Partly).train()
 
     class Nothing(SharpnessAwareTrainer):
@@ -131,7 +131,7 @@ def test_layers_are_unfrozen_only_where_the_walk_knows_them(tmp_path):
             return SharpBackward([p for p in self.model.parameters() if p.requires_grad], self.perturbation)
 
     trainer = made(tmp_path, sentences(20), kind=Trained, model=partly_frozen(), callbacks=[Unfreezing()])
-    with pytest.raises(RuntimeError, match=r"embeddings.weight' is trained, but.*also what is frozen as yet"):
+    with pytest.raises(RuntimeError, match=r"embeddings.weight' is trained, but.*including frozen ones"):
         trainer.train()
     assert trainer.state.global_step == 2
     trainer = made(tmp_path, sentences(20), model=partly_frozen(), callbacks=[Unfreezing()])
@@ -154,7 +154,7 @@ def test_other_backwards_are_refused_by_name(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="optim=lomo steps inside backward"):
         trainer.training_step(trainer.model, {})
     trainer.args._n_gpu = 2
-    with pytest.raises(RuntimeError, match="start one process a device, with torchrun"):
+    with pytest.raises(RuntimeError, match="start one process per device with torchrun"):
         trainer.training_step(trainer.model, {})
 
 

@@ -1,4 +1,4 @@
-"""Tools that ask of a trained model: how sharp it is, how robust, how its Hessian and its landscape look."""
+"""Tools that measure a trained model: sharpness, robustness, Hessian and Fisher spectra, and loss landscapes."""
 
 from gasam.analysis.attack import Attack, attack, plain
 from gasam.analysis.corruption import applied, pruned, quantised, random_corruption

@@ -1,4 +1,4 @@
-"""Adversarial corruption of the weights: the highest loss that walks in a ball around them find."""
+"""Adversarial corruption of the weights: the highest loss that walks in a ball around them can find."""
 
 from __future__ import annotations
 
@@ -26,20 +26,34 @@ from gasam.weights import Weights
 
 
 def plain(radius: float, norm: float = 2.0, steps: int = 10) -> Perturbation:
-    """The ball |a|_norm <= radius with T = 1 over all weights together, as in the paper's Table 4."""
+    """The ball |a|_norm <= radius over all weights, with T = 1, as in the paper's Table 4.
+
+    Args:
+        radius: Radius of the ball, in units of the weights.
+        norm: p of the ball's norm, > 1 or math.inf.
+        steps: The number of ascent steps of an attack.
+    """
     check_radius(radius)
     return Perturbation(epsilon=radius, norm=norm, scale="one", granularity="model", steps=steps)
 
 
 @dataclass(frozen=True)
 class Attack(Result):
-    """The worst point that was visited: the model itself, an offset of zero, if no walk found a higher loss."""
+    """The result of `attack`: the offset with the highest loss, which is zero if no walk found a higher loss.
+
+    Args:
+        perturbation: The ball that was searched.
+        clean_loss: The loss at the model's weights.
+        loss: The highest loss.
+        offset: The offset with this loss by parameter name, after rounding to the weights' type.
+        walks: The loss of every visit of each walk. A walk ends at a loss that is not finite.
+    """
 
     perturbation: Perturbation
     clean_loss: float
     loss: float
-    offset: dict[str, Tensor]  # as it was realised in the weights' own type
-    walks: tuple[tuple[float, ...], ...]  # the loss of every visit; a walk ends at a loss that is not finite
+    offset: dict[str, Tensor]
+    walks: tuple[tuple[float, ...], ...]
 
     @property
     def rise(self) -> float:
@@ -50,11 +64,11 @@ class Attack(Result):
         return length(self.offset.values(), p)
 
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Hold the corrupted weights in `with found.applied(model):`, and restore them bit for bit."""
+        """Set the corrupted weights inside `with found.applied(model):`, and restore the weights bit for bit."""
         return applied(model, self.offset)
 
     def as_json(self) -> dict[str, Any]:
-        """Without the offset, with its norms."""
+        """Plain values, with the norms of the offset instead of the offset."""
         record = super().as_json()
         del record["offset"]
         return record | {"norm_2": self.norm(), "norm_p": self.norm(self.perturbation.norm)}
@@ -70,10 +84,19 @@ def attack(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Attack:
-    """Climb the mean loss over **all** batches, in eval mode, and keep the visit with the highest finite loss.
+    """Search the ball for the offset with the highest finite mean loss over **all** batches, in eval mode.
 
-    The first walk begins at the model's weights; each of `restarts` others at a random point of the ball. Each has
-    `steps` steps of 1.5 epsilon / steps. More restarts never find less, because the first ones stay the same.
+    The first walk starts at the model's weights. More restarts never find a lower loss, because the first walks stay
+    the same.
+
+    Args:
+        model: The model to attack. Its weights are restored afterwards.
+        objective: Computes the losses.
+        batches: All examples, as an iterable that can be read repeatedly.
+        perturbation: The ball and the number of ascent steps, for example `plain(0.05)`.
+        restarts: The number of additional walks that start at random points of the ball.
+        seed: Seed of the random points.
+        watch: Called with the number of passes over the batches that are done, and with their total.
     """
     check_perturbation(perturbation)
     check_whole("restarts", restarts, 0)
@@ -105,14 +128,14 @@ def attack(
 def visits_of(
     weights: Weights, evaluate: Callable[[int], Pass], perturbation: Perturbation, start: Start | None
 ) -> Generator[Visit, None, None]:
-    """The visits of a walk, up to the first with a loss that is not finite: from there a walk only returns."""
+    """The visits of a walk, up to the first loss that is not finite, after which the weights no longer move."""
     with closing(climb(weights, evaluate, perturbation, start)) as visits:  # type: ignore[type-var]
         for visit in visits:
             if visit.k == 0 and visit.walk.seen.state == NOT_FINITE:
-                # The walk can't begin, which would look as if there were nothing to find.
+                # The walk can't begin; without an error it would look as if no higher loss existed.
                 raise ValueError(
-                    "the loss, the gradient or the scale is not finite where the model stands "
-                    f"(loss {float(visit.loss):g}): nothing can be found around it"
+                    "the loss, the gradient or the scale is not finite at the model's weights "
+                    f"(loss {float(visit.loss):g}): give a model and batches with a finite loss and gradient"
                 )
             yield visit
             if not visit.loss.isfinite():
@@ -120,11 +143,11 @@ def visits_of(
 
 
 def passes_of(perturbation: Perturbation, restarts: int) -> int:
-    """How often an attack goes through the batches: the first walk K + 1 times, one with a random start K + 2."""
+    """Passes over the batches in an attack: K + 1 for the first walk, and K + 2 for each random start."""
     return perturbation.steps + 1 + restarts * (perturbation.steps + 2)
 
 
 def random_start(norm: float, seed: int) -> Start:
-    """Random points one after another, drawn on the CPU so that they are the same on every device."""
+    """Draws a new random point in each call, on the CPU so that the points are the same on every device."""
     draw = uniform_start(norm, torch.Generator().manual_seed(seed))
     return lambda like: draw(torch.empty(like.shape, dtype=like.dtype))

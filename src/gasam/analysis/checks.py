@@ -1,4 +1,4 @@
-"""Checks of arguments; each error says in one sentence what is allowed and what was given."""
+"""Checks of arguments; each error says what is allowed and what was given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 def check_number(
     name: str, value: object, allowed: str = "", is_allowed: Callable[[float], bool] = lambda value: True
 ) -> None:
-    """`allowed` says in words what `is_allowed` asks of a finite number."""
+    """`allowed` describes in words the condition that `is_allowed` checks for a finite number."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not is_allowed(value):  # type: ignore[arg-type]
         raise ValueError(f"{name} must be a finite number{allowed and ' ' + allowed}, got {value!r}")
@@ -46,6 +46,6 @@ def check_real(weights: Mapping[str, Tensor]) -> None:
     for name, weight in weights.items():
         if weight.is_complex():
             raise TypeError(
-                f"parameter {name!r} has type {weight.dtype}, and only real floating-point weights can be moved: "
-                "let torch.view_as_real of it be the parameter"
+                f"parameter {name!r} has type {weight.dtype}, but only real floating-point weights can be moved: "
+                "make torch.view_as_real of it the parameter"
             )

@@ -1,4 +1,4 @@
-"""Weights corrupted without looking at the loss: by an offset, at random, by rounding, by pruning."""
+"""Corruption of the weights independent of the loss: by an offset, at random, by quantisation and by pruning."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Among = Literal["tensor", "model"]
 
 @contextmanager
 def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
-    """Hold the model at w + offset inside the block, and restore the weights bit for bit, whatever happens there.
+    """Set the weights to w + offset inside the block, and restore them bit for bit, also after an exception.
 
-    A weight that the offset does not name stays where it is.
+    Weights that the offset does not name do not change.
     """
     weights = matched(model, offset, "offset")
     with displaced(list(weights.values()), [offset[name].to(weight.device) for name, weight in weights.items()]):
@@ -34,14 +34,20 @@ def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
 
 
 def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, seed: int = 0) -> dict[str, Tensor]:
-    """An offset of all trained weights with |a|_norm = radius, as long as an attack may be, in a random direction.
+    """A random offset of all trained weights with |a|_norm = radius, the largest norm that an attack may have.
 
-    Uniform on the sphere for norm 2, a random corner of the box for norm inf, where attacks end too; for another p
-    by the cone measure of the p-sphere. The direction depends neither on the radius nor on the device. For weights in
-    low precision the offset is float32, so that its norm is right, and `applied` rounds once.
+    It is uniform on the sphere for norm 2, a random corner of the box for norm inf, and follows the cone measure of the
+    p-sphere for any other p. The direction depends neither on the radius nor on the device. For weights in low
+    precision the offset is float32, so that its norm is exact; `applied` rounds once.
+
+    Args:
+        model: The model.
+        radius: Norm of the offset, in units of the weights.
+        norm: p of the norm, > 1 or math.inf.
+        seed: Seed of the direction.
     """
     check_radius(radius)
-    Perturbation(epsilon=radius, norm=norm)  # says what is wrong with a norm
+    Perturbation(epsilon=radius, norm=norm)  # raises if the norm is invalid
     check_whole("seed", seed, 0)
     weights = trained(model)
     draw = uniform_start(norm, torch.Generator().manual_seed(seed))
@@ -54,11 +60,16 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
 
 @contextmanager
 def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: bool = False) -> Iterator[None]:
-    """Hold the model with weights of `bits` bits inside the block, and restore them bit for bit.
+    """Quantise the weights inside the block, and restore them bit for bit.
 
-    Symmetric, to the nearest: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1), so 2^bits - 1 levels and an error
-    of s / 2 at most; s is of a tensor or, for "channel", of each row of the first dimension. Vectors such as biases
-    and gains stay as they are, as is usual, unless `vectors`. The levels are rounded to the weights' own type.
+    Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1).
+    This gives 2^bits - 1 levels and an error of at most s / 2. The levels are rounded to the weights' type.
+
+    Args:
+        model: The model.
+        bits: Bits per weight, from 2 to 16.
+        per: What shares a step size s: each "tensor", or each "channel", which is a row of the first dimension.
+        vectors: Also quantise vectors such as biases and gains, which usually stay unchanged.
     """
     check_whole("bits", bits, 2, 16)
     check_choice("per", per, get_args(Per))
@@ -69,11 +80,16 @@ def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: 
 
 @contextmanager
 def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterator[None]:
-    """Hold the model without its smallest weights inside the block, and restore them bit for bit.
+    """Set the smallest weights to zero inside the block, and restore them bit for bit.
 
-    Of the n weights of each tensor with two and more dimensions round(fraction n) with the smallest |w| are zero, of
-    equal ones the first. Among those of the whole "model" a tensor of small weights, such as a convolution beside a
-    word embedding, would be gone altogether.
+    Of n weights, the round(fraction n) with the smallest |w| become zero; among equal ones the first. Tensors with
+    fewer than two dimensions do not change.
+
+    Args:
+        model: The model.
+        fraction: Share of the weights that become zero, >= 0 and < 1.
+        among: Compare the weights within each "tensor", or within the whole "model". In the latter case a tensor of
+            small weights, such as a convolution next to a word embedding, may be removed altogether.
     """
     check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
     check_choice("among", among, get_args(Among))
@@ -86,8 +102,8 @@ def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterat
 
 @contextmanager
 def held(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Hold these values in the tensors inside the block, and restore the tensors bit for bit."""
-    with displaced(tensors, [tensor.new_zeros(()) for tensor in tensors]):  # it saves and restores
+    """Set the tensors to these values inside the block, and restore them bit for bit."""
+    with displaced(tensors, [tensor.new_zeros(()) for tensor in tensors]):  # saves and restores the tensors
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
@@ -102,14 +118,14 @@ def length(tensors: Iterable[Tensor], norm: float) -> float:
 
 
 def matched(model: nn.Module, offset: Offset, argument: str) -> dict[str, nn.Parameter]:
-    """The parameters that an offset names, with shapes that fit."""
+    """The parameters that an offset names. Raises if a name or a shape does not match."""
     if not isinstance(offset, Mapping):
         raise TypeError(f"{argument} must be a dictionary of tensors by parameter name, got {type(offset).__name__}")
     parameters = dict(model.named_parameters())
     for name, values in offset.items():
         if name not in parameters:
             raise ValueError(
-                f"{argument} has {name!r}, which is no parameter of the model: take names of model.named_parameters()"
+                f"{argument} has {name!r}, which is no parameter of the model: use names from model.named_parameters()"
             )
         check_shape(argument, name, values, parameters[name])
     weights = {name: parameters[name] for name in offset}
@@ -121,7 +137,7 @@ def _corruptible(model: nn.Module, vectors: bool) -> list[nn.Parameter]:
     check_real(dict(model.named_parameters()))
     weights = [w for w in model.parameters() if w.is_floating_point() and w.numel() and (vectors or w.ndim >= 2)]
     if not weights:
-        raise ValueError("model has no weights of two or more dimensions: there is nothing to corrupt")
+        raise ValueError("model has no weights of two or more dimensions: give a model with a weight matrix")
     return weights
 
 

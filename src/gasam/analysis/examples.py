@@ -1,4 +1,4 @@
-"""The gradients of single examples, and the factors that those of a linear layer consist of."""
+"""Per-example gradients, and their factors for linear layers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gasam.analysis.objective import Objective
 from gasam.analysis.products import connected, dense
 
 Gradients = tuple[Tensor | None, ...]
-Factors = tuple[Tensor, ...]  # a row for each example: b and, for weights, a
+Factors = tuple[Tensor, ...]  # b and, for weights, a, with one row per example
 ROUNDINGS = 100
 
 
 def example_gradients(
     model: nn.Module, objective: Objective, batch: Any, losses: Tensor, weights: Sequence[Tensor]
 ) -> Iterator[Gradients]:
-    """The gradient of each of the batch's losses, in order, with None for a weight that a loss does not depend on.
+    """The gradient of each loss of the batch, in order, with None for a weight that a loss does not depend on.
 
-    They cost least when each example is alone in its batch. The batch is cut into rows if that gives the losses of the
-    whole batch and, for the largest loss, also the gradient: losses that depend on each other's rows may round to the
-    same numbers. Otherwise each loss is propagated back through the whole batch.
+    It is cheapest to run each example alone. This is done if single rows give the same losses as the whole batch and,
+    for the largest loss, the same gradient. The gradient is compared as well because losses that depend on other rows
+    may round to the same numbers. Otherwise each loss is propagated back through the whole batch.
     """
 
     size = losses.detach().abs()
@@ -35,10 +35,10 @@ def example_gradients(
         return grad(losses[i], weights, retain_graph=True, allow_unused=True)
 
     def alone(dimension: int, i: int) -> Gradients | None:
-        """None where row i of the batch has another loss without the others."""
+        """The gradient of row i alone, or None if its loss differs from that in the batch."""
         try:
             found = objective(model, _row(batch, dimension, i, len(losses)))
-        except Exception:  # the caller's code may fail on a part of a batch, and the whole batch remains
+        except Exception:  # the caller's code may fail on a single row; then the whole batch is used
             return None
         same = found.requires_grad and same_losses(found, losses[i : i + 1], size.max())
         return grad(found.squeeze(0), weights, allow_unused=True) if same else None
@@ -56,7 +56,7 @@ def example_gradients(
 
 
 def _row(batch: Any, dimension: int, i: int, rows: int) -> Any:
-    """The batch with only row i of every tensor that has that many rows."""
+    """The batch with only row i of every tensor that has `rows` rows."""
     if isinstance(batch, Tensor):
         has_rows = batch.ndim > dimension and batch.shape[dimension] == rows
         return batch.narrow(dimension, i, 1) if has_rows else batch
@@ -69,7 +69,7 @@ def _row(batch: Any, dimension: int, i: int, rows: int) -> Any:
 
 
 def same_losses(found: Tensor, expected: Tensor, size: Tensor) -> bool:
-    """Alone or in a batch, a loss is rounded differently: by a share of `size`, the largest loss beside it."""
+    """Whether losses differ only by rounding, which is relative to `size`, the largest loss of the batch."""
     near = torch.finfo(expected.dtype).eps ** 0.5
     return found.shape == expected.shape and bool(((found - expected).detach().abs() <= near * size).all())
 
@@ -87,7 +87,7 @@ def _same_gradients(found: Gradients, expected: Gradients) -> bool:
 
 
 def squares(gradients: Sequence[Tensor | None]) -> Tensor:
-    """|g_i|^2 by tensor, 0 where there is no gradient, in double precision on the CPU."""
+    """|g_i|^2 of each tensor, 0 without a gradient, in double precision on the CPU."""
     found = [torch.zeros(()) if gradient is None else squared_norm(gradient) for gradient in gradients]
     return torch.stack([square.double().cpu() for square in found])
 
@@ -95,18 +95,18 @@ def squares(gradients: Sequence[Tensor | None]) -> Tensor:
 def factored(
     model: nn.Module, objective: Objective, batch: Any, weights: list[nn.Parameter]
 ) -> tuple[Tensor, dict[int, Factors]]:
-    """The batch's losses, and the factors of those weights, by number, whose gradients have them.
+    """The losses of the batch, and the factors of the gradients that have them, by the number of the weight.
 
-    The gradient of a linear layer is b_i a_i' for its weights and b_i for its bias, where a_i is its input for example
-    i and b_i the derivative of the loss by its output. That is checked: a layer may be called twice, share its weights
-    or see the rows in another order, and losses may depend on each other's rows. With random signs c_i,
-    d (sum c_i l_i) / dW must be sum c_i b_i a_i'.
+    For example i, the gradient of a linear layer is b_i a_i' for its weights and b_i for its bias, where a_i is the
+    layer's input and b_i the derivative of the loss by its output. This does not hold if a layer is called twice,
+    shares its weights or sees the rows in another order, or if losses depend on other rows. So it is checked: with
+    random signs c_i, d (sum c_i l_i) / dW must be sum c_i b_i a_i'.
     """
     losses, calls = _called(model, objective, batch)
     outputs = [output for _, output in calls.values()]
     try:
         slopes = grad(losses.sum(), outputs, retain_graph=True, materialize_grads=True) if outputs else ()
-    except RuntimeError:  # outputs that are no part of the losses' graph, such as those inside of a vmap
+    except RuntimeError:  # outputs outside of the losses' graph, for example inside a vmap
         return losses, {}
     candidates: dict[Tensor, Factors] = {}
     for (layer, (entered, _)), slope in zip(calls.items(), slopes, strict=True):
@@ -130,7 +130,7 @@ def factored(
 def _called(
     model: nn.Module, objective: Objective, batch: Any
 ) -> tuple[Tensor, dict[nn.Linear, tuple[Tensor, Tensor]]]:
-    """The batch's losses, and the input and output of each linear layer that had a row for each of them."""
+    """The losses of the batch, and the input and output of each linear layer that has one row per loss."""
     calls: dict[nn.Linear, tuple[Tensor, Tensor]] = {}
 
     def note(layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Gradient norms during training, by tensor and by layer: what Figures 4 and 5 of the paper are drawn from."""
+"""Gradient norms during training, by tensor and by layer, as in Figures 4 and 5 of the paper."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NamedTensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class Norms:
-    """|g_i|_2 at one step or, where `step` is None, the mean over the steps of an epoch that had a gradient.
+    """|g_i|_2 at one step or, if `step` is None, the mean over the steps of an epoch that had a gradient.
 
-    A layer's norm is the root of the sum of its tensors' squares; `whole` is that of all tensors. A norm is None where
-    there was no gradient, which is not a gradient of zero, and where it is not finite.
+    The norm of a layer is the root of the sum of its tensors' squared norms; `whole` is that of all tensors. A norm is
+    None if there was no gradient (which differs from a gradient of zero) or if it is not finite.
     """
 
     epoch: int
@@ -38,31 +38,31 @@ class Norms:
 class _Step(NamedTuple):
     epoch: int
     step: int
-    norms: Tensor  # of the tensors, the layers and the whole
+    norms: Tensor  # of the tensors, the layers and all tensors together
     present: tuple[bool, ...]  # which tensors had a gradient
 
 
 class _Epoch(NamedTuple):
-    total: Tensor  # of its steps' norms
-    counts: list[int]  # steps that had each norm; plain numbers, because that is known without the device
+    total: Tensor  # sum of the norms of its steps
+    counts: list[int]  # for each norm, the steps that had it; known without synchronising
     last_step: int
 
 
 class GradientNorms:
-    """Records the norms of what lies in `.grad`, in any training loop, and never synchronises with the device.
+    """Records the norms of the gradients in `.grad` in any training loop, without synchronising with the device.
 
         norms = GradientNorms(model)
         ...
         loss.backward()
         norms.record(epoch=epoch, step=step)  # before clipping and zero_grad; with a GradScaler after unscale_
 
-    After a sharpness-aware backward that is the folded gradient, the one the optimizer is given. Only sparse gradients
+    After SharpBackward this is the combined gradient of all passes, which the optimizer uses. Only sparse gradients
     make a GPU synchronise, because they are coalesced first.
 
     Args:
         model: A module, or its tensors by name.
-        layers: Gives the layer of a tensor by the tensor's name; by default it is the module that owns the tensor.
-        every_step: False keeps only the sums of an epoch, so that memory does not grow with the steps.
+        layers: Maps the name of a tensor to the name of its layer; by default the module that owns the tensor.
+        every_step: False keeps only the sums of each epoch, so that memory does not grow with the number of steps.
     """
 
     def __init__(self, model: NamedTensors, layers: Layers | None = None, *, every_step: bool = True) -> None:
@@ -73,13 +73,13 @@ class GradientNorms:
         self.every_step = every_step
         of_layer = [[label == layer for label in self.labels] for layer in self.layers]
         own, every = torch.eye(len(weights), dtype=torch.bool), torch.ones(1, len(weights), dtype=torch.bool)
-        self._members = torch.cat([own, torch.tensor(of_layer), every])  # a row for each norm: its tensors
+        self._members = torch.cat([own, torch.tensor(of_layer), every])  # one row per norm: the tensors it includes
         self._steps: list[_Step] = []
         self._epochs: dict[int, _Epoch] = {}
 
     @torch.no_grad()
     def record(self, *, epoch: int, step: int) -> None:
-        """Record the gradients of one step. Number epochs and steps as you like, with growing steps in an epoch."""
+        """Record the gradients of one step. Steps must grow within an epoch; otherwise number both as you like."""
         gradients = [weight.grad for weight in self._weights]
         present = tuple(gradient is not None for gradient in gradients)
         norms, found = self._norms(gradients), self._found(present)
@@ -89,7 +89,7 @@ class GradientNorms:
         elif step <= before.last_step:
             raise ValueError(
                 f"step must grow within an epoch, got {step} after {before.last_step} in epoch {epoch}: "
-                "whoever goes back to a checkpoint must load the recorder's state as well"
+                "if you resume from a checkpoint, load the state of the recorder as well"
             )
         else:
             counts = [count + there for count, there in zip(before.counts, found, strict=True)]
@@ -99,7 +99,7 @@ class GradientNorms:
 
     def by_step(self) -> list[Norms]:
         if not self.every_step:
-            raise ValueError("every_step=False keeps no single steps: ask by_epoch, or record with every_step=True")
+            raise ValueError("every_step=False keeps no single steps: use by_epoch, or record with every_step=True")
         if not self._steps:
             return []
         norms = torch.stack([kept.norms for kept in self._steps]).tolist()
@@ -114,7 +114,7 @@ class GradientNorms:
     def mean(self, epoch: int) -> Norms:
         """The mean over the steps of one epoch."""
         if epoch not in self._epochs:
-            raise ValueError(f"epoch must be one that was recorded, of {sorted(self._epochs)}, got {epoch}")
+            raise ValueError(f"epoch must be one that was recorded, one of {sorted(self._epochs)}, got {epoch}")
         kept = self._epochs[epoch]
         means = [total / max(count, 1) for total, count in zip(kept.total.tolist(), kept.counts, strict=True)]
         return self._read(epoch, None, means, kept.counts)
@@ -124,7 +124,7 @@ class GradientNorms:
         return {"steps": steps, "epochs": [mean.as_json() for mean in self.by_epoch()]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values, for `torch.load(weights_only=True)`; later records do not change them."""
+        """The state as tensors and plain values, for `torch.load(weights_only=True)`. It does not change later."""
         steps = self._steps
         return {
             "names": list(self.names),
@@ -141,8 +141,8 @@ class GradientNorms:
         for key, value in ours.items():
             if key not in state or state[key] != value:
                 raise ValueError(
-                    f"state must come from a recorder of the same tensors, layers and every_step, and its {key!r} is "
-                    "another: make the recorder as it was made then"
+                    f"state must come from a recorder with the same tensors, layers and every_step, but its {key!r} "
+                    "differs: create the recorder with the same arguments"
                 )
         device = self._weights[0].device
         self._epochs = {
@@ -155,16 +155,16 @@ class GradientNorms:
             self._steps = [_Step(epoch, step, norms, tuple(present)) for (epoch, step), norms, present in saved]
 
     def _norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Of the tensors, the layers and the whole, in double precision; 0 where there is no gradient."""
+        """The norms of the tensors, the layers and all tensors together, in double precision; 0 without a gradient."""
         device = self._weights[0].device
         self._members = self._members.to(device)
         none = torch.zeros((), device=device)
         squares = torch.stack([none if g is None else squared_norm(g).to(device) for g in gradients]).double()
-        # Not a matrix product, in which one infinite square would make every norm NaN.
+        # Not a matrix product, because one infinite square would then make every norm NaN.
         return torch.where(self._members, squares, 0.0).sum(1).sqrt_()
 
     def _found(self, present: Sequence[bool]) -> list[bool]:
-        """Which of the norms come from a gradient, when these tensors have one."""
+        """Which norms exist, given which tensors have a gradient."""
         layers = {label for label, there in zip(self.labels, present, strict=True) if there}
         return [*present, *(layer in layers for layer in self.layers), any(present)]
 
@@ -180,9 +180,10 @@ _EMBEDDING = re.compile(r"embed|(?:^|\.)(?:shared|wte|wpe)\.")
 
 
 def transformer_layers(name: str) -> str:
-    """`model.encoder.layers.3.fc1.weight` belongs to "encoder 4": layers count from 1, and the highest is the last.
+    """The layer of a transformer's parameter: `model.encoder.layers.3.fc1.weight` belongs to "encoder 4".
 
-    Models without an encoder have "layer 1" and so on. The rest is "embeddings", with a tied output, or "other".
+    Layers count from 1. Without an encoder and a decoder they are called "layer 1" and so on. All other parameters
+    belong to "embeddings", which includes a tied output, or to "other".
     """
     numbered = _NUMBERED.search(name)
     if numbered:
@@ -191,7 +192,7 @@ def transformer_layers(name: str) -> str:
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """|g|^2 on its device, in float32 at least."""
+    """|g|^2 on the device of g, in float32 or wider."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return sum_of_squares(values.reshape(-1).to(wide(values.dtype)))
 
@@ -200,7 +201,7 @@ def _label(name: str, layers: Layers | None) -> str:
     if layers is None:
         return name.rpartition(".")[0] or "model"
     if isinstance(layers, Mapping) and name not in layers:
-        raise ValueError(f"layers must name the layer of every tensor, and {name!r} is not in it")
+        raise ValueError(f"layers must name the layer of every tensor, but {name!r} is not in it: add it")
     label = layers[name] if isinstance(layers, Mapping) else layers(name)
     if not isinstance(label, str):
         raise TypeError(f"a layer's label must be a string, got {label!r} for {name!r}")
@@ -212,7 +213,7 @@ def _checked_tensors(model: NamedTensors) -> dict[str, Tensor]:
         model = model.named_parameters()
     pairs = list(model.items() if isinstance(model, Mapping) else model)
     if not pairs:
-        raise ValueError("there are no parameters to record: give a model, or its named_parameters()")
+        raise ValueError("model has no parameters to record: give a model with parameters, or its named_parameters()")
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
             raise TypeError(f"model must be a module or pairs of name and tensor, got a {type(pair).__name__}")
@@ -223,5 +224,5 @@ def _checked_tensors(model: NamedTensors) -> dict[str, Tensor]:
             raise TypeError(f"parameter {name!r} must be a whole tensor of real numbers, got {found}")
     weights = dict(pairs)
     if len(weights) < len(pairs):
-        raise ValueError("names of parameters must differ from each other: give model.named_parameters()")
+        raise ValueError("the names of the parameters must differ: give model.named_parameters()")
     return weights

@@ -1,4 +1,4 @@
-"""The Gram matrix of the examples' gradients: N x N, with the nonzero eigenvalues of the empirical Fisher matrix."""
+"""The N x N Gram matrix of the per-example gradients, which has the nonzero eigenvalues of the empirical Fisher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gasam.analysis.examples import Factors, Gradients, example_gradients, facto
 from gasam.analysis.objective import Batches, Objective, each
 from gasam.analysis.products import Products, Work, connected, dense
 
-# Columns of gradients that are multiplied at once: float32 sums of so few products are as exact as their terms.
+# Columns of gradients that are multiplied at once. float32 sums of so few products are as exact as their terms.
 COLUMNS = 2**13
 STRIPS = 4
 NARROW = 256
@@ -19,11 +19,11 @@ SPARSE = 0.2
 
 
 class Examples:
-    """All examples with their losses, and the gradients of single ones."""
+    """All examples with their losses, and per-example gradients."""
 
     def __init__(self, model: nn.Module, objective: Objective, batches: Batches, work: Work) -> None:
         self.model, self.objective, self.batches, self.work = model, objective, batches, work
-        # With their graphs, as later: kernels without graphs round differently.
+        # Computed with graphs, as later, because kernels without graphs round differently.
         self.losses = [objective(model, batch).detach() for batch in each(batches)]
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Examples:
                 self.work.add()
 
     def factors(self, weights: list[nn.Parameter], memory: float) -> dict[int, Factors]:
-        """Of all examples, for the weights whose gradients have them in every batch; none if that takes more memory."""
+        """The factors of the gradients that have them in every batch; empty if they need more than `memory` bytes."""
         by_batch = list[dict[int, Factors]]()
         used = 0
         for number, batch in enumerate(each(self.batches)):
@@ -57,15 +57,15 @@ class Examples:
         if known is None or not same_losses(losses, known, known.abs().max()):
             raise ValueError(
                 "batches must give the same examples in the same order each time, got other losses for batch "
-                f"{number}: do not shuffle or draw at random, or take method 'lanczos'"
+                f"{number}: do not shuffle or sample the examples, or use method 'lanczos'"
             )
 
 
 def gram(examples: Examples, products: Products, memory: float) -> Tensor:
-    """G = J J' / N in double precision, where J, N x n, holds the examples' gradients.
+    """G = J J' / N in double precision, where the rows of J (N x n) are the per-example gradients.
 
-    Weights whose gradients have factors need no part of J. The rest of J is made in blocks of columns that fit into
-    `memory` bytes, with one pass over the examples for each block.
+    Gradients with factors need no columns of J. The other columns are computed in blocks that fit into `memory` bytes,
+    with one pass over the examples for each block.
     """
     rows, like = len(examples), products.like
     found = like.new_zeros(rows, rows, dtype=torch.float64)
@@ -85,13 +85,13 @@ def gram(examples: Examples, products: Products, memory: float) -> Tensor:
 
 
 def _row_products(factors: Factors) -> Tensor:
-    """(b_i a_i') . (b_j a_j') = (b_i . b_j) (a_i . a_j)"""
+    """The products of all pairs of gradients: (b_i a_i') . (b_j a_j') = (b_i . b_j) (a_i . a_j)."""
     products = [factor.double() @ factor.double().T for factor in factors]
     return products[0] if len(products) == 1 else products[0] * products[1]
 
 
 def _fill(block: Tensor, examples: Examples, weights: list[nn.Parameter], first: int) -> None:
-    """Write columns first, first + 1, .. of J; only the weights that these belong to need a gradient."""
+    """Write the columns first, first + 1, .. of J. Gradients are computed only for the weights of these columns."""
     ranges, start = [], 0
     for weight in weights:
         low, high = max(first, start), min(first + block.shape[1], start + weight.numel())
@@ -107,8 +107,8 @@ def _fill(block: Tensor, examples: Examples, weights: list[nn.Parameter], first:
 def _add_products(found: Tensor, columns: Tensor) -> None:
     """Add the lower triangle of columns columns', strip by strip.
 
-    An example has few of a vocabulary's words: where most entries are zero, few columns at a time are multiplied, and
-    only for the examples that have them. Both together save a third of the time for a text model.
+    An example contains few words of a vocabulary. So if most entries are zero, only a few columns are multiplied at a
+    time, and only for the examples with nonzero entries. For a text model this saves a third of the time.
     """
     if columns.shape[1] > NARROW and columns.count_nonzero() < SPARSE * columns.numel():
         for narrow in torch.split(columns, NARROW, dim=1):

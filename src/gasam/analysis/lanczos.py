@@ -1,4 +1,4 @@
-"""Lanczos' method with full reorthogonalisation: without it, values that were found are found again as ghosts."""
+"""Lanczos' method with full reorthogonalisation, which prevents spurious copies of eigenvalues."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 Eigen = tuple[Tensor, Tensor, Tensor]
-"""Values, descending; the residual |A v - value v| of each; whether that is within the tolerance."""
+"""Eigenvalues in descending order, the residual |A v - value v| of each, and whether it is within the tolerance."""
 
-# Values count as found only this many steps after a random vector came in, and with this many more than asked for:
-# before that, all of them may be near to eigenvalues, but not to the largest ones.
+# Values are accepted only this many steps after a random vector was added, and with a basis of this many more vectors
+# than values. Before that, the values may be close to eigenvalues other than the largest.
 SETTLED = 20
 CHECK_EVERY = 10
 
@@ -20,7 +20,7 @@ CHECK_EVERY = 10
 class Krylov:
     """An orthonormal basis q_0 .. q_m of the Krylov space, and H = Q A Q' in double precision.
 
-    Where the space is invariant, it is continued by a random vector, which finds the values of the other directions.
+    If the space is invariant, a random vector is added to find the eigenvalues of the remaining directions.
     """
 
     def __init__(self, product: Product, start: Tensor, size: int, generator: torch.Generator) -> None:
@@ -30,8 +30,8 @@ class Krylov:
         self.basis = start.new_empty(min(self.size + 1, n), n)
         self.basis[0] = start / start.norm()
         self.projected = torch.zeros(self.size, self.size, dtype=torch.float64)
-        self.m = 0  # columns of H that are known
-        self.rest = 0.0  # norm of the part of A q_(m-1) outside of the basis
+        self.m = 0  # number of known columns of H
+        self.rest = 0.0  # norm of the component of A q_(m-1) outside of the basis
         self.since_random = 0
         self.exhausted = False  # A is a multiple of the identity outside of the basis
 
@@ -44,7 +44,7 @@ class Krylov:
         outside = self.product(self.basis[m])
         before = float(outside.norm())
         if not before < float("inf"):
-            raise FloatingPointError("a product with the matrix is not finite: the model's gradients overflow")
+            raise FloatingPointError("a product with the matrix is not finite: check whether the gradients overflow")
         inside = self._orthogonalise(outside, m, known=m > 0 and self.rest > 0)
         self.projected[: m + 1, m] = inside
         self.projected[m, : m + 1] = inside
@@ -59,10 +59,10 @@ class Krylov:
             self.basis[self.m] = outside / outside.norm()
 
     def _orthogonalise(self, vector: Tensor, m: int, known: bool) -> Tensor:
-        """Remove the basis from the vector, in place, and give the coefficients.
+        """Orthogonalise the vector against the basis, in place, and return the coefficients.
 
-        The last two vectors are nearly all of it: once they are out, one pass over the whole basis is enough, unless
-        that pass removes much.
+        Nearly all of the projection lies on the last two vectors. After these are removed, one pass over the whole
+        basis is enough, unless this pass removes much.
         """
         coefficients = torch.zeros(m + 1, dtype=torch.float64)
         near = self.basis[m - 1 if known else m : m + 1]
@@ -75,21 +75,21 @@ class Krylov:
 
     def _random_outside(self) -> Tensor:
         if self.m == self.basis.shape[1]:
-            return self.basis[0]  # there is no outside, and nothing to be stored
+            return self.basis[0]  # the basis is complete, and nothing will be stored
         vector = random_normal(self.basis, self.basis.shape[1], self.generator)
         for _ in range(3):
             _remove(vector, self.basis[: self.m])
         return vector
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, descending, the coefficients of their vectors, and |A v - value v| of each."""
+        """Descending eigenvalues, the coefficients of their vectors, and the residuals |A v - value v|."""
         values, vectors = torch.linalg.eigh(self.projected[: self.m, : self.m])
         values, vectors = values.flip(0), vectors.flip(1)
         rounding = torch.finfo(self.basis.dtype).eps * values.abs().max()
         return values, vectors, (self.rest * vectors[-1].abs()).clamp(min=float(rounding))
 
     def restart(self, keep: int) -> None:
-        """Replace the basis by the vectors of the largest values; the vector that would come next stays the next."""
+        """Replace the basis by the vectors of the `keep` largest values, followed by the vector that was next."""
         values, vectors, _ = self.ritz()
         turn = vectors[:, :keep].T.to(self.basis)
         for columns in torch.split(self.basis, max(1, 2**24 // self.m), dim=1):
@@ -110,7 +110,7 @@ def largest(
     max_products: int,
     generator: torch.Generator,
 ) -> Eigen:
-    """The k algebraically largest values. A basis of `size` vectors restarts from the vectors of the largest values."""
+    """The k algebraically largest eigenvalues. When the basis has `size` vectors, it restarts from the largest ones."""
     krylov = Krylov(product, start, size, generator)
     n = start.numel()
     for products in range(1, max_products + 1):
@@ -130,7 +130,7 @@ def largest(
 
 
 def largest_of(matrix: Tensor, k: int, tolerance: float) -> Eigen:
-    """The k largest values of a symmetric matrix that is formed; beyond its size they are zeros, exactly."""
+    """The k largest eigenvalues of an explicit symmetric matrix, padded with exact zeros if it has fewer."""
     values, vectors = torch.linalg.eigh(matrix)
     values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
     residuals = (matrix @ vectors - vectors * values).norm(dim=0)
@@ -140,7 +140,7 @@ def largest_of(matrix: Tensor, k: int, tolerance: float) -> Eigen:
 
 
 def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss' rule for the measure of `start`: sum w f(node) = start' f(A) start / |start|^2."""
+    """Nodes and weights w of Gauss quadrature: sum w f(node) approximates start' f(A) start / |start|^2."""
     krylov = Krylov(product, start, steps, generator)
     while not krylov.full:
         krylov.step()
@@ -151,17 +151,17 @@ def quadrature(product: Product, start: Tensor, steps: int, generator: torch.Gen
 
 
 def random_normal(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU, so that every device has the same."""
+    """Normal random numbers, drawn on the CPU so that they are the same on every device."""
     return torch.randn(n, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def random_signs(like: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Entries of +1 and -1: u' A u has the trace as its mean, and less variance than with normal u."""
+    """Random entries +1 and -1. The mean of u' A u is the trace, with less variance than for normal u."""
     return torch.randint(2, (n,), generator=generator).mul_(2).sub_(1).to(like)
 
 
 def _remove(vector: Tensor, directions: Tensor) -> Tensor:
-    """Subtract the projection on orthonormal directions, in place, and give its coefficients."""
+    """Subtract the projection on orthonormal directions, in place, and return its coefficients."""
     coefficients = directions @ vector
     vector.addmv_(directions.T, coefficients, alpha=-1)
     return coefficients.double().cpu()

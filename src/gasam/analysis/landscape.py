@@ -1,4 +1,4 @@
-"""Slices of the loss around the weights: along a line, towards another model, and over a plane."""
+"""The loss along a line, between two models, and over a plane in the space of the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gasam.portions import wide
 
 @dataclass(frozen=True)
 class Line(Result):
-    """The mean loss at each alpha; it may be infinite or NaN."""
+    """The mean loss at each alpha. It may be infinite or NaN."""
 
     alphas: tuple[float, ...]
     losses: tuple[float, ...]
@@ -28,7 +28,7 @@ class Line(Result):
 
 @dataclass(frozen=True)
 class Plane(Result):
-    """`losses[i][j]` is the mean loss at w + axis[i] first + axis[j] second; the model itself is in the middle."""
+    """`losses[i][j]` is the mean loss at w + axis[i] first + axis[j] second. The model is in the middle."""
 
     axis: tuple[float, ...]
     losses: tuple[tuple[float, ...], ...]
@@ -44,11 +44,19 @@ def line(
     other: Mapping[str, Tensor] | None = None,
     watch: Watch | None = None,
 ) -> Line:
-    """Losses at w + alpha direction, or at w + alpha (other - w), which is the other model bit for bit at alpha = 1.
+    """Mean losses at w + alpha direction, or at w + alpha (other - w).
 
-    `other` is a state dict, or all weights by name. Its floating buffers, such as statistics of batch normalisation,
-    are interpolated too, because they belong to the other model; beyond [0, 1] they stay at the nearer end, because an
-    extrapolated variance may be negative. A weight that a direction does not name stays where it is.
+    Args:
+        model: The model. Its weights are restored afterwards.
+        objective: Computes the losses.
+        batches: All examples, as an iterable that can be read repeatedly.
+        alphas: The positions on the line; 0 is the model.
+        direction: An offset by parameter name. Weights that it does not name do not change. Give this or `other`.
+        other: The state dict of another model, or all its weights by name. At alpha = 1 the weights are those of the
+            other model bit for bit. Its floating-point buffers, such as the statistics of batch normalisation, are
+            interpolated too. Outside of [0, 1] buffers keep the values of the nearer end, because an extrapolated
+            variance may be negative.
+        watch: Called with the number of alphas that are done, and with their total.
     """
     at = _checked_alphas(alphas)
     if direction is not None and other is None:
@@ -58,7 +66,7 @@ def line(
         _check_other(model, other)
         place = partial(_towards, model, other)
     else:
-        raise TypeError("give either direction or other: an offset of the weights, or the weights of another model")
+        raise TypeError("give either direction, an offset of the weights, or other, the weights of another model")
     losses = []
     with examined(model, batches):
         for done, alpha in enumerate(at, start=1):
@@ -80,15 +88,24 @@ def plane(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Plane:
-    """Losses at w + x first + y second for x and y at `points` places from -radius to radius.
+    """Mean losses at w + x first + y second on a grid of `points` times `points` values of x and y.
 
-    By default the directions are random and filter-normalised: at x = 1 every filter has moved by its own length, so
-    that models with weights of different sizes can be compared (Li et al. 2018). Given ones are taken as they are.
+    Args:
+        model: The model. Its weights are restored afterwards.
+        objective: Computes the losses.
+        batches: All examples, as an iterable that can be read repeatedly.
+        directions: The two offsets `first` and `second`, which are not normalised. None means random filter-normalised
+            directions: at x = 1 every filter has moved by its norm, so that models with weights of different sizes can
+            be compared (Li et al. 2018).
+        radius: x and y go from -radius to radius.
+        points: Values of x and of y; an odd number, so that the model is in the middle.
+        seed: Seed of the random directions.
+        watch: Called with the number of points that are done, and with their total.
     """
     check_radius(radius)
     check_whole("points", points, 3)
     if points % 2 == 0:
-        raise ValueError(f"points must be odd, so that the model itself is in the middle, got {points}")
+        raise ValueError(f"points must be odd, so that the model is in the middle, got {points}")
     first, second = random_directions(model, seed) if directions is None else _checked_pair(model, directions)
     axis = tuple(radius * (2 * i - (points - 1)) / (points - 1) for i in range(points))
     losses: list[float] = []
@@ -104,7 +121,7 @@ def plane(
 
 
 def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Two normal directions of the trained weights, filter-normalised; random ones are nearly at right angles."""
+    """Two random, filter-normalised directions of the trained weights, which are nearly orthogonal."""
     check_whole("seed", seed, 0)
     generator = torch.Generator().manual_seed(seed)
     weights = trained(model)
@@ -119,14 +136,17 @@ def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]
 
 
 def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = False) -> dict[str, Tensor]:
-    """d_f |w_f| / |d_f| for each filter f, a row of a tensor's first dimension.
+    """d_f |w_f| / |d_f| for each filter f, which is a row of a tensor's first dimension.
 
-    Vectors, such as biases and gains, become zero, as is usual: a unit gain moved by its length would dominate the
-    picture. With `vectors` each is normalised as one filter.
+    Args:
+        direction: The direction d by parameter name.
+        weights: The weights w, with at least the names of the direction.
+        vectors: Normalise each vector, such as a bias or a gain, as one filter. By default vectors become zero, as is
+            usual, because moving unit gains by their norm would dominate the result.
     """
     for name, values in direction.items():
         if name not in weights:
-            raise ValueError(f"direction has {name!r}, which weights has not: give both the same names")
+            raise ValueError(f"direction has {name!r}, which is not in weights: give both the same names")
         check_shape("direction", name, values, weights[name])
     check_real({name: weights[name] for name in direction})
     normalised = {}
@@ -145,7 +165,7 @@ def _along(model: nn.Module, direction: Offset, alpha: float) -> AbstractContext
 
 
 def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Tensor]:
-    """x first + y second, in a type wide enough for both."""
+    """x first + y second, in float32 or wider."""
     total = {name: x * values.to(wide(values.dtype)) for name, values in first.items()}
     for name, values in second.items():
         total[name] = total.get(name, 0.0) + y * values.to(wide(values.dtype))
@@ -153,7 +173,7 @@ def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Te
 
 
 def _towards(model: nn.Module, other: Mapping[str, Tensor], alpha: float) -> AbstractContextManager[None]:
-    """w + alpha (other - w), exact at both ends; buffers stay within [0, 1]."""
+    """Set w + alpha (other - w), which is exact at both ends. For buffers alpha is clipped to [0, 1]."""
     tensors, values = [], []
     for name, tensor in _floating(model, other).items():
         part = alpha if isinstance(tensor, nn.Parameter) else min(max(alpha, 0.0), 1.0)
@@ -180,7 +200,7 @@ def _check_other(model: nn.Module, other: Mapping[str, Tensor]) -> None:
             raise ValueError(f"other lacks {name!r}: give all weights, such as the state_dict() of the other model")
     for name in other:
         if name not in tensors and name not in model.state_dict():
-            raise ValueError(f"other has {name!r}, which the model has not: both must be of one architecture")
+            raise ValueError(f"other has {name!r}, which is not in the model: give weights of the same architecture")
     for name, tensor in tensors.items():
         check_shape("other", name, other[name], tensor)
 
@@ -199,7 +219,7 @@ def _checked_alphas(alphas: Iterable[float]) -> list[float]:
         raise TypeError(f"alphas must be a list of numbers, got {alphas!r}")
     numbers = list(alphas)
     if not numbers:
-        raise ValueError("alphas is empty: give at least one number, 0 for the model itself")
+        raise ValueError("alphas is empty: give at least one number, for example 0 for the model")
     for alpha in numbers:
         check_number("an alpha of alphas", alpha)
     return [float(alpha) for alpha in numbers]

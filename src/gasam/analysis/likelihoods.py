@@ -1,4 +1,4 @@
-"""Losses that are the negative logarithm of a known distribution, so that the Fisher matrix exists."""
+"""Losses that are the negative logarithm of a known distribution, which the Fisher matrix needs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def second_part(batch: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """For outputs (rows, .., classes) and targets (rows, ..) of class numbers: the mean over each row's targets.
+    """The mean cross-entropy of each row, for outputs (rows, .., classes) and targets (rows, ..) of class numbers.
 
-    Targets equal to `ignored`, such as padding, do not count; a row without other targets has loss 0.
+    Args:
+        targets: Returns the targets of a batch; by default its second part.
+        ignored: Targets with this value, such as padding, do not count. A row without other targets has loss 0.
+        label_smoothing: As in torch's `cross_entropy`, from 0 to 1.
     """
 
     targets: Callable[[Any], Tensor] = second_part
@@ -31,7 +34,7 @@ class CrossEntropy:
         targets = self.targets(batch)
         if targets.shape != outputs.shape[:-1]:
             raise ValueError(
-                f"outputs must have the targets' shape and one dimension more, for the classes, got outputs "
+                f"outputs must have the shape of the targets and a last dimension for the classes, got outputs "
                 f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}"
             )
         losses = cross_entropy(
@@ -49,7 +52,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class SquaredError:
-    """For outputs and targets of one shape (rows, ..): the mean square of each row's errors."""
+    """The mean squared error of each row, for outputs and targets of the same shape (rows, ..)."""
 
     targets: Callable[[Any], Tensor] = second_part
 
@@ -57,6 +60,6 @@ class SquaredError:
         targets = self.targets(batch)
         if targets.shape != outputs.shape:
             raise ValueError(
-                f"outputs and targets must have one shape, got {tuple(outputs.shape)} and {tuple(targets.shape)}"
+                f"outputs and targets must have the same shape, got {tuple(outputs.shape)} and {tuple(targets.shape)}"
             )
         return torch.square(outputs - targets).reshape(len(targets), -1).mean(1)

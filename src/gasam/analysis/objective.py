@@ -1,4 +1,4 @@
-"""What is analysed: a model, how its losses are computed, and the examples they are taken on."""
+"""`Objective`, which computes the losses of examples, and functions for the mean loss and its gradient."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gasam.weights import run_again_if_interrupted
 Batches = Iterable[Any]
 Named = dict[str, nn.Parameter]
 Watch = Callable[[int, int], None]
-"""Called with the number of evaluations that are done, and with their total."""
+"""Called with the number of finished evaluations and their total."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """L(w) = mean of the examples' losses. An example is one row of a batch: a review, a sentence, a token.
+    """L(w), the mean of the examples' losses. An example is one row of a batch: a review, a sentence or a token.
 
-    `forward(model, batch)` gives the outputs, `losses(outputs, batch)` one loss for each example of the batch.
+    `forward(model, batch)` returns the outputs. `losses(outputs, batch)` returns one loss for each example.
     """
 
     forward: Callable[[nn.Module, Any], Any]
@@ -34,23 +34,36 @@ class Objective:
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         losses = self.losses(self.forward(model, batch), batch)
         if not isinstance(losses, Tensor):
-            raise TypeError(f"losses must give a tensor with one loss per example, got {type(losses).__name__}")
+            raise TypeError(f"losses must return a tensor with one loss per example, got {type(losses).__name__}")
         if losses.ndim != 1 or not len(losses):
             raise ValueError(
-                f"losses must give one loss per example, a tensor of one dimension, got shape {tuple(losses.shape)}: "
-                'a loss of torch does so with reduction="none"'
+                f"losses must return one loss per example, a tensor of one dimension, got shape {tuple(losses.shape)}: "
+                'use reduction="none" for a loss of torch'
             )
         return losses
 
 
 def mean_loss(model: nn.Module, objective: Objective, batches: Batches) -> float:
-    """L(w) with the model in eval mode; it is as before afterwards."""
+    """L(w) in eval mode.
+
+    Args:
+        model: The model. Its mode and gradients are restored afterwards.
+        objective: Computes the losses.
+        batches: All examples.
+    """
     with evaluated(model):
         return propagate(model, objective, batches)
 
 
 def gradient(model: nn.Module, objective: Objective, batches: Batches) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss and its gradient by name; zero for a weight that the loss does not depend on."""
+    """The mean loss in eval mode and its gradient by parameter name.
+
+    Args:
+        model: The model. Its mode and gradients are restored afterwards. A trained weight that the loss does not depend
+            on has a gradient of zero.
+        objective: Computes the losses.
+        batches: All examples, as an iterable that can be read repeatedly.
+    """
     with examined(model, batches) as weights:
         seen = back_propagate(model, objective, batches)
         return float(seen.loss), {
@@ -61,13 +74,13 @@ def gradient(model: nn.Module, objective: Objective, batches: Batches) -> tuple[
 
 @contextmanager
 def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
-    """Give the weights that need a gradient, by name, with the model in the state of `evaluated`."""
+    """Yield the weights that require a gradient, by name, with the model in the state of `evaluated`."""
     weights = trained(model)
     if not weights:
-        raise ValueError("model has no parameter that requires a gradient: there is nothing to analyse")
+        raise ValueError("model has no parameter that requires a gradient: unfreeze at least one")
     if iter(batches) is batches:
         raise TypeError(
-            "batches must be something that can be gone through again and again, such as a list or a DataLoader, "
+            "batches must be an iterable that can be read repeatedly, such as a list or a DataLoader, "
             f"got {type(batches).__name__}: give list(batches)"
         )
     with evaluated(model):
@@ -75,7 +88,7 @@ def examined(model: nn.Module, batches: Batches = (None,)) -> Iterator[Named]:
 
 
 def trained(model: nn.Module) -> Named:
-    """The weights that need a gradient, by name; all of them must be real."""
+    """The weights that require a gradient, by name. Raises if one is complex."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     check_real(weights)
     return weights
@@ -83,9 +96,9 @@ def trained(model: nn.Module) -> Named:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Hold the model in eval mode and without gradients; restore both afterwards, also when interrupted.
+    """Set eval mode and clear the gradients inside the block; restore both afterwards, also after an interrupt.
 
-    Weights are restored by what moves them: the walk and `displaced`.
+    The weights are restored by the code that moves them: the walk and `displaced`.
     """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(weight, weight.grad) for weight in model.parameters()]
@@ -105,23 +118,23 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def each(batches: Batches) -> Iterator[Any]:
-    """The batches, at least one."""
+    """The batches. Raises if there are none."""
     empty = True
     for batch in batches:
         empty = False
         yield batch
     if empty:
-        raise ValueError("batches is empty: at least one batch of examples is needed")
+        raise ValueError("batches is empty: give at least one batch of examples")
 
 
 @torch.no_grad()
 def propagate(model: nn.Module, objective: Objective, batches: Batches) -> float:
-    """The mean loss where the weights are, in the mode that the model is in."""
+    """The mean loss at the present weights, in the model's present mode."""
     return float(torch.cat([objective(model, batch).double() for batch in each(batches)]).mean())
 
 
 def back_propagate(model: nn.Module, objective: Objective, batches: Batches) -> Pass:
-    """The mean loss where the weights are, with the gradient of the **sum** over all examples in their `.grad`."""
+    """The mean loss at the present weights. Leaves the gradient of the **sum** over all examples in `.grad`."""
     model.zero_grad()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for batch in each(batches):
@@ -134,6 +147,6 @@ def back_propagate(model: nn.Module, objective: Objective, batches: Batches) -> 
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Use kernels that have second derivatives; fused attention and cuDNN's LSTM have none."""
+    """Use kernels with second derivatives, which fused attention and cuDNN's LSTM do not have."""
     with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
         yield

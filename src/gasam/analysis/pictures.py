@@ -1,4 +1,4 @@
-"""Pictures of measurements in one style: lines, points and planes. Needs matplotlib."""
+"""Plots of lines, points and planes in one style; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ except ImportError:
     raise ImportError("pictures need matplotlib: run `pip install 'gasam[analysis]'`") from None
 
 OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B")
-"""Colours that colour-blind readers can distinguish, without those of the baseline and of GA-SAM."""
+"""Colours that colour-blind readers can distinguish, other than those of the baseline and of GA-SAM."""
 BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
 DASHES = ("-", "--", "-.", ":")
 POINTS = "points"
-"""In place of dashes: points without a line."""
+"""A value of `dashes`: points without a line."""
 
 
 class PlotLine(NamedTuple):
-    """A line of a picture; a y of None is a gap, and `marked` a point of the x axis that is shown."""
+    """A line of a plot. A y of None leaves a gap. `marked` is a position on the x axis to mark."""
 
     label: str
     x: Sequence[float]
@@ -38,7 +38,7 @@ class PlotLine(NamedTuple):
 
 
 def sheet(panels: int, *, width: float = 5.4, height: float = 4.0) -> tuple[Figure, list[Axes]]:
-    """An empty figure with that many panels side by side, at most three in a row."""
+    """An empty figure with this number of panels, at most three per row."""
     columns = min(panels, 3)
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -49,7 +49,7 @@ def sheet(panels: int, *, width: float = 5.4, height: float = 4.0) -> tuple[Figu
 
 
 def draw_lines(axes: Axes, lines: Sequence[PlotLine], *, title: str, x: str, y: str, log: str = "") -> None:
-    """`log` names the logarithmic axes: "", "x", "y" or "xy"; one without a number > 0 stays linear."""
+    """Plot lines. `log` names the logarithmic axes: "", "x", "y" or "xy". An axis without values > 0 stays linear."""
     colours = cycle(OKABE_ITO)
     for line in lines:
         colour = line.colour or next(colours)
@@ -70,9 +70,9 @@ def draw_lines(axes: Axes, lines: Sequence[PlotLine], *, title: str, x: str, y: 
 
 
 def draw_plane(axes: Axes, x: Sequence[float], y: Sequence[float], heights: Any, *, title: str) -> None:
-    """Contours of a 2-D slice, `heights[i][j]` at (x[j], y[i]); the model itself is the cross at the origin.
+    """Plot contours of `heights[i][j]` at (x[j], y[i]); the model is the cross at the origin.
 
-    Heights that are not finite are left blank; without two different heights there are no contours.
+    Heights that are not finite are left blank. If all heights are equal, there are no contours.
     """
     heights = np.asarray(heights, dtype=float)
     finite = np.where(np.isfinite(heights), heights, math.nan)
@@ -93,7 +93,7 @@ def finish(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def save(figure: Figure, place: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write PNG and SVG files; the same figure always gives the same bytes."""
+    """Write the figure as PNG and SVG. The same figure always gives the same bytes."""
     place.parent.mkdir(parents=True, exist_ok=True)
     files = [place.with_name(f"{place.name}.{kind}") for kind in kinds]
     with rc_context({"svg.hashsalt": "gasam"}):

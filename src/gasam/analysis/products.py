@@ -1,4 +1,4 @@
-"""Products of a curvature matrix with a vector: the Hessian, the Fisher matrix, the empirical Fisher matrix."""
+"""Products of the Hessian, the Fisher matrix or the empirical Fisher matrix with a vector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIBIBYTE = 2**30
 
 
 class Work:
-    """Counts units of work, and calls `watch` with the count after each."""
+    """Counts units of work, and calls `watch` with the count after each unit."""
 
     def __init__(self, watch: Callable[[int], object] | None = None) -> None:
         self.done, self.watch = 0, watch
@@ -34,10 +34,10 @@ class Work:
 
 
 class Products:
-    """v -> A v for one flat vector over all weights, where A is the mean over all examples and is never formed.
+    """v -> A v for a flat vector over all weights, where A is the mean over all examples and is never formed.
 
-    Use it inside `examined` and `twice_differentiable`, with gradients enabled. Graphs are kept from product to product
-    if those of all batches together take at most `memory` bytes; otherwise each product computes them anew.
+    Use it inside `examined` and `twice_differentiable`, with gradients enabled. The graphs of all batches are kept
+    between products if they need at most `memory` bytes. Otherwise each product computes them again.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Products:
         self.weights = list(weights.values())
         self.n = sum(weight.numel() for weight in self.weights)
         kind = reduce(torch.promote_types, [weight.dtype for weight in self.weights], torch.float32)
-        self.like = torch.empty(0, dtype=kind, device=self.weights[0].device)  # has the vectors' type and device
+        self.like = torch.empty(0, dtype=kind, device=self.weights[0].device)  # has the type and device of the vectors
         self._build = partial(action_on, matrix, model, objective, self.weights)
         self._fits: bool | None = None
         self._kept: list[tuple[Action, int]] = []
@@ -71,7 +71,7 @@ class Products:
         return total.div_(rows)
 
     def _actions(self) -> Iterable[tuple[Action, int]]:
-        """The action and the number of examples of each batch."""
+        """The product function and the number of examples of each batch."""
         if self._fits is None:
             self._fits = self._graphs_fit()
             if self._fits:
@@ -90,7 +90,9 @@ class Products:
 def action_on(
     matrix: Matrix, model: nn.Module, objective: Objective, weights: list[nn.Parameter], batch: Any
 ) -> tuple[Action, int]:
-    """v -> N A v on one batch of N examples, and N. With J the Jacobian of the losses or, for the Fisher, the outputs:
+    """v -> N A v on one batch of N examples, and N.
+
+    J is the Jacobian of the losses or, for the Fisher matrix, of the outputs:
 
     hessian           H v
     empirical_fisher  J' J v
@@ -111,7 +113,7 @@ def action_on(
 
 
 def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
-    """v -> H v = d (g . v) / dw, where g is the gradient of the value."""
+    """v -> H v = d (g . v) / dw, where g is the gradient of `value`."""
     gradients = grad(value, weights, create_graph=True, allow_unused=True)
     used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     chosen = [gradients[i] for i in used]
@@ -127,7 +129,7 @@ def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
 def jacobian(
     outputs: Tensor, weights: list[nn.Parameter]
 ) -> tuple[Callable[[Parts], Tensor], Callable[[Tensor], Parts]]:
-    """v -> J v and u -> J' u. Forward mode lacks many kernels, but u -> J' u is linear, and its transpose is J."""
+    """v -> J v and u -> J' u. J v is the transpose of u -> J' u, because forward mode lacks many kernels."""
     anything = torch.zeros_like(outputs, requires_grad=True)
     pulled = grad(outputs, weights, anything, create_graph=True, allow_unused=True)
     used = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
@@ -144,7 +146,7 @@ def jacobian(
 
 def connected(outputs: Any) -> Tensor:
     if not isinstance(outputs, Tensor):
-        raise TypeError(f"forward must give a tensor for the Fisher matrix, got {type(outputs).__name__}")
+        raise TypeError(f"forward must return a tensor for the Fisher matrix, got {type(outputs).__name__}")
     if not outputs.requires_grad:
         raise ValueError(
             "losses must depend on the model's weights, got losses that do not depend on any weight that requires a "
@@ -160,12 +162,12 @@ def check_matrix(matrix: str, objective: Objective) -> None:
         name = getattr(losses, "__name__", type(losses).__name__)
         raise ValueError(
             f"matrix 'fisher' needs losses with a known distribution, CrossEntropy() or SquaredError(), got {name}: "
-            "give one of these, or take matrix 'empirical_fisher' or 'hessian'"
+            "give one of these, or use matrix 'empirical_fisher' or 'hessian'"
         )
 
 
 def split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Copies: pairs that the model views as complex numbers can't begin at any place of a vector."""
+    """Copies of the parts. Views could be misaligned for models that view pairs of numbers as complex."""
     return [part.to(weight, copy=True) for part, weight in zip(split_views(vector, weights), weights, strict=True)]
 
 
@@ -175,19 +177,19 @@ def split_views(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dense(part: Tensor) -> Tensor:
-    """Embeddings may give sparse gradients."""
+    """Convert a sparse gradient, as embeddings may have, to a dense one."""
     return part.to_dense() if part.is_sparse else part
 
 
 def graph_bytes(build: Callable[[], object]) -> int:
-    """What a graph keeps for backward, found by building it once and dropping it."""
+    """The bytes that a graph keeps for backward, found by building it once and dropping it."""
     seen: dict[int, int] = {}
 
     def weigh(tensor: Tensor) -> Tensor:
         if not (tensor.is_leaf and tensor.requires_grad) and not tensor.is_sparse:
             storage = tensor.untyped_storage()
             seen[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # the tensor itself would be tied to its own graph
+        return tensor.detach()  # the tensor itself would keep its graph alive
 
     with torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
         build()

@@ -1,4 +1,4 @@
-"""Results as JSON."""
+"""`Result`, the base class of results that can be written as JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Result:
-    """A frozen record that becomes JSON."""
+    """A frozen dataclass that can be written as JSON."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values. What is not finite is "inf", "-inf" or "nan", which `float` reads; None was not measured."""
+        """Plain values. Infinity and NaN become "inf", "-inf" and "nan", which `float` reads; None was not measured."""
         return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def plain_value(value: object) -> Any:
-    """What JSON can hold in place of a value; a function is its name."""
+    """The value in a form that JSON can hold. A function becomes its name."""
     if isinstance(value, Result):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""How much of a metric is left when the weights are corrupted, radius by radius: Table 4, and on to collapse."""
+"""A metric under corruption of the weights at several radii, as in Table 4 of the paper, up to collapse."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gasam.analysis.objective import Batches, Objective, Watch, examined, propag
 from gasam.analysis.results import Result
 
 TABLE4: dict[float, tuple[float, ...]] = {2.0: (0.05, 0.1, 0.2), math.inf: (1e-4, 2e-4, 5e-4)}
-START, SMALLEST, LARGEST = 1e-3, 1e-7, 1.0  # radii of the search, relative to the weights
-COLLAPSED = 0.1  # of the clean metric kept
+START, SMALLEST, LARGEST = 1e-3, 1e-7, 1.0  # radii of the search, relative to the size of the weights
+COLLAPSED = 0.1  # share of the clean metric below which a model has collapsed
 
 Kind = Literal["adversarial", "random"]
 Metric = Callable[[nn.Module], float]
@@ -27,11 +27,19 @@ Metric = Callable[[nn.Module], float]
 
 @dataclass(frozen=True)
 class Point(Result):
-    """What corruption of one radius does. The random ones are means over the draws, None for no draws."""
+    """Loss and metric under corruption of one radius.
+
+    Args:
+        radius: Norm of the offset.
+        loss: The highest loss that the attack found.
+        metric: The metric at this loss. It may be NaN.
+        random_loss: Mean loss over the random draws; None without draws.
+        random_metric: Mean metric over the random draws; None without draws.
+    """
 
     radius: float
-    loss: float  # the highest that the attack found
-    metric: float  # at that point; NaN where the model is so broken that its metric is
+    loss: float
+    metric: float
     random_loss: float | None
     random_metric: float | None
 
@@ -43,7 +51,19 @@ class Point(Result):
 
 @dataclass(frozen=True)
 class Curve(Result):
-    """A metric over the radius, with points by growing radius. `floor` is the metric of a model that knows nothing."""
+    """The result of `robustness`: a metric as a function of the radius.
+
+    Args:
+        norm: p of the norm of the offsets.
+        higher_is_better: Whether a higher metric is better.
+        steps: Ascent steps of each attack.
+        restarts: Additional walks of each attack from random points.
+        draws: Random offsets per radius.
+        clean_loss: Loss of the model.
+        clean_metric: Metric of the model.
+        points: The measurements, in ascending order of the radius.
+        floor: Metric of a model that has learnt nothing, for example the accuracy of guessing.
+    """
 
     norm: float
     higher_is_better: bool
@@ -62,10 +82,9 @@ class Curve(Result):
         return cls(**{**record, **numbers, "points": points})
 
     def kept(self, metric: float) -> float:
-        """The share of the clean metric: (metric - floor) / (clean - floor), or clean / metric where lower is better.
+        """The share of the clean metric: (metric - floor) / (clean - floor), or clean / metric if lower is better.
 
-        NaN where either is NaN, and where the clean metric is not finite or not above the floor (above 0 where lower is
-        better).
+        NaN if one of them is NaN, or if the clean metric is not finite or not above the floor (0 if lower is better).
         """
         least = self.floor if self.higher_is_better else 0.0
         if not (math.isfinite(self.clean_metric) and self.clean_metric > least):
@@ -75,18 +94,25 @@ class Curve(Result):
         return math.inf if metric <= 0 else self.clean_metric / metric
 
     def collapsed(self, point: Point) -> bool:
-        """Less than a tenth of the metric is kept (a perplexity is tenfold), or it is not even a number."""
+        """Whether less than a tenth of the metric is kept (a perplexity has grown tenfold), or the metric is NaN."""
         return not self.kept(point.metric) >= COLLAPSED
 
 
 @dataclass(frozen=True)
 class HalfRadius(Result):
-    """Where half the metric is lost: between the measured radii `low` and `high`, interpolated."""
+    """The result of `half_radius`: the radius at which half of the metric is lost.
+
+    Args:
+        radius: The radius, interpolated between `low` and `high`; None if it is unknown.
+        low: The last measured radius at which more than half is kept; None if there is none.
+        high: The first measured radius at which at most half is kept; None if there is none.
+        reason: Why there is no radius or only a rough one; None if the radius was interpolated.
+    """
 
     radius: float | None
-    low: float | None  # the last radius with more than half, None if even the smallest has less
-    high: float | None  # the first radius with no more than half, None if there is none
-    reason: str | None  # why there is no radius, or only a rough one
+    low: float | None
+    high: float | None
+    reason: str | None
 
 
 def robustness(
@@ -108,19 +134,33 @@ def robustness(
     watch: Watch | None = None,
     keep: Callable[[Point], None] | None = None,
 ) -> Curve:
-    """Attack and corrupt at random at each radius, and take loss and `metric(model)` there, in eval mode, no gradients.
+    """Measure the loss and the metric under adversarial and random corruption at each radius, in eval mode.
 
-    With radii None they are searched among the powers of `factor`, so that two models are measured at the same ones.
-    The search begins near the p-norm of an offset with entries +-c that has a thousandth of the weights' 2-norm,
-    c = |w|_2 / (1000 sqrt(n)). It goes up until the adversarial metric has collapsed (`Curve.collapsed`) or the offset
-    would be as long as the weights, and down while no more than half the metric is kept, to 1e-7 of the weights.
+    Without `radii`, powers of `factor` are searched, so that different models are measured at the same radii. The
+    search starts near the p-norm of an offset with entries +-c, c = |w|_2 / (1000 sqrt(n)), whose 2-norm is a
+    thousandth of that of the weights. It goes up until the adversarial metric has collapsed (`Curve.collapsed`) or the
+    offset is as long as the weights. It goes down to 1e-7 of the weights while at most half of the metric is kept.
 
-    Where higher is better, shares of the metric are of what lies above `floor`, for example the accuracy of guessing.
-
-    `keep` is called with every point when it is measured; pass such points of the same options as `known`, and they are
-    not measured again. `watch` counts the evaluations of one radius. Random directions are the same at every radius.
+    Args:
+        model: The model. Its weights are restored afterwards.
+        objective: Computes the losses that the attack increases.
+        batches: All examples, as an iterable that can be read repeatedly.
+        metric: Computes the metric of a model. It runs without gradients.
+        radii: Norms of the offsets; None searches for them.
+        norm: p of the norm, > 1 or math.inf.
+        higher_is_better: Whether a higher metric is better.
+        floor: If higher is better, shares of the metric refer to the part above this value, for example the accuracy of
+            guessing.
+        steps: Ascent steps of each attack.
+        restarts: Additional walks of each attack from random points.
+        draws: Random offsets per radius. Their directions are the same at every radius.
+        factor: Ratio of neighbouring radii of the search.
+        known: Points of an earlier call with the same options, which are not measured again.
+        seed: Seed of the random points and directions.
+        watch: Called with the number of evaluations that are done for one radius, and with their total.
+        keep: Called with every new point as soon as it is measured, for example to save it.
     """
-    plain(1.0, norm, steps)  # says what is wrong with them before anything is measured
+    plain(1.0, norm, steps)  # raises if an argument is invalid, before anything is measured
     for name, value in (("restarts", restarts), ("draws", draws), ("seed", seed)):
         check_whole(name, value, 0)
     check_number("factor", factor, "> 1", lambda value: value > 1)
@@ -142,7 +182,7 @@ def robustness(
 
         if wanted is None:
             n = sum(weight.numel() for weight in weights.values())
-            # The p-norm of an offset with entries +-c that is as long as the weights.
+            # The p-norm of an offset with entries +-c that has the 2-norm of the weights.
             unit = length(weights.values(), 2.0) * n ** (1 / norm - 0.5)
             _search(clean, measure, unit, factor)
         else:
@@ -152,39 +192,39 @@ def robustness(
 
 
 def half_radius(curve: Curve, kind: Kind = "adversarial") -> HalfRadius:
-    """The first radius at which the metric is half the clean one, or twice where lower is better.
+    """The first radius at which the metric is half of the clean one, or twice the clean one if lower is better.
 
-    Between two points the metric, or its logarithm where lower is better, is taken as straight over log radius. Where
-    one of them is not finite, as of a broken model, the answer is their middle in log radius, and `reason` says so.
+    Between two points the metric, or its logarithm if lower is better, is interpolated linearly over the logarithm of
+    the radius. If one of them is not finite, the result is their geometric mean, and `reason` says so.
     """
     check_choice("kind", kind, get_args(Kind))
     if math.isnan(curve.kept(1.0)):
-        return HalfRadius(None, None, None, f"the clean metric is {curve.clean_metric:g}: it has no half")
+        return HalfRadius(None, None, None, f"the clean metric is {curve.clean_metric:g}, which can't be halved")
     low, before = None, math.nan
     for point in sorted(curve.points, key=lambda point: point.radius):
         metric = point.metric if kind == "adversarial" else point.random_metric
         if metric is None:
-            return HalfRadius(None, None, None, "no random corruption was measured: ask for draws")
+            return HalfRadius(None, None, None, "no random corruption was measured: set draws > 0")
         high, after = point.radius, curve.kept(metric)
         if not after > 0.5:
             if low is None:
-                return HalfRadius(None, None, high, f"half is lost at the smallest radius {high:g} already")
+                return HalfRadius(None, None, high, f"half is already lost at the smallest radius {high:g}")
             return _between(curve, low, before, high, after)
         low, before = high, after
     if low is None:
         return HalfRadius(None, None, None, "the curve has no points")
-    reason = f"{before:.0%} of the metric is left at the largest radius {low:g}: half is lost beyond it"
+    reason = f"{before:.0%} of the metric is left at the largest radius {low:g}, so half is lost beyond it"
     return HalfRadius(None, low, None, reason)
 
 
 def _between(curve: Curve, low: float, before: float, high: float, after: float) -> HalfRadius:
-    """`before` is the share kept at radius `low`, more than half, and `after` that at `high`, no more than half."""
+    """Interpolate, where `before` is the share kept at radius `low` (> 0.5) and `after` that at `high` (<= 0.5)."""
     if math.isfinite(before) and math.isfinite(after) and curve.higher_is_better:
         part = (before - 0.5) / (before - after)
     elif math.isfinite(before) and after > 0:
         part = math.log(before / 0.5) / math.log(before / after)
     else:
-        reason = f"between radius {low:g} and {high:g} there is nothing to interpolate: one metric is not finite"
+        reason = f"can't interpolate between radius {low:g} and {high:g}, because one metric is not finite"
         return HalfRadius(math.sqrt(low * high), low, high, reason)
     return HalfRadius(low ** (1 - part) * high**part, low, high, None)
 
@@ -225,22 +265,23 @@ def _measured(
 @torch.no_grad()
 def _judged(model: nn.Module, metric: Metric) -> float:
     value = metric(model)
-    model.eval()  # a metric may have left it in another mode
+    model.eval()  # the metric may have changed the mode
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"metric must return a number, got {type(value).__name__}: return float(..) of it")
+        raise TypeError(f"metric must return a number, got {type(value).__name__}: convert it with float(..)")
     return float(value)
 
 
 def _search(clean: Curve, measure: Callable[[float], Point], unit: float, factor: float) -> None:
-    """Measure up to collapse, and down to where more than half is kept; `unit` is the radius of the weights' size."""
+    """Measure up to collapse, and down until more than half is kept; `unit` is the radius of the weights' size."""
     if math.isnan(clean.kept(1.0)):
         raise ValueError(
-            f"radii must be given where the clean metric is {clean.clean_metric:g}: a search asks what share is kept"
+            f"radii must be given if the clean metric is {clean.clean_metric:g}, because a search needs the share that "
+            "is kept"
         )
     if not unit > 0:
-        raise ValueError("radii must be given for weights that are all zero: a search begins at a share of their norm")
+        raise ValueError("radii must be given for weights that are all zero, because a search needs their norm")
 
     def powers(radius: float, by: float) -> Iterator[float]:
         while SMALLEST * unit <= radius * (1 + 1e-9) and radius <= LARGEST * unit * (1 + 1e-9):

@@ -1,4 +1,4 @@
-"""How much the loss of a batch rises in a ball around the weights: at worst along the walk, and on average."""
+"""Sharpness: the rise of a batch's loss in a ball around the weights, at most along a walk and on average."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gasam.weights import Weights
 
 @dataclass(frozen=True)
 class Estimate(Result):
-    """A mean over batches with Student's interval; None for one batch, or where a value is not finite."""
+    """A mean over batches with Student's confidence interval, which is None for one batch or infinite values."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -33,17 +33,25 @@ class Estimate(Result):
 
 @dataclass(frozen=True)
 class Sharpness(Result):
-    """Rises of the loss in the ball |T^-1 a|_p <= epsilon, with T and the gradients of each batch.
+    """The result of `sharpness`: rises of the loss L_B of a batch in the ball |T^-1 a|_p <= epsilon.
 
-    An infinite or undefined loss on the way counts as an infinite rise.
+    T and the gradients are those of each batch. A loss that is infinite or NaN counts as an infinite rise.
+
+    Args:
+        perturbation: The ball and the number of ascent steps.
+        draws: Random points per batch.
+        confidence: Level of the confidence intervals.
+        clean: L_B(w).
+        worst: max_k L_B(w + a_k) - L_B(w) along the walk. At least 0, because a_0 = 0.
+        average: Mean of L_B(w + a) - L_B(w) over random points a; None without draws.
     """
 
     perturbation: Perturbation
     draws: int
     confidence: float
-    clean: Estimate  # L_B(w)
-    worst: Estimate  # max_k L_B(w + a_k) - L_B(w) along the walk; at least 0, because a_0 = 0
-    average: Estimate | None  # mean of L_B(w + a) - L_B(w) over random points a; None for no draws
+    clean: Estimate
+    worst: Estimate
+    average: Estimate | None
 
 
 def sharpness(
@@ -57,10 +65,20 @@ def sharpness(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Sharpness:
-    """Measure each batch, as training sees them, and take the mean over batches, whatever their sizes.
+    """Measure the sharpness of each batch, as in training, and average over batches with equal weights.
 
-    The random points lie on the surface of the same ball, for p = inf uniformly in the box, and differ between
-    batches. A walk begins at the weights: where the gradient is zero it stays there, and only `average` sees curvature.
+    The random points lie on the surface of the ball, or uniformly in the box for p = inf, and differ between batches.
+    If the gradient is zero, the walk does not move, and only `average` measures the curvature.
+
+    Args:
+        model: The model. It runs in eval mode, and its weights are restored afterwards.
+        objective: Computes the losses.
+        batches: The batches, as an iterable that can be read repeatedly.
+        perturbation: The ball and the number of ascent steps, for example `plain(0.05)`.
+        draws: Random points per batch, for `average`.
+        confidence: Level of the confidence intervals, > 0 and < 1.
+        seed: Seed of the random points.
+        watch: Called with the number of batches that are done, and with their total.
     """
     check_perturbation(perturbation)
     check_whole("draws", draws, 0)
@@ -111,8 +129,8 @@ def _rises(
 ) -> tuple[float, list[float], list[float]]:
     """The loss of one batch, its rises at random points and its rises along the walk.
 
-    All walks share the gradient at the model's weights. Random points need no other one and leave it in `.grad`, so
-    they come first.
+    All walks share the gradient of the clean pass. Random points are measured first, because they leave this gradient
+    in `.grad`.
     """
     home = back_propagate(model, objective, [batch])
 

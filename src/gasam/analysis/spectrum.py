@@ -1,4 +1,4 @@
-"""The largest eigenvalues of the curvature at trained weights, and the density of all of them."""
+"""The largest eigenvalues and the spectral density of the Hessian and of the Fisher matrices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from gasam.analysis.objective import Batches, Objective, examined, twice_differe
 from gasam.analysis.products import GIBIBYTE, Matrix, Products, Work, check_matrix
 
 Method = Literal["gram", "lanczos", "dense"]
-# Up to this many weights all columns of the matrix cost little, and no tolerance is needed.
+# Up to this many weights it is cheap to compute the whole matrix, and no tolerance is needed.
 SMALL = 1000
 
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """The k largest values, descending, in double precision.
+    """The result of `top_eigenvalues`.
 
-    `residuals` are |A v - value v|: an eigenvalue lies within that distance, not counting the rounding of gradients in
-    the weights' own type. Those of method "gram" are of the Gram matrix. `work` counts products with the matrix; for
-    "gram" the gradients of single examples.
+    Args:
+        values: The k largest eigenvalues in descending order, in double precision.
+        residuals: |A v - value v|. An eigenvalue lies within this distance, apart from the rounding of gradients in the
+            weights' type. For method "gram", A is the Gram matrix.
+        converged: Whether each residual is within the tolerance.
+        matrix: The matrix A.
+        method: The method that was used.
+        examples: The number of examples.
+        weights: The number of weights.
+        work: The number of products with the matrix; for "gram" the number of per-example gradients.
     """
 
     values: Tensor
@@ -43,9 +50,22 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Density:
-    """The eigenvalues' density on a grid, with integral 1: nodes of weight w, each blurred to a normal bell of `width`.
+    """The result of `spectral_density`: the density of the eigenvalues, with integral 1.
 
-    sum(w * node^j) * n estimates trace(A^j); `trace` has its standard error over the probes, NaN for a single one.
+    sum(node_weights * nodes^j) * weights estimates trace(A^j).
+
+    Args:
+        grid: Eigenvalues at which the density is given.
+        density: The density on the grid: a sum of normal densities of standard deviation `width` around the nodes.
+        nodes: The nodes of the quadrature.
+        node_weights: Their weights, with sum 1.
+        width: The standard deviation of the normal densities.
+        trace: The estimated trace of A.
+        trace_error: Its standard error over the probes; NaN for a single probe.
+        matrix: The matrix A.
+        examples: The number of examples.
+        weights: The number of weights.
+        work: The number of products with the matrix.
     """
 
     grid: Tensor
@@ -75,24 +95,27 @@ def top_eigenvalues(
     memory: float = 4.0,
     watch: Callable[[int], object] | None = None,
 ) -> Eigenvalues:
-    """The k largest eigenvalues; for the Hessian, which has negative ones too, the largest with their sign.
+    """The k algebraically largest eigenvalues; the Hessian also has negative ones.
 
-    With l_i the loss of example i, z its outputs, J_i = dz/dw:
+    With the loss l_i of example i, its outputs z and J_i = dz/dw, the matrices are:
       empirical_fisher  1/N sum (dl_i/dw) (dl_i/dw)'
       fisher            1/N sum J_i' (d2 l_i / dz2) J_i
       hessian           1/N sum d2 l_i / dw2
-    `fisher` is the Fisher matrix of the distribution that the loss is the negative logarithm of, divided by the number
-    of targets in a row for CrossEntropy, of a normal distribution with variance D/2 for SquaredError over D numbers.
+    For CrossEntropy, `fisher` is the Fisher matrix of the predicted distribution, divided by the number of targets in a
+    row. For SquaredError over D numbers, it is that of a normal distribution with variance D/2.
 
     Args:
-        k: How many values.
-        matrix: See above.
-        tolerance: A value has converged when its residual is at most this share of the largest |value|. It is mostly
-            much nearer to an eigenvalue than its residual.
-        seed: Of the random vector that Lanczos starts from. Of several equal eigenvalues it may miss some.
-        method: By default the cheapest. "gram" (empirical Fisher only) takes each example's gradient, of linear layers
-            in factors; "lanczos" a few products for each value; "dense" one product for each weight.
-        max_products: Lanczos stops after this many products.
+        model: The model. It runs in eval mode.
+        objective: Computes the losses. Matrix "fisher" needs CrossEntropy or SquaredError.
+        batches: All examples, as an iterable that can be read repeatedly.
+        k: The number of eigenvalues.
+        matrix: "empirical_fisher", "fisher" or "hessian", as above.
+        tolerance: A value has converged when its residual is at most this share of the largest |value|. Its error is
+            usually much smaller than its residual.
+        seed: Seed of the random start vector of Lanczos, which may miss some of several equal eigenvalues.
+        method: "gram" (empirical Fisher only) computes per-example gradients, in factors for linear layers. "lanczos"
+            computes a few products per value, "dense" one product per weight. None chooses the cheapest.
+        max_products: Lanczos stops after this number of products.
         memory: GiB for blocks of gradients, kept graphs and the basis of Lanczos, which has at least k + 20 vectors.
         watch: Called with the count after each unit of work.
     """
@@ -100,7 +123,7 @@ def top_eigenvalues(
     _check_options(k, tolerance, method, matrix, max_products)
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         if k > products.n:
-            raise ValueError(f"k must be at most the number of weights that need a gradient, {products.n}, got {k}")
+            raise ValueError(f"k must be at most the number of weights that require a gradient, {products.n}, got {k}")
         chosen = method or _cheapest(matrix, k, len(examples), products.n, max_products, memory)
         if chosen == "gram":
             found = largest_of(gram(examples, products, memory * GIBIBYTE), k, tolerance)
@@ -125,10 +148,23 @@ def spectral_density(
     memory: float = 4.0,
     watch: Callable[[int], object] | None = None,
 ) -> Density:
-    """Stochastic Lanczos quadrature: for each of `probes` random vectors of signs u, `steps` steps of Lanczos give the
-    nodes and weights of Gauss' rule for u' f(A) u, whose mean is the mean of f over all eigenvalues.
+    """The density of the eigenvalues, estimated by stochastic Lanczos quadrature.
 
-    `width` of the bells is a hundredth of the range by default. `memory`, in GiB, bounds kept graphs.
+    For each random vector of signs u, Lanczos gives the nodes and weights of Gauss quadrature for
+    u' f(A) u / |u|^2, whose mean is the mean of f over all eigenvalues.
+
+    Args:
+        model: The model. It runs in eval mode.
+        objective: Computes the losses. Matrix "fisher" needs CrossEntropy or SquaredError.
+        batches: All examples, as an iterable that can be read repeatedly.
+        matrix: "hessian", "fisher" or "empirical_fisher"; see `top_eigenvalues`.
+        probes: The number of random vectors.
+        steps: Steps of Lanczos per vector.
+        points: Points of the grid.
+        width: Standard deviation of the normal density around each node; None means a hundredth of the range.
+        seed: Seed of the random vectors.
+        memory: GiB for kept graphs.
+        watch: Called with the count after each product.
     """
     check_matrix(matrix, objective)
     for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
@@ -164,20 +200,23 @@ def _curvature(
     memory: float,
     watch: Callable[[int], object] | None,
 ) -> Iterator[tuple[Examples, Products]]:
-    """Give the examples and the products with their matrix; restore the model afterwards."""
+    """Yield the examples and the products with their matrix; restore the model afterwards."""
     if not memory > 0:
         raise ValueError(f"memory must be a number of GiB > 0, got {memory}")
     with examined(model, batches) as weights, twice_differentiable(), torch.enable_grad():
         work = Work(watch)
         examples = Examples(model, objective, batches, work)
         if not all(losses.isfinite().all() for losses in examples.losses):
-            raise ValueError("losses must be finite to have a curvature, got an infinite one or NaN: check the weights")
+            raise ValueError("losses must be finite, got infinity or NaN: check the weights")
         yield examples, Products(model, objective, batches, weights, matrix, memory=memory * GIBIBYTE, work=work)
 
 
 def _cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, memory: float) -> Method:
-    """The Gram matrix takes one backward pass for each example and N^2 n multiplications, Lanczos about 4 k products of
-    several passes over all examples."""
+    """The cheapest method.
+
+    The Gram matrix needs one backward pass per example and N^2 n multiplications. Lanczos needs about 4 k products,
+    each with several passes over all examples.
+    """
     fits = 4 * 8 * examples**2 <= memory * GIBIBYTE
     if matrix == "empirical_fisher" and examples < n and examples <= 500 + 100 * k and fits:
         return "gram"
@@ -185,7 +224,7 @@ def _cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, 
 
 
 def _formed(products: Products) -> Tensor:
-    """The whole matrix, for few weights."""
+    """The explicit matrix, for few weights."""
     columns = torch.stack([products(unit) for unit in torch.eye(products.n).to(products.like)]).double()
     return (columns + columns.T) / 2
 
@@ -201,10 +240,10 @@ def _by_lanczos(products: Products, k: int, tolerance: float, max_products: int,
 def _check_options(k: int, tolerance: float, method: str | None, matrix: str, max_products: int) -> None:
     check_whole("k", k, 1)
     if not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a finite number >= 0, a share of the largest value, got {tolerance}")
+        raise ValueError(f"tolerance must be a finite number >= 0, relative to the largest value, got {tolerance}")
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))} or None, got {method!r}")
     if method == "gram" and matrix != "empirical_fisher":
-        raise ValueError(f"method 'gram' is for matrix 'empirical_fisher', got {matrix!r}: take method None")
+        raise ValueError(f"method 'gram' needs matrix 'empirical_fisher', got {matrix!r}: use method None")
     if max_products < k:
         raise ValueError(f"max_products must be at least k, {k}, got {max_products}")

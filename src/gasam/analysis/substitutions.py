@@ -1,8 +1,4 @@
-"""Two substitutions of the paper, measured on a model: a batch's gradient for an example's, the Fisher for the Hessian.
-
-Section 3.2 derives T from E|grad_i l|, the expected norm of one example's gradient, and from H = E[grad l grad l^T].
-The algorithm takes the norm of the batch's gradient instead, and no trained network fulfils the second exactly.
-"""
+"""Tests of two approximations of section 3.2 of the paper: batch gradients for examples, Fisher for Hessian."""
 
 from __future__ import annotations
 
@@ -27,9 +23,12 @@ from gasam.portions import wide
 
 @dataclass(frozen=True)
 class TensorNorms:
-    """`batch` is |g_i| of a batch's mean loss, the mean over batches weighted by size; `examples` is E|grad_i l|.
-    Their ratio is at most 1, and None where gradients are zero up to rounding, as those of the keys' biases in
-    attention are."""
+    """Gradient norms of one tensor.
+
+    `batch` is |g_i| of a batch's mean loss, averaged over batches by their size. `examples` is E|grad_i l|. `ratio` is
+    `batch` / `examples`, at most 1. It is None if the gradients are only rounding errors, as for the biases of the keys
+    in attention.
+    """
 
     name: str
     size: int
@@ -40,36 +39,48 @@ class TensorNorms:
 
 @dataclass(frozen=True)
 class NormSubstitution(Result):
-    """What |g_i| in place of E|grad_i l| does to T_i = sqrt(n_i) / (|g_i| sqrt(n)).
+    """How T_i = sqrt(n_i) / (|g_i| sqrt(n)) changes if |g_i| is a batch's gradient norm instead of E|grad_i l|.
 
-    A factor common to all tensors can be put into epsilon, so what matters is how the ratios differ: `spread` is the
-    standard deviation of their logarithms, `rank_correlation` Spearman's between the T_i of both kinds.
+    Section 3.2 of the paper derives T from E|grad_i l|, the expected norm of one example's gradient, but the algorithm
+    uses the norm of the batch's gradient. A factor common to all tensors can be absorbed into epsilon, so only the
+    differences between the ratios of the two norms matter.
+
+    Args:
+        tensors: The norms of each tensor.
+        examples: The number of examples.
+        batch_size: The mean number of examples in a batch.
+        factor: Geometric mean of the ratios.
+        spread: Standard deviation of the logarithms of the ratios.
+        rank_correlation: Spearman's rank correlation between the T_i of both kinds; None if all T_i are equal.
     """
 
     tensors: tuple[TensorNorms, ...]
     examples: int
     batch_size: float
-    factor: float  # the geometric mean of the ratios
+    factor: float
     spread: float
-    rank_correlation: float | None  # None where there are no two different T_i
+    rank_correlation: float | None
 
     def as_json(self) -> dict[str, Any]:
         return super().as_json() | {"sentence": self.sentence}
 
     @property
     def sentence(self) -> str:
-        ranks = "" if self.rank_correlation is None else f"; the ranks of T correlate by {self.rank_correlation:.2f}"
+        ranks = "" if self.rank_correlation is None else f"; the rank correlation of T is {self.rank_correlation:.2f}"
         return (
-            f"The gradient of {self.batch_size:.4g} examples has {self.factor:.3g} times the norm of one example's "
-            f"(unrelated ones would give {self.batch_size**-0.5:.3g}), which epsilon takes up; between tensors the "
-            f"factor differs by a standard deviation of {self.spread:.3g} in its logarithm{ranks}."
+            f"The mean gradient of {self.batch_size:.4g} examples has {self.factor:.3g} times the norm of one "
+            f"example's gradient (independent ones would give {self.batch_size**-0.5:.3g}), which epsilon can absorb; "
+            f"the standard deviation of the factor's logarithm between tensors is {self.spread:.3g}{ranks}."
         )
 
 
 @dataclass(frozen=True)
 class TensorTraces:
-    """Traces of one tensor's blocks. The Fisher's is exact, the Hessian's has a standard error.
-    `difference` is (fisher - hessian) / |hessian|, None where the Hessian's is zero up to rounding."""
+    """Traces of one tensor's diagonal blocks.
+
+    The trace of the Fisher matrix is exact; that of the Hessian is an estimate with a standard error. `difference` is
+    (fisher - hessian) / |hessian|, or None if the trace of the Hessian is only a rounding error.
+    """
 
     name: str
     size: int
@@ -83,21 +94,33 @@ class TensorTraces:
 class FisherSubstitution(Result):
     """How far the empirical Fisher F = E[grad l grad l^T] is from the Hessian H of the mean loss.
 
-    `distance` is |H - F| / |H| and `cosine` <H, F> / (|H| |F|) in the Frobenius norm, estimated by probes; a common
-    factor does not change the cosine. The tops are the largest eigenvalues, with the residuals |A v - top v| / |top|.
-    Ratios to a Hessian of zero are None.
+    Section 3.2 of the paper assumes that they are equal, which no trained network satisfies exactly.
+
+    Args:
+        tensors: The traces of each tensor's diagonal blocks.
+        examples: The number of examples.
+        probes: The number of random vectors.
+        hessian_trace: Estimated trace of H.
+        hessian_trace_error: Its standard error.
+        fisher_trace: Exact trace of F.
+        hessian_top: Largest eigenvalue of H.
+        fisher_top: Largest eigenvalue of F.
+        residuals: |A v - top v| / |top| for H and F.
+        top_ratio: `fisher_top` / `hessian_top`; None if `hessian_top` is zero.
+        distance: |H - F| / |H| in the Frobenius norm, estimated by the probes; None if H is zero.
+        cosine: <H, F> / (|H| |F|), which does not depend on a common factor; None if H or F is zero.
     """
 
     tensors: tuple[TensorTraces, ...]
     examples: int
     probes: int
     hessian_trace: float
-    hessian_trace_error: float  # standard error
+    hessian_trace_error: float
     fisher_trace: float
     hessian_top: float
     fisher_top: float
     residuals: tuple[float, float]
-    top_ratio: float | None  # of Fisher to Hessian
+    top_ratio: float | None
     distance: float | None
     cosine: float | None
 
@@ -107,16 +130,23 @@ class FisherSubstitution(Result):
     @property
     def sentence(self) -> str:
         if self.distance is None or self.cosine is None:
-            return "The Hessian is zero, which the empirical Fisher cannot stand in for."
+            return "The Hessian or the empirical Fisher is zero, so they can't be compared."
         return (
-            f"The empirical Fisher lies {self.distance:.3g} of the Hessian's norm away from it, at a cosine of "
-            f"{self.cosine:.2f}; its trace is {self.fisher_trace:.3g} for {self.hessian_trace:.3g}, its largest "
-            f"eigenvalue {self.fisher_top:.3g} for {self.hessian_top:.3g} ({self.probes} probes)."
+            f"The distance of the empirical Fisher from the Hessian is {self.distance:.3g} of the Hessian's norm, and "
+            f"their cosine is {self.cosine:.2f}; the trace is {self.fisher_trace:.3g} instead of "
+            f"{self.hessian_trace:.3g}, and the largest eigenvalue {self.fisher_top:.3g} instead of "
+            f"{self.hessian_top:.3g} ({self.probes} probes)."
         )
 
 
 def norm_substitution(model: nn.Module, objective: Objective, batches: Batches) -> NormSubstitution:
-    """Measured for batches of the size that is given, in eval mode."""
+    """Compare the gradient norms of batches with those of single examples, in eval mode.
+
+    Args:
+        model: The model.
+        objective: Computes the losses.
+        batches: The batches, as an iterable that can be read repeatedly. The result depends on their size.
+    """
     with examined(model, batches) as named, torch.enable_grad():
         weights = list(named.values())
         joint = torch.zeros(len(weights), dtype=torch.float64)
@@ -138,7 +168,7 @@ def norm_substitution(model: nn.Module, objective: Objective, batches: Batches) 
         tensors.append(TensorNorms(name, weight.numel(), of_batch, of_examples, ratio))
     logs = [math.log(t.ratio) for t in tensors if t.ratio]
     if not logs:
-        raise ValueError("no tensor has a gradient in any batch: there are no norms to compare")
+        raise ValueError("no tensor has a gradient in any batch: give batches whose losses depend on the weights")
     ranks = rank_correlation(
         [math.sqrt(t.size) / t.batch for t in tensors if t.ratio],
         [math.sqrt(t.size) / t.examples for t in tensors if t.ratio],
@@ -156,9 +186,18 @@ def fisher_substitution(
     iterations: int = 30,
     seed: int = 0,
 ) -> FisherSubstitution:
-    """By `probes` random vectors of signs, and at most `iterations` steps of Lanczos for each eigenvalue.
+    """Compare the empirical Fisher matrix with the Hessian, in eval mode.
 
-    With a vector v of random signs E[v_i (H v)_i] is the trace of block i, E|A v|^2 the squared Frobenius norm of A.
+    For a vector v of random signs, E[v_i (H v)_i] is the trace of block i, and E|A v|^2 is the squared Frobenius norm
+    of A.
+
+    Args:
+        model: The model.
+        objective: Computes the losses.
+        batches: All examples, as an iterable that can be read repeatedly.
+        probes: The number of random vectors, at least 2.
+        iterations: Largest number of Lanczos steps for each eigenvalue.
+        seed: Seed of the random vectors.
     """
     check_whole("probes", probes, 2)
     check_whole("iterations", iterations, 1)
@@ -194,7 +233,7 @@ def fisher_substitution(
 
 
 def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[float, float]:
-    """The largest eigenvalue with its sign, and its residual |A v - top v| / |top|, which bounds its error."""
+    """The algebraically largest eigenvalue, and its residual |A v - top v| / |top|, which bounds its error."""
     draw = torch.Generator().manual_seed(0)
     values, residuals, _ = largest(
         product, start, 1, size=iterations, tolerance=1e-4, max_products=iterations, generator=draw
@@ -204,7 +243,7 @@ def top_eigenvalue(product: Product, start: Tensor, iterations: int) -> tuple[fl
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's; None where all values of a side are equal."""
+    """Spearman's rank correlation; None if all values of one sequence are equal."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
     from scipy.stats import spearmanr  # type: ignore[import-untyped]
@@ -225,7 +264,7 @@ def _fisher_traces(
 
 
 def _probed(hessian: Products, fisher: Products, probes: int, draw: torch.Generator) -> tuple[Tensor, list[float]]:
-    """Each probe's v_i (H v)_i by tensor, and the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
+    """v_i (H v)_i of each probe and tensor, and the sums of |(H - F) v|^2, |H v|^2, |F v|^2 and (H v)(F v)."""
     traces, sums = [], torch.zeros(4, dtype=torch.float64)
     sizes = [weight.numel() for weight in hessian.weights]
     for _ in range(probes):
@@ -238,7 +277,7 @@ def _probed(hessian: Products, fisher: Products, probes: int, draw: torch.Genera
 
 
 def _beyond_rounding(named: Named, values: Tensor) -> list[bool]:
-    """Whether a tensor's value is more than terms that cancel leave behind: 16 roundings of its module's largest."""
+    """Whether each value exceeds the rounding error of terms that cancel: 16 eps of the largest value in its module."""
     sizes = values.abs().tolist()
     owners = [name.rpartition(".")[0] for name in named]
     largest_of_owner = dict[str, float]()
@@ -251,4 +290,4 @@ def _beyond_rounding(named: Named, values: Tensor) -> list[bool]:
 def _check_gradients(named: Named, values: Tensor) -> None:
     for name, finite in zip(named, values.isfinite().tolist(), strict=True):
         if not finite:
-            raise ValueError(f"the gradient of {name!r} is not finite: take a model and examples whose loss is finite")
+            raise ValueError(f"the gradient of {name!r} is not finite: give a model and examples with a finite loss")

@@ -1,4 +1,4 @@
-"""A walk whose clean pass the framework runs itself: what is kept of it, and how the later passes follow."""
+"""`FirstPass`, a walk whose clean pass is run by the framework, and checks that the integrations share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gasam.passes import Backward, now
 
 
 class FirstPass:
-    """Opened before the framework's forward pass, so that `around(0, ..)` surrounds all of it, as in a plain loop."""
+    """Created before the framework's forward pass, so that `around(0, ..)` covers all of it, as in a plain loop."""
 
     def __init__(self, sharp: SharpBackward, model: object) -> None:
         self.sharp = sharp
         self.loss: Tensor | None = None
         self._around = sharp.around
         if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
-            # Frameworks accumulate under no_sync, where the early micro-batches would be walked by each on its own.
+            # Frameworks accumulate under no_sync, where each worker would compute its own perturbation.
             self._around = together(shared_walk(model), sharp.around)
         self._stack = ExitStack()
         self._stack.enter_context(self._around(0, not sharp.walks()))
@@ -39,18 +39,18 @@ class FirstPass:
         """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
 
         Args:
-            made: What the framework made of the clean pass's loss: the clean pass runs backward from it.
-            backward: The framework's own.
-            again: Computes the loss of a later pass. It is multiplied by the same factor, d(made)/d(loss), which two
-                hooks read in the clean backward pass.
-            items: How many times the mean over its own examples the loss is, on top of the user's `gradient_scale`.
+            made: The tensor that the framework computed from the clean loss; the clean pass calls backward on it.
+            backward: The framework's backward.
+            again: Computes the loss of a displaced pass. It is multiplied by the same factor, d(made)/d(loss), which
+                two hooks read in the clean backward pass.
+            items: The loss divided by the mean over its examples. Multiplies the user's `gradient_scale`.
         """
         loss, scale = self.loss, self.sharp.gradient_scale
         assert loss is not None
         factors: list[Tensor] = []
 
         def scaled_backward(share: Tensor) -> None:
-            """Run backward from a share of the pass's loss, as the framework would."""
+            """Run backward on a multiple of the pass's loss, as the framework would."""
             if factors:
                 backward(share * factors[0])
                 return
@@ -58,7 +58,7 @@ class FirstPass:
                 backward(made if share is loss else made * shares(self.sharp.perturbation).first)
             if not at_loss:
                 raise RuntimeError(
-                    "the tensor given to backward does not come from the loss of the clean pass: is it detached?"
+                    "the tensor given to backward does not depend on the loss of the clean pass: do not detach it"
                 )
             factors.append(at_loss[0] / at_made[0])
 
@@ -73,7 +73,7 @@ class FirstPass:
 
 @contextmanager
 def _derivative(tensor: Tensor) -> Iterator[list[Tensor]]:
-    """What comes back to the tensor in a backward pass."""
+    """Collect the gradient of the tensor in a backward pass."""
     seen: list[Tensor] = []
     hook = tensor.register_hook(seen.append)  # type: ignore[no-untyped-call]
     try:
@@ -84,7 +84,7 @@ def _derivative(tensor: Tensor) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def shadowed(owner: object, **attributes: object) -> Iterator[None]:
-    """Attributes of one object replaced for a while."""
+    """Replace attributes of an object inside the block."""
     missing = object()
     before = {name: vars(owner).get(name, missing) for name in attributes}
     try:
@@ -100,45 +100,45 @@ def shadowed(owner: object, **attributes: object) -> Iterator[None]:
 
 
 def check_order(cls: type, mixin: type, framework: str) -> None:
-    """A mixin that comes after the framework's class in the list of bases would do nothing."""
+    """Raise if the mixin comes after the framework's class in the list of bases, where it has no effect."""
     names = [base.__name__ for base in cls.__mro__]
     if framework in names and names.index(framework) < names.index(mixin.__name__):
         raise TypeError(
-            f"{cls.__name__} has {mixin.__name__} after {framework} in its bases, where it does nothing: write class "
+            f"{cls.__name__} has {mixin.__name__} after {framework} in its bases, where it has no effect: write class "
             f"{cls.__name__}({mixin.__name__}, ...)"
         )
 
 
 def check_optimizers(optimizers: Iterable[object], mixin: str) -> None:
-    """The walk must not be done twice."""
+    """Raise if an optimizer would run the walk a second time."""
     for optimizer in optimizers:
         if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
             raise RuntimeError(
-                f"{mixin} and SharpnessAware are both here, and each would walk: give the plain optimizer, or leave "
-                f"out {mixin}"
+                f"{mixin} and SharpnessAware are both used, so each would run a walk: give the plain optimizer, or "
+                f"remove {mixin}"
             )
 
 
 def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
-    """That the walk knows all that is trained, and leaves the backward to the framework."""
+    """Raise unless `sharp` has all trained parameters and the default backward."""
     if not isinstance(sharp, SharpBackward):
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
-        raise ValueError(f"the backward of {builder}'s SharpBackward must be left out: the framework has its own")
+        raise ValueError(f"{builder} must not give SharpBackward a backward, because the framework has one")
     known = set(map(id, sharp.parameters))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in known:
             raise RuntimeError(
-                f"parameter {name!r} is trained, but not in what {builder} gave to SharpBackward: give all of "
-                "named_parameters(), also what is frozen as yet, those that should not move in a group with "
+                f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
+                "named_parameters(), including frozen ones, put those that must not move into a group with "
                 "'perturb': False, and add no module later"
             )
 
 
 def knows_all(sharp: SharpBackward, optimizers: Iterable[Any]) -> bool:
-    """Whether the walk knows what the optimizers train by now: gradual unfreezing gives them more.
+    """Whether `sharp` has all parameters that the optimizers train now; gradual unfreezing adds parameters.
 
-    This is asked in every step, so it does not go through the model.
+    It runs in every step, so it does not search the whole model.
     """
     known = set(map(id, sharp.parameters))
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)

@@ -1,4 +1,4 @@
-"""Lightning: a mixin that walks where the module's backward is, and the closure form made safe for the Trainer."""
+"""Lightning: a mixin that runs the walk in the module's backward, and `lightning_closure` for SharpnessAware."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gasam.passes import Around
 from gasam.perturbation import Perturbation
 from gasam.schedule import Schedule, StrengthOfStep
 
-if find_spec("pytorch_lightning") is None:  # the same library under its older name will do as well
+if find_spec("pytorch_lightning") is None:  # the older package name works as well
     require("lightning", "lightning")
 
 if TYPE_CHECKING:
@@ -32,17 +32,18 @@ _REFUSED = {"FSDPStrategy", "DeepSpeedStrategy"}
 
 
 class SharpnessAwareModule(LightningModule):
-    """Goes before LightningModule, or before a module of yours, in the list of bases.
+    """A mixin for LightningModule. Put it first in the list of bases.
 
-    Set `self.perturbation` and `self.walk_schedule` to choose a walk; without them it is the recommended one. The state
+    Set `self.perturbation` and `self.walk_schedule` to choose a walk. By default it is the recommended one. The state
     of the schedule is saved in Lightning's checkpoints.
 
-    The optimizer stays what it is, and so do accumulation, clipping, precision, DDP and FSDP2. `training_step` runs K+1
-    times; what it logs and counts in torchmetrics is the clean pass, and `self.clean_pass` says which one it is in.
-    Logs `sharpness` and `perturbation_norm`. Override `configure_sharp_backward` for contexts, groups or details.
+    The optimizer, accumulation, clipping, precision, DDP and FSDP2 work as usual. `training_step` runs K+1 times. Only
+    the clean pass is logged and counted in torchmetrics; `self.clean_pass` is True during it. The mixin logs
+    `sharpness`, which is L(w + a_K) - L(w), and `perturbation_norm`, which is |a_K|. Override
+    `configure_sharp_backward` to set other options of SharpBackward.
     """
 
-    # Without values here, which would hide those of a class further down.
+    # No default values here, because they would hide those of the classes that follow in the list of bases.
     perturbation: Perturbation
     walk_schedule: Schedule | StrengthOfStep | None
     clean_pass = True
@@ -50,7 +51,7 @@ class SharpnessAwareModule(LightningModule):
     _first: FirstPass | None = None
     _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _inside = False
-    _checked: object = None  # the Trainer for which it was
+    _checked: object = None  # the Trainer for which the checks were made
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,12 +61,12 @@ class SharpnessAwareModule(LightningModule):
             cls.training_step = _keeping(step)  # type: ignore[method-assign]
 
     def configure_sharp_backward(self) -> SharpBackward:
-        """Called once, when `self.sharp` is first asked for."""
+        """Return the SharpBackward of this module. Called once, on the first access to `self.sharp`."""
         return SharpBackward(self, getattr(self, "perturbation", None), schedule=getattr(self, "walk_schedule", None))
 
     @property
     def sharp(self) -> SharpBackward:
-        """Has `enabled`, `perturbation` and `last`."""
+        """The SharpBackward, with its `enabled`, `perturbation` and `last`."""
         if self._sharp is None:
             self._sharp = self.configure_sharp_backward()
         return self._sharp
@@ -83,7 +84,7 @@ class SharpnessAwareModule(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         first, self._first = self._first, None
-        if first is None:  # not Trainer.fit
+        if first is None:  # not called by Trainer.fit
             super().backward(loss, *args, **kwargs)
             return
         backward = super().backward
@@ -103,16 +104,16 @@ class SharpnessAwareModule(LightningModule):
 
 
 def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A training_step that keeps its arguments and its loss for the passes to come."""
+    """A training_step that keeps its arguments and its loss for the displaced passes."""
     if "dataloader_iter" in signature(step).parameters:
-        raise TypeError("training_step(dataloader_iter) can't be run again on the same batch: take (batch, batch_idx)")
+        raise TypeError("training_step(dataloader_iter) can't be run again on the same batch: use (batch, batch_idx)")
 
     @functools.wraps(step)
     def training_step(self: SharpnessAwareModule, *args: Any, **kwargs: Any) -> Any:
         if self._inside or not self.clean_pass or self._trainer is None or not self._trainer.training:
-            return step(self, *args, **kwargs)  # by super(), in a later pass, by hand
+            return step(self, *args, **kwargs)  # called by super(), in a displaced pass, or outside of Trainer.fit
         _refuse(self)
-        if self._first is not None:  # its backward never came
+        if self._first is not None:  # backward was not called after the last training_step
             self._first.close()
         if self._checked is not self._trainer or not knows_all(self.sharp, self._trainer.optimizers):
             check_parts(self.sharp, self, "configure_sharp_backward")
@@ -138,7 +139,7 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_all(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states of all processes, which have their own losses. Lightning asks all of them when it saves."""
+    """The states of all processes, which have different losses. Lightning calls this in all of them."""
     if not (dist.is_available() and dist.is_initialized()):
         return [state]
     states: list[Any] = [None] * dist.get_world_size()
@@ -151,26 +152,28 @@ def _rank() -> int:
 
 
 def _total_steps(trainer: Any) -> int | None:
-    """None if the Trainer does not know."""
+    """The number of optimizer steps, or None if the Trainer does not know it."""
     total = trainer.estimated_stepping_batches
     return int(total) if 0 < total < float("inf") else None
 
 
 def lightning_closure(module: LightningModule) -> Around:
-    """`around` for SharpnessAware in configure_optimizers: keeps later passes from logging, and refuses what a
-    closure can't do right: accumulation, the Trainer's clipping. 16-mixed gives no closure and is refused as well.
+    """The argument `around` of a SharpnessAware that you return from `configure_optimizers`.
+
+    It disables logging in displaced passes. It raises for options that a closure can't support: accumulation and the
+    Trainer's gradient clipping. Precision "16-mixed" passes no closure, so `SharpnessAware.step` raises.
     """
 
     def around(k: int, last: bool) -> AbstractContextManager[None]:
         trainer = module.trainer
         if trainer.accumulate_grad_batches != 1:
             raise RuntimeError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} can't be done by a closure, because "
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not possible with a closure, because "
                 "Lightning gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
             )
         if trainer.gradient_clip_val:
             raise RuntimeError(
-                f"gradient_clip_val={trainer.gradient_clip_val} would clip in every pass, before the fold: "
+                f"gradient_clip_val={trainer.gradient_clip_val} would clip in every pass, not the final gradient: "
                 "use SharpnessAwareModule with the plain optimizer, or clip in SharpnessAware's before_step"
             )
         return nullcontext() if k == 0 else _quiet(module)
@@ -179,7 +182,7 @@ def lightning_closure(module: LightningModule) -> Around:
 
 
 def _is_read(trainer: Any) -> bool:
-    """Whether what is logged now reaches a logger or the end of the epoch: each call of `log` costs a millisecond."""
+    """Whether values logged now are used. Otherwise `log` is skipped, because each call costs a millisecond."""
     return not trainer.barebones and (trainer.is_last_batch or trainer._logger_connector.should_update_logs)
 
 
@@ -190,20 +193,20 @@ def _loss(output: Any) -> Any:
 def _refuse(module: SharpnessAwareModule) -> None:
     if not module.automatic_optimization:
         raise RuntimeError(
-            "SharpnessAwareModule is for automatic optimisation: in a loop of your own use "
-            "SharpBackward(self, backward=self.manual_backward)"
+            "SharpnessAwareModule needs automatic optimisation: for manual optimisation use "
+            "SharpBackward(self, backward=self.manual_backward) instead"
         )
     strategy = type(module.trainer.strategy)
     if not _REFUSED.isdisjoint(each.__name__ for each in strategy.__mro__):
         raise RuntimeError(
-            f"{strategy.__name__} cuts weights without regard to their rows, and they can't be moved: use the strategy "
-            "'ddp', or ModelParallelStrategy with fully_shard in configure_model"
+            f"{strategy.__name__} does not shard weights by rows, so the walk can't move them: use the strategy 'ddp', "
+            "or ModelParallelStrategy with fully_shard in configure_model"
         )
 
 
 @contextmanager
 def _quiet(module: LightningModule) -> Iterator[None]:
-    """Nothing logged, and no metric counts; a metric that is called answers what it did in the clean pass."""
+    """Disable logging and metric updates inside the block. Metrics return their values of the clean pass."""
     from torchmetrics import Metric
 
     nothing = functools.partial(_answer, None)
@@ -217,5 +220,5 @@ def _quiet(module: LightningModule) -> Iterator[None]:
 
 
 def _answer(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """The value, whatever the arguments are."""
+    """Return the value and ignore the arguments."""
     return value

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a mixin that walks where the backward of training_step is, and leaves all else alone."""
+"""Hugging Face Trainer: a mixin that runs the walk in the backward of `training_step`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gasam.schedule import Schedule, StrengthOfStep
 
 require("transformers", "transformers", "accelerate")
 
-from transformers import Seq2SeqTrainer, Trainer  # noqa: E402 - what is missing was said first
+from transformers import Seq2SeqTrainer, Trainer  # noqa: E402 - after the check for missing packages
 
 if TYPE_CHECKING:
     _Trainer = Trainer
@@ -35,15 +35,18 @@ _REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
 class SharpnessAwareTrainerMixin(_Trainer):
-    """Goes before Trainer, or before a trainer of yours, in the list of bases.
+    """A mixin for Trainer. Put it first in the list of bases.
 
-    The arguments `perturbation` and `schedule` choose a walk; without them it is the recommended one. The schedule's
-    state is saved beside the optimizer's.
+    The Trainer runs the clean pass; displaced passes call `compute_loss` again. Optimizer, scheduler, clipping,
+    accumulation, checkpoints and callbacks work as usual. The state of the schedule is saved next to that of the
+    optimizer. The mixin also logs `sharpness`, the mean of L(w + a_K) - L(w) in units of the loss, and
+    `perturbation_norm`, the mean of |a_K|. Override `create_sharp_backward` to set other options of SharpBackward.
 
-    The first pass is the Trainer's own; later ones call `compute_loss` again. Optimizer, scheduler, clipping,
-    accumulation, checkpoints and callbacks stay the Trainer's. Beside the clean loss it logs `sharpness`, the mean of
-    L(w + a_K) - L(w) in the loss's units, and `perturbation_norm`, the mean |a_K|.
-    Override `create_sharp_backward` for contexts, groups or details.
+    Args:
+        args: Passed to the Trainer.
+        perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
+        schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
+        kwargs: Passed to the Trainer.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -67,13 +70,13 @@ class SharpnessAwareTrainerMixin(_Trainer):
         super().__init__(*args, **kwargs)
 
     def create_sharp_backward(self) -> SharpBackward:
-        """Called once for a model, when `self.sharp` is first asked for."""
+        """Return the SharpBackward of the model. Called once per model, on the first access to `self.sharp`."""
         assert self.model is not None
         return SharpBackward(self.model, self.perturbation, schedule=self.schedule)
 
     @property
     def sharp(self) -> SharpBackward:
-        """Has `enabled`, `perturbation` and `last`."""
+        """The SharpBackward, with its `enabled`, `perturbation` and `last`."""
         if self._sharp is None or self._made_for is not self.model:
             self._sharp, self._made_for = self.create_sharp_backward(), self.model
             self._multiple, self._checked = None, False
@@ -123,7 +126,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
             warnings.warn(f"{file} is missing, so the schedule begins again at step 0", stacklevel=2)
 
     def _state_file(self, folder: str) -> Path:
-        """Each process has its own, as for the Trainer's random numbers, because each has its own losses."""
+        """The file of this process. Each process has one because each has other losses."""
         several = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
         return Path(folder, f"walk_schedule{several}.json")
 
@@ -135,15 +138,15 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
 
 class SharpnessAwareTrainer(SharpnessAwareTrainerMixin, Trainer):
-    """`Trainer`, with the arguments `perturbation` and `schedule`."""
+    """`Trainer` with the arguments `perturbation` and `schedule`."""
 
 
 class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
-    """`Seq2SeqTrainer`, with the arguments `perturbation` and `schedule`."""
+    """`Seq2SeqTrainer` with the arguments `perturbation` and `schedule`."""
 
 
 class _Losses:
-    """compute_loss that keeps its arguments, because label smoothing removes the labels from the inputs."""
+    """A `compute_loss` that keeps its arguments, because label smoothing removes the labels from the inputs."""
 
     def __init__(self, compute_loss: Callable[..., Any], context: Callable[[], Any], first: FirstPass) -> None:
         self.compute_loss, self.context, self.first = compute_loss, context, first
@@ -162,7 +165,7 @@ class _Losses:
 
 
 class _Seen:
-    """The walks since the last log; their numbers stay on the device until then."""
+    """Measurements of the walks since the last log; they stay on the device until the next one."""
 
     def __init__(self) -> None:
         self.sharpness: list[Tensor] = []
@@ -178,10 +181,11 @@ class _Seen:
 
 
 def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
-    """How many times the mean over its own examples a micro-batch's loss is.
+    """The loss of a micro-batch divided by the mean over its examples.
 
-    The Trainer has sums over tokens divided by those of all micro-batches and workers, and multiplies by the workers.
-    It is not needed where there is no walk, or where neither T nor epsilon depends on the size of the gradient.
+    The Trainer divides a sum over tokens by the number of tokens in all micro-batches and workers, and multiplies by
+    the number of workers. The value is needed only if there is a walk and if T or epsilon depends on the size of the
+    gradient.
     """
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
     if of_all is None or single or not trainer.sharp.walks() or _is_blind(trainer.sharp.perturbation):
@@ -195,7 +199,7 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
 
 
 def _is_blind(perturbation: Perturbation) -> bool:
-    """Whether neither T nor epsilon depends on the size of the gradient; False for the user's own scale functions."""
+    """Whether neither T nor epsilon depends on the size of the gradient. False for scale functions of the user."""
     if perturbation.budget is not None:
         return False
     scale = perturbation.scale_function
@@ -204,14 +208,14 @@ def _is_blind(perturbation: Perturbation) -> bool:
 
 @torch.no_grad()
 def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any]) -> float | None:
-    """How many times its own mean compute_loss gives, or infinity where that depends on the number of items.
+    """The result of `compute_loss` divided by the mean loss, or infinity if it depends on the number of items.
 
-    Some models accept the number and still return their own mean, so this is tried once, in eval mode. Each trial draws
-    the same random numbers, and training draws them again.
+    Some models accept the number of items and still return their mean loss, so this is tried once, in eval mode. All
+    trials draw the same random numbers, and training draws them again.
     """
     training, prepared = model.training, trainer._prepare_inputs(inputs)
     noise = same_noise()
-    with noise(0, False):  # notes where the generators stand
+    with noise(0, False):  # saves the states of the generators
         pass
 
     def loss(items: int | None) -> float:
@@ -222,7 +226,7 @@ def _multiple(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dic
     model.eval()
     try:
         by_one, by_two = loss(1), loss(2)
-        if by_one == 0 or not math.isfinite(by_one):  # say, a batch without a label: ask the next one
+        if by_one == 0 or not math.isfinite(by_one):  # for example a batch without labels: try the next one
             return None
         return math.inf if abs(by_one - 2 * by_two) < abs(by_one - by_two) else by_one / loss(None)
     finally:
@@ -233,12 +237,12 @@ def _refuse(trainer: Trainer) -> None:
     kind = trainer.accelerator.distributed_type.value
     if kind in _REFUSED:
         raise RuntimeError(
-            f"{kind} shards weights or gradients, and through the Trainer only whole ones can be moved: use DDP, or "
-            "SharpBackward with fully_shard in a loop of your own"
+            f"{kind} shards weights or gradients, which is not supported with the Trainer: use DDP, or "
+            "SharpBackward with fully_shard in your own training loop"
         )
     if trainer.args.n_gpu > 1:
-        raise RuntimeError("DataParallel gives a loss for each device: start one process a device, with torchrun")
+        raise RuntimeError("DataParallel returns one loss per device: start one process per device with torchrun")
     if "lomo" in str(trainer.args.optim).lower():
         raise RuntimeError(
-            f"optim={trainer.args.optim!s} steps inside backward, before the walk is folded: use another"
+            f"optim={trainer.args.optim!s} steps inside backward, before the walk is complete: use another optimizer"
         )
