@@ -179,3 +179,22 @@ def test_climb_reads_named_parameters(granularity):
     named = [visit.norm for visit in climb(parameters.items(), evaluation(problem, parameters), perturbation)]
     walk = climb(weights_of(parameters), evaluation(problem, parameters), perturbation)
     assert torch.equal(torch.stack(named), torch.stack([visit.norm for visit in walk]))
+
+
+@pytest.mark.parametrize("scale", ["gradient_strength", "weight_over_gradient", "inverse_gradient"])
+def test_a_random_start_does_not_move_weights_without_a_gradient(scale):
+    """Their T is 0: a scale that divides by |g| has no size for them."""
+    moving, still = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+
+    def evaluate(k):
+        moving.grad = still.grad = None
+        loss = moving.square().sum() + 0 * still.sum()
+        loss.backward()
+        return Pass(loss.detach())
+
+    start = uniform_start(math.inf, torch.Generator().manual_seed(0))
+    perturbation = Perturbation(epsilon=0.1, norm=math.inf, scale=scale)
+    for visit in climb({"moving": moving, "still": still}.items(), evaluate, perturbation, start):
+        offsets = visit.offset()
+        assert not offsets[1].any()
+        assert bool(offsets[0].any()) == (visit.k > 0)
