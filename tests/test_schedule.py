@@ -208,9 +208,7 @@ def test_an_initial_loss_without_a_meaning_is_said_once(value):
 
 def test_waiting_for_long_is_said_once():
     strength = Strength(Schedule(progress=0.2), [])
-    with pytest.warns(
-        UserWarning, match=r"has not begun after 10\d\d steps.*schedule=Schedule\(\)"
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"has not begun after 10\d\d steps.*schedule=Schedule\(\)") as caught:
         strengths_of(strength, [2.0] * 1200)
     assert len(caught) == 1
 

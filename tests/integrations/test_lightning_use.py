@@ -181,7 +181,9 @@ def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
     module, trainer = Sharp(perturbation=ga_sam(0.1)), lightning.Trainer(**QUIET)
     module.trainer, trainer.training = trainer, True
     trainer._accelerator_connector.strategy = strategy.__new__(strategy)
-    with pytest.raises(RuntimeError, match=f"^{strategy.__name__} does not shard weights by rows.*'ddp', or ModelParallelStrategy"):
+    with pytest.raises(
+        RuntimeError, match=f"^{strategy.__name__} does not shard weights by rows.*'ddp', or ModelParallelStrategy"
+    ):
         module.training_step(batch(), 0)
     assert module.calls == 0
 
@@ -196,7 +198,9 @@ def test_mistakes_are_named():
         def configure_sharp_backward(self):
             return SharpBackward(self.model[0].parameters(), self.perturbation)
 
-    with pytest.raises(RuntimeError, match=r"parameter 'model.2.weight' is trained, but configure_sharp_backward did not give it"):
+    with pytest.raises(
+        RuntimeError, match=r"parameter 'model.2.weight' is trained, but configure_sharp_backward did not give it"
+    ):
         fit(Partly(perturbation=ga_sam(0.1)), batches(1))
 
     class Backing(Sharp):
