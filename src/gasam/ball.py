@@ -15,7 +15,7 @@ Dims = tuple[int, ...]
 
 
 def inverse(value: Tensor) -> Tensor:
-    """1 / value, and 0 where value is 0."""
+    """1 / value, and 0 for entries that are 0."""
     return torch.where(value > 0, 1 / value, 0.0)
 
 

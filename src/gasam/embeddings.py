@@ -125,7 +125,7 @@ class FreeLB:
 
     @torch.no_grad()
     def _climb(self, noises: list[Noise], finite: Tensor) -> Tensor:
-        """y = project(y + eta / epsilon d) for each example, with y = noise / epsilon; zero if not all is finite."""
+        """y = project(y + eta / epsilon d) per example, with y = noise / epsilon; zero if anything is not finite."""
         p, epsilon, stride = self.perturbation.norm, self.epsilon, self.perturbation.stride
         gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
         for gradient in gradients:

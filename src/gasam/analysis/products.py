@@ -129,7 +129,7 @@ def second_derivative(value: Tensor, weights: Sequence[Tensor]) -> Action:
 def jacobian(
     outputs: Tensor, weights: list[nn.Parameter]
 ) -> tuple[Callable[[Parts], Tensor], Callable[[Tensor], Parts]]:
-    """v -> J v and u -> J' u. J v is the transpose of u -> J' u, because forward mode lacks many kernels."""
+    """v -> J v and u -> J' u. J v is the derivative of v . J' u by u, because forward mode lacks many kernels."""
     anything = torch.zeros_like(outputs, requires_grad=True)
     pulled = grad(outputs, weights, anything, create_graph=True, allow_unused=True)
     used = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]

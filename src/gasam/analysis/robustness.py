@@ -195,7 +195,8 @@ def half_radius(curve: Curve, kind: Kind = "adversarial") -> HalfRadius:
     """The first radius at which the metric is half of the clean one, or twice the clean one if lower is better.
 
     Between two points the metric, or its logarithm if lower is better, is interpolated linearly over the logarithm of
-    the radius. If one of them is not finite, the result is their geometric mean, and `reason` says so.
+    the radius. If one of the two metrics is not finite, the result is the geometric mean of the two radii, and `reason`
+    says so.
     """
     check_choice("kind", kind, get_args(Kind))
     if math.isnan(curve.kept(1.0)):

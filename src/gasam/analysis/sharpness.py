@@ -1,4 +1,4 @@
-"""Sharpness: the rise of a batch's loss in a ball around the weights, at most along a walk and on average."""
+"""Sharpness: the largest rise of the loss along a walk in a ball around the weights, and the mean rise in the ball."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gasam.weights import Weights
 
 @dataclass(frozen=True)
 class Estimate(Result):
-    """A mean over batches with Student's confidence interval, which is None for one batch or infinite values."""
+    """A mean over batches with Student's confidence interval; None for one batch, or if a value is not finite."""
 
     mean: float
     interval: tuple[float, float] | None

@@ -43,10 +43,10 @@ class SharpnessAwareTrainerMixin(_Trainer):
     `perturbation_norm`, the mean of |a_K|. Override `create_sharp_backward` to set other options of SharpBackward.
 
     Args:
-        args: Passed to the Trainer.
+        *args: Passed to the Trainer.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
-        kwargs: Passed to the Trainer.
+        **kwargs: Passed to the Trainer.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
