@@ -274,18 +274,6 @@ def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
     assert three["L-inf, 5 x (epsilon 0.0005)"] == "not run"
 
 
-def test_walks_of_one_method_are_compared_with_the_row_that_the_paper_found_best():
-    """On imdb that is K = 1: 86.0 - 84.0 and 86.2 - 84.1 have a mean of 2.05; two seeds have no interval."""
-    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": [86.0, 86.2, 85.8, 86.1]})
-    runs += [record("imdb", "ga-sam", test, seed=seed, walk={"steps": 3}) for seed, test in ((1, 84.0), (2, 84.1))]
-    runs.append(record("imdb", "ga-sam", 84.0, walk={"steps": 2}))
-    shown = study_table(studies.load("table3"), runs, "small")
-    place = shown.columns.index("paper's best row minus this one")
-    found = {row["label"]: text[place] for row, text in zip(shown.values, shown.rows, strict=True) if text[place]}
-    assert list(found) == ["K = 3"], "neither the row itself nor a single seed"
-    assert found["K = 3"] == "+2.05 (2 common seeds)"
-
-
 def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_means():
     shown = study_table(studies.load("table1"), [record("imdb")], "small")
     texts = {

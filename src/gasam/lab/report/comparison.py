@@ -30,8 +30,7 @@ class Line:
     """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
 
     `step_time` is how many times as long as the baseline's a step takes, where it was measured. In a table of the paper
-    `lead` is the group of the paper's best row, for the other rows of its method, and `speaks` marks the group that is
-    judged for its row.
+    `speaks` marks the group that is judged for its row.
     """
 
     task: str
@@ -42,7 +41,6 @@ class Line:
     paper: Expected | None
     step_time: float | None = None
     verdict: Verdict | None = None
-    lead: Group | None = None
     speaks: bool = True
 
 

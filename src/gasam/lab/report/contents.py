@@ -18,9 +18,8 @@ from gasam.lab.search import finding
 from gasam.lab.search.finding import Finding
 from gasam.lab.tasks import TASKS, find
 
-SUMMARY, RUNS, SEARCH, FLATNESS = "summary", "runs", "search", "flatness"
-"""Remarks that are not on a table of the paper: the answer on the summary, and a task's runs, searches and flatness."""
-ANSWER = "answer"
+REMARKS = {"summary": ["answer"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
+"""What else than a table of the paper may have remarks."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ def _read_remarks(file: Path) -> Mapping[str, Mapping[str, str]]:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file} is not TOML: {error}") from None
-    known = {study.name: study.tasks for study in studies.every()} | {SUMMARY: [ANSWER]}
-    known |= {table: list(TASKS) for table in (RUNS, SEARCH, FLATNESS)}
+    known = {study.name: study.tasks for study in studies.every()} | REMARKS
     for table, remarks in found.items():
         if table not in known or not isinstance(remarks, dict):
             raise InputError(f"{file}: a table must be one of {', '.join(known)}, with remarks by task, got {table!r}")

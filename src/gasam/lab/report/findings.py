@@ -15,7 +15,6 @@ from gasam.lab.report.judgement import test_error
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
-from gasam.lab.report.sections import origin
 from gasam.lab.tables import Table
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
@@ -41,7 +40,7 @@ def of_searches(contents: Contents) -> Iterator[str]:
         if found := regret(finding):
             yield (
                 f"{finding.task}: the search spends {found.share:.0%} of the gradient evaluations of the full grid "
-                f"({found.grid} radii), and its choice is {found.lost:.2f} worse than the best of the grid."
+                f"({found.grid} radii), and its choice loses {found.lost:.2f} to the best of the grid."
             )
 
 
@@ -76,10 +75,6 @@ def tallies(contents: Contents) -> dict[str, Table]:
     """The verdicts on each table and task, by size."""
     sizes = {record.size for record in contents.evidence}
     return {size: tally(studies.every(), contents.evidence, size) for size in SIZE_NAMES if size in sizes}
-
-
-def origin_of_analyses(contents: Contents) -> str:
-    return origin([each for _, some in contents.analyses for each in some], "record")
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -65,8 +65,8 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
     lead, found = contrast(groups)
     for standing, word in SAID.items():
         if lead and (others := [other for other, each in found if each == standing]):
-            differences = ", ".join(f"{other.title} {lead.versus(other)}" for other in others)
-            yield f"{label(lead)} minus other methods, paired by seed, {word}: {differences}."
+            differences = ", ".join(f"{other.title}: {lead.versus(other)}" for other in others)
+            yield f"{label(lead)} minus other methods, paired by seed: {word} ({differences})."
 
 
 def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, Standing]]]:
@@ -90,7 +90,8 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     if definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
     records = [record for group in groups for record in group.records]
-    yield from (f"Data: {note}." for note in data_notes(groups))
+    data = dict.fromkeys(note.rstrip(".") for record in records for note in record.data.notes)
+    yield from (f"Data: {note}." for note in data)
     for copied in [record.extras["bleu_of_copying"] for record in records if "bleu_of_copying" in record.extras][:1]:
         yield f"The source itself, copied, has BLEU {copied:.2f}."
     if shared := shared_settings(groups):
@@ -102,9 +103,3 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
         if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:
             yield f"These runs: {in_words(other)}."
             yield f"Our size paper: {in_words({name: paper[name] for name in other})}."
-
-
-def data_notes(groups: Sequence[Group]) -> list[str]:
-    """How the data differs from the paper's, each thing once."""
-    every = [note for group in groups for record in group.records for note in record.data.notes]
-    return [note.rstrip(".") for note in dict.fromkeys(every)]

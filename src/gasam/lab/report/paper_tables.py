@@ -19,7 +19,6 @@ from gasam.lab.tables import Cell, Column, Table, tabulated
 
 TASK: Column[Line] = Column("task", lambda line: Cell(line.task, line.task), "task")
 ROW: Column[Line] = NAME._replace(title="row")
-LEAD: Column[Line] = Column("paper's best row minus this one", lambda line: _lead_minus(line.lead, line.group))
 VERDICT: Column[Line] = Column(
     "verdict", lambda line: Cell(line.verdict.word, line.verdict._asdict()) if line.verdict else Cell(), "verdict"
 )
@@ -38,7 +37,7 @@ def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
     ]
     if left_out := [task for task in study.tasks if task not in shown]:
         notes.append(f"Not run in this size: {', '.join(left_out)}.")
-    columns = [LABEL, TASK, ROW, SETTINGS, TEST, DIFFERENCE, *PAPER, *COST, LEAD, VERDICT, REASON]
+    columns = [LABEL, TASK, ROW, SETTINGS, TEST, DIFFERENCE, *PAPER, *COST, VERDICT, REASON]
     return tabulated(f"{study.title}, size {size}", columns, rows, notes)
 
 
@@ -53,18 +52,16 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> list[Line]:
     """The rows in the study's order; within a row the groups in theirs, so that a tuned radius comes first."""
     rows, tuned = study.rows_on(task), tuned_radii(groups)
     places = [(group, rows_of(group, study, tuned)) for group in groups]
-    found: list[tuple[Row, Line]] = []
+    found: list[Line] = []
     for row in rows:
         spoken = False
         for group in [group for group, fitting in places if row in fitting]:
-            found.append((row, _line(row, group, speaks=group.usual and not spoken)))
+            found.append(_line(row, group, speaks=group.usual and not spoken))
             spoken = spoken or group.usual
         if not spoken:
             not_run = Line(task, row.method, row.label, in_words(row.own), None, row.expected)
-            found.append((row, replace(not_run, verdict=_verdict(row, None))))
-    best = tasks.find(task).family.metric.best(rows, lambda row: float(row.expected.mean))
-    lead = next(line.group for row, line in found if row is best and line.speaks)
-    return [replace(line, lead=lead if row.method == best.method and line.speaks else None) for row, line in found]
+            found.append(replace(not_run, verdict=_verdict(row, None)))
+    return found
 
 
 def tally(every: Sequence[Study], records: Sequence[RunRecord], size: str) -> Table:
@@ -83,10 +80,6 @@ def _line(row: Row, group: Group, *, speaks: bool) -> Line:
     other = ", ".join(filter(None, (own, differing(group, group.other_walk(row.walk)))))
     line = Line(row.task, row.method, row.label, other, group, None, speaks=speaks)
     return replace(line, paper=row.expected, verdict=_verdict(row, group)) if group.usual else line
-
-
-def _lead_minus(lead: Group | None, group: Group | None) -> str:
-    return lead.versus(group) if lead and group and group is not lead and lead.standing(group) else ""
 
 
 def _verdict(row: Row, group: Group | None) -> Verdict | None:

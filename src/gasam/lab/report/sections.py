@@ -18,7 +18,7 @@ from gasam.lab.paper.studies import Study
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import BUDGETS, COST, PAPER, comparison
-from gasam.lab.report.contents import FLATNESS, SEARCH, Contents
+from gasam.lab.report.contents import Contents
 from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import run_labels
@@ -35,7 +35,6 @@ COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
 PAPER_TITLES = [column.title for column in PAPER]
 NAMED = "tuned on validation"
 """In the note on a walk whose row names its size already."""
-TUNING, FLAT, OF_PAPER = "tuning", "flatness", "paper"
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class Section:
 def every(contents: Contents) -> dict[str, list[Section]]:
     """The sections of each page besides the summary, by the page's name; pages without any are left out."""
     pages = {task: list(task_sections(contents.evidence, task)) for task in TASKS}
-    pages[TUNING] = list(search_sections(contents))
-    pages[FLAT] = [*flatness_sections(contents), *analysis_sections(contents)]
-    pages[OF_PAPER] = [*study_sections(contents), *figure_sections(contents)]
+    pages["tuning"] = list(search_sections(contents))
+    pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
+    pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
     return {page: sections for page, sections in pages.items() if sections}
 
 
@@ -133,7 +132,7 @@ def search_sections(contents: Contents) -> Iterator[Section]:
             markdown(tuning_table(some)),
             f"![validation against the size of the walk on {task}](../figures/{name}.svg)",
             markdown(regret) if regret else "",
-            contents.comment(SEARCH, task),
+            contents.comment("search", task),
             f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
         yield Section(f"{task}, size {size}", parts, {name: tuning_figure(some)})
@@ -159,14 +158,15 @@ def _tune(found: Finding) -> str:
 
 def flatness_sections(contents: Contents) -> Iterator[Section]:
     for place, table in flatness_tables(contents.analyses).items():
-        yield Section(f"Flatness, {place}", [markdown(table), contents.comment(FLATNESS, place.partition(",")[0])])
+        yield Section(f"Flatness, {place}", [markdown(table), contents.comment("flatness", place.partition(",")[0])])
 
 
 def analysis_sections(contents: Contents) -> Iterator[Section]:
-    """Each analysis, with all its runs of one seed in one table; no row of a task is shown twice."""
+    """Each analysis with the runs of the seed that has the most; no row of a task is shown twice."""
     shown = set[tuple[str, ...]]()
     for analysis, every in contents.analyses:
-        found = _of_one_seed(every)
+        [(seed, _)] = Counter(sorted(each.run.seed for each in every)).most_common(1)
+        found = [each for each in every if each.run.seed == seed]
         labels, run = run_labels(found), found[0].run
         apart = [i for i, each in enumerate(found) if each.found not in [other.found for other in found[:i]]]
         same = ", ".join(label for i, label in enumerate(labels) if i not in apart)
@@ -207,13 +207,6 @@ def _figure(found: dict[str, Any]) -> Figure:
     norms = found["norms"]
     panels = norms if isinstance(next(iter(norms.values())), dict) else {"gradient norm over training": norms}
     return norms_by_epoch(panels)
-
-
-def _of_one_seed(found: Sequence[AnalysisRecord]) -> list[AnalysisRecord]:
-    """Those of the seed that has the most: the tables of flatness have all seeds."""
-    seeds = Counter(each.run.seed for each in sorted(found, key=lambda each: each.run.seed))
-    [(seed, _)] = seeds.most_common(1)
-    return [each for each in found if each.run.seed == seed]
 
 
 def origin(found: Sequence[RunRecord] | Sequence[AnalysisRecord], noun: str) -> str:
