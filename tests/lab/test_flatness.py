@@ -13,7 +13,7 @@ from gasam.lab.analyses.sharpness import Rises
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.records import AnalysedRun, AnalysisRecord, as_json
 from gasam.lab.report import pages
-from gasam.lab.report.flatness import flatness_table
+from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.labels import run_labels
 from gasam.lab.storage import write_json
 
@@ -40,17 +40,22 @@ def spectra(baseline, ours, **options):
     ]
 
 
+def one_table(analyses):
+    [table] = flatness_tables(analyses).values()
+    return table
+
+
 def test_ratios_are_geometric_means_with_students_interval():
-    table = flatness_table([spectra(BASE, OURS)])
+    table = one_table([spectra(BASE, OURS)])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     logs = numpy.log(OURS) - numpy.log(BASE)
     low, high = numpy.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
-    assert row["ratio"] == f"{numpy.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
-    assert row["Baseline"] == f"{stats.gmean(BASE):.3g} (3 seeds)"
-    assert row["GA-SAM"] == f"{stats.gmean(OURS):.3g} (3 seeds)"
-    assert (row["task"], row["measure"], row["flat is"]) == ("imdb, size small", f"largest eigenvalue {MATRIX}", "less")
-    assert row["ratio at equal gradient evaluations"] == "not measured"
-    assert [line[1] for line in table.rows] == [
+    assert row["ratio"] == f"{numpy.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}] (3 seeds)"
+    assert row["Baseline"] == f"{stats.gmean(BASE):.3g}"
+    assert row["GA-SAM"] == f"{stats.gmean(OURS):.3g}"
+    assert (row["measure"], row["flatter is"]) == (f"largest eigenvalue {MATRIX}", "less")
+    assert row["ratio, equal gradient evaluations"] == "not measured"
+    assert [line[0] for line in table.rows] == [
         f"largest eigenvalue {MATRIX}",
         f"sum of the top 2 eigenvalues {MATRIX}",
     ]
@@ -59,16 +64,16 @@ def test_ratios_are_geometric_means_with_students_interval():
 @pytest.mark.parametrize(
     ("baseline", "ours", "verdict"),
     [
-        (BASE, OURS, "reproduced"),
-        (OURS, BASE, "not reproduced (sharper)"),
-        ([30.0, 20.0], [29.0, 21.0], "not reproduced (undecided)"),
-        ([30.0], [15.0], "not reproduced (one seed, flatter)"),
-        ([15.0], [30.0], "not reproduced (one seed, sharper)"),
+        (BASE, OURS, ("reproduced", "flatter")),
+        (OURS, BASE, ("contradicted", "sharper")),
+        ([30.0, 20.0], [29.0, 21.0], ("undecided", "interval too wide")),
+        ([30.0], [15.0], ("undecided", "one seed, flatter")),
+        ([15.0], [30.0], ("undecided", "one seed, sharper")),
     ],
 )
 def test_every_verdict(baseline, ours, verdict):
-    table = flatness_table([spectra(baseline, ours)])
-    assert {row[-1] for row in table.rows} == {verdict}
+    table = one_table([spectra(baseline, ours)])
+    assert {row[-2:] for row in table.rows} == {verdict}
 
 
 def half(radius, low=None):
@@ -85,15 +90,15 @@ def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_numb
         *(analysed(kind, half(radius), "baseline", seed) for seed, radius in ((1, 0.1), (2, 0.2))),
         *(analysed(kind, half(radius), "ga-sam", seed) for seed, radius in ((1, 0.2), (2, 0.41))),
     ]
-    [row] = flatness_table([(kind, found)]).rows
-    assert row[1].startswith("L-inf radius at which half of the accuracy")
-    assert (row[2], row[-1]) == ("more", "reproduced")
+    [row] = one_table([(kind, found)]).rows
+    assert row[0].startswith("L-inf radius at which half of the accuracy")
+    assert (row[1], row[-2]) == ("more", "reproduced")
     assert kind.sentence(found[:2], run_labels(found[:2])).endswith(
         "is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2"
     )
     found[-1] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
-    [row] = flatness_table([(kind, found)]).rows
-    assert row[-1] == "not reproduced (one seed, flatter)"
+    [row] = one_table([(kind, found)]).rows
+    assert row[-2:] == ("undecided", "one seed, flatter")
     assert kind.sentence(found, run_labels(found)).endswith("is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2")
 
 
@@ -104,19 +109,17 @@ def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
         return analysed(kind, {"balls": [{"epsilon": 0.1, "worst": {"mean": worst}}]}, method, **options)
 
     found = [rise(4.0), rise(8.0, settings={"epochs": 16}), rise(2.0, "ga-sam")]
-    [row] = flatness_table([(kind, found)]).rows
-    assert row[1:5] == (
-        "worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1",
-        "less",
-        "4 (1 seed)",
-        "2 (1 seed)",
-    )
-    assert row[5:] == ("0.50", "0.25", "not reproduced (one seed, flatter)")
+    [row] = one_table([(kind, found)]).rows
+    assert row[:4] == ("worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1", "less", "4", "2")
+    assert row[4:6] == ("0.50 (1 seed)", "0.25 (1 seed)")
+    assert row[6:] == ("addition", "one seed, flatter"), "the paper has no rises of the loss"
+    found[1] = rise(4.0, settings={"epochs": 16})
+    assert one_table([(kind, found)]).rows[0][5] == "same weights"
     other = replace(kind, norm=math.inf, scale="gradient_strength", granularity="layer", steps=1)
     assert other.manner == "L-inf, T = gradient_strength of each layer, K = 1"
     assert other.filed != kind.filed, "two kinds of balls have two pictures"
-    assert flatness_table([(kind, found[:2])]) is None
-    assert flatness_table([(kind, found[1:])]) is None
+    assert flatness_tables([(kind, found[:2])]) == {}
+    assert flatness_tables([(kind, found[1:])]) == {}
 
 
 def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
@@ -126,12 +129,12 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
         write_json(tmp_path / f"results/analysis/{number}.json", as_json(each))
     (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
     pages.write(tmp_path)
-    text = (tmp_path / "docs/results.md").read_text()
-    assert f"| imdb, size small | largest eigenvalue {MATRIX} | less | 30.3 (3 seeds) | 14.9 (3 seeds) |" in text
+    text = (tmp_path / "docs/results/flatness.md").read_text()
+    assert f"| largest eigenvalue {MATRIX} | less | 30.3 | 14.9 |" in text
+    assert "Measures: 2 reproduced." in text.split("##")[0]
     assert "| L2, 0.2 | 6.46 | 17.87 |" in text
-    assert "\n## Flatness\n" in text
-    assert "\n\n**imdb.** In other balls it may differ.\n\n" in text
-    assert "(#flatness)" in text
+    assert "\n## Flatness, imdb, size small\n" in text
+    assert "\n\nIn other balls it may differ.\n\n" in text
     assert "\n| Baseline | 30 | 15 | " in text
     assert "\n| GA-SAM | 15 | 7.5 | " in text
     assert "\n| GA-SAM | 13 | " not in text
@@ -161,21 +164,22 @@ def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
         source = {"epsilon_source": sources[name]} if name in sources else {}
         write_json(tmp_path / f"results/{name}.json", as_json(record("imdb", "ga-sam", **options, **source)))
     pages.write(tmp_path)
-    text = (tmp_path / "docs/results.md").read_text()
-    assert f"largest eigenvalue {MATRIX} | less | 20 (1 seed) | 10 (1 seed) | 0.50 |" in text
+    text = (tmp_path / "docs/results/flatness.md").read_text()
+    assert f"largest eigenvalue {MATRIX} | less | 20 | 10 | 0.50 (1 seed) |" in text
     assert "\n| GA-SAM (tuned: L-inf 0.001) | 10 |" in text
-    assert flatness_table([(kind, [found[0], *found[3:]])]) is None
+    assert flatness_tables([(kind, [found[0], *found[3:]])]) == {}
 
 
 def test_seeds_that_a_longer_baseline_lacks_are_told():
     kind, found = spectra(BASE, OURS)
     longer = [analysed(kind, {"values": [40.0, 1.0]}, seed=seed, settings={"epochs": 16}) for seed in (1, 2)]
-    for row in flatness_table([(kind, [*found, *longer])]).rows:
-        assert row[-2].endswith(" (2 common seeds)")
+    for row in one_table([(kind, [*found, *longer])]).rows:
+        assert row[-3].endswith(" (2 seeds)")
+        assert "[" not in row[-3], "two seeds have no interval"
 
 
 def test_twins_are_no_evidence():
     kind, found = spectra(BASE, OURS)
     for each in found:
         each.run.task = "docstrings"
-    assert flatness_table([(kind, found)]) is None
+    assert flatness_tables([(kind, found)]) == {}

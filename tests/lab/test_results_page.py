@@ -1,4 +1,4 @@
-"""The page of results, README's table and their pictures: made from records, never stale, and no twin as evidence."""
+"""The pages of results, README's table and their pictures: made from records, never stale, and short enough to read."""
 
 import json
 import re
@@ -11,14 +11,14 @@ from gasam.lab.errors import InputError
 from gasam.lab.records import as_json
 from gasam.lab.report import pages
 from gasam.lab.report.contents import Contents
-from gasam.lab.report.readme import headline
-from gasam.lab.report.sections import study_sections, task_sections
+from gasam.lab.report.sections import every, study_sections, task_sections
 from gasam.lab.storage import write_json
 
 ROOT = Path(__file__).parents[2]
 README = "# gasam\n\nBefore.\n\n<!-- results -->\nold\n<!-- /results -->\n\nAfter.\n"
 SCORES = {"baseline": [84.4, 84.5, 84.2, 84.6], "ga-sam": [86.0, 86.2, 85.8, 86.1]}
-LINKED = re.compile(r"\]\((figures/[^)]+)\)")
+LINKED = re.compile(r"\]\(\.\./(figures/[^)]+)\)")
+PAGES = [ROOT / "docs/results.md", *sorted((ROOT / "docs/results").glob("*.md"))]
 
 
 def checkout(folder, runs):
@@ -29,12 +29,15 @@ def checkout(folder, runs):
     return folder
 
 
-def page(*runs):
-    return pages.page(Contents(list(runs)))
+def written(*runs):
+    """The texts of all pages by their name."""
+    found = Contents(list(runs))
+    return {file.stem: text for file, text in pages.pages(found, every(found)).items()}
 
 
 def block(*runs):
-    return pages.block(Contents(list(runs)))
+    """README's part."""
+    return pages.rendered("readme", Contents(list(runs)))
 
 
 def rows(text):
@@ -51,44 +54,61 @@ def test_the_page_readme_and_pictures_of_this_repository_are_not_stale():
     assert pages.stale(ROOT) == [], "run `gasam results --write .`"
 
 
-def test_every_link_within_the_page_leads_to_one_heading_and_every_picture_is_there():
-    text = (ROOT / "docs/results.md").read_text()
-    anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings(text)]
-    links = re.findall(r"\]\(#([^)]+)\)", text)
-    assert links
-    assert {link: anchors.count(link) for link in links} == dict.fromkeys(links, 1)
-    pictures = LINKED.findall(text)
+def test_pages_have_one_question_each_and_can_be_read():
+    names = ["results", "de-en", "en-vi", "flatness", "imdb", "paper", "ptb", "tuning"]
+    assert [file.stem for file in PAGES] == names
+    for file in PAGES:
+        text = file.read_text()
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 400, file
+        assert len(text.split()) <= 5000, file
+        assert lines[0].endswith("?"), file
+        assert file.stem == "results" or headings(text, "##")[-1] == "How to read this page"
+        assert "not reproduced" not in text
+        tables = [line for line in lines if line.startswith("|")]
+        assert max(line.replace("\\|", "").count("|") for line in tables) <= 10, f"{file}: more than 9 columns"
+
+
+def test_every_link_of_a_page_leads_somewhere_and_every_picture_is_shown_once():
+    pictures = []
+    for file in PAGES:
+        text = file.read_text()
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (file.parent / link).exists(), (file, link)
+        pictures += LINKED.findall(text)
     assert len(pictures) > 20
-    assert all((ROOT / "docs" / name).exists() for name in pictures)
     assert sorted(f"figures/{file.name}" for file in (ROOT / "docs/figures").iterdir()) == sorted(pictures)
 
 
-def test_readme_and_page_open_with_the_same_main_result():
-    from gasam.lab import records
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "zensical.toml").read_text()
+    assert all(f'"{file.relative_to(ROOT / "docs").as_posix()}"' in navigation for file in PAGES)
 
-    sentences = list(headline(list(records.read_all(ROOT / "results"))))
-    assert sentences
-    for file in ("README.md", "docs/results.md"):
-        assert all(sentence in (ROOT / file).read_text() for sentence in sentences)
+
+def test_two_seeds_have_no_interval_on_any_page():
+    rows_of_two = [line for file in PAGES for line in file.read_text().splitlines() if "(2 seeds" in line]
+    assert rows_of_two
+    assert not any("[" in line for line in rows_of_two)
 
 
 def test_pages_are_stale_until_written_and_whenever_a_record_changes(tmp_path):
     checkout(tmp_path, records_of("imdb", SCORES))
-    assert pages.stale(tmp_path) == ["docs/results.md", "README.md"]
-    assert pages.write(tmp_path) == [tmp_path / "docs/results.md", tmp_path / "README.md"]
+    every_page = ["docs/results.md", "docs/results/imdb.md", "docs/results/paper.md", "README.md"]
+    assert pages.stale(tmp_path) == every_page
+    assert pages.write(tmp_path) == [tmp_path / file for file in every_page]
     assert pages.stale(tmp_path) == []
     assert pages.write(tmp_path) == []
 
     first = json.loads((tmp_path / "results/0.json").read_text())
     (tmp_path / "results/0.json").write_text(json.dumps(first | {"test": 99.0}))
-    assert pages.stale(tmp_path) == ["docs/results.md", "README.md"]
+    assert pages.stale(tmp_path) == every_page
     (tmp_path / "results/0.json").write_text(json.dumps(first))
     assert pages.stale(tmp_path) == []
     file = tmp_path / "docs/results.md"
     file.write_text(file.read_text().replace("84.42", "84.43"))
     assert pages.stale(tmp_path) == ["docs/results.md"]
     (tmp_path / "results/7.json").unlink()
-    assert pages.stale(tmp_path) == ["docs/results.md", "README.md"]
+    assert pages.stale(tmp_path) == every_page
 
 
 def another_colour(file):
@@ -127,10 +147,13 @@ def test_every_picture_that_the_page_shows_is_written(tmp_path):
         value = {"title": f"Norms {name}", "sentence": "they rise", "norms": norms}
         write_json(tmp_path / "results" / "figures" / f"{name}.json", value)
     written = pages.write(tmp_path)
-    linked = LINKED.findall((tmp_path / "docs/results.md").read_text())
+    texts = [(tmp_path / f"docs/results/{name}.md").read_text() for name in ("paper", "tuning")]
+    linked = LINKED.findall("".join(texts))
     assert sorted(linked) == [f"figures/{name}.svg" for name in ("figure4-small", "figure5-small", "tuning-imdb-small")]
     assert {tmp_path / "docs" / name for name in linked} <= set(written)
-    assert "They rise." in (tmp_path / "docs/results.md").read_text()
+    assert "They rise." in texts[0]
+    assert "Verdict: **contradicted** (en-vi, seed 1: they grow)." in texts[0]
+    assert "Figure 4" not in texts[0].split("##")[0], "its title is another here"
 
 
 def test_readme_keeps_all_that_is_outside_of_the_markers(tmp_path):
@@ -140,12 +163,12 @@ def test_readme_keeps_all_that_is_outside_of_the_markers(tmp_path):
     assert text.endswith("<!-- /results -->\n\nAfter.\n")
     assert "old" not in text
     assert rows(text)[2:] == [
-        ["Baseline", "84.42 ± 0.17 (paper 84.42)"],
-        ["GA-SAM", "86.03 ± 0.17 (+1.60, paper +1.69)"],
+        ["Baseline", "84.42"],
+        ["GA-SAM", "86.03 (+1.60)"],
     ]
 
 
-def test_readme_says_what_diverged_and_leaves_the_papers_number_to_its_own_budget():
+def test_readme_says_what_diverged_and_which_settings_are_other_ones():
     runs = records_of("imdb", {"baseline": [84.4, 84.5], "ga-sam": [86.0, None], "sam": [None, None]})
     longer = records_of("ptb", {"baseline": [190.0]}, settings={"epochs": 99})
     cells = {row[0]: row[1:] for row in rows(block(*runs, *longer, *records_of("ptb", {"ga-sam": [180.0]})))}
@@ -171,27 +194,27 @@ def test_without_records_page_and_readme_say_so_and_have_no_table(tmp_path):
 
 def test_twins_and_the_users_own_data_are_no_evidence():
     runs = [*records_of("docstrings", SCORES), record("classify"), record("digits")]
-    assert page(*runs) == page()
+    assert written(*runs) == written()
     assert block(*runs) == block()
-    assert page(*runs, record("imdb")) == page(record("imdb"))
+    assert written(*runs, record("imdb")) == written(record("imdb"))
 
 
 def test_each_table_names_its_runs_their_commits_and_one_command():
     notes = {"hash": "x", "notes": ["two classes instead of three"]}
     runs = [*records_of("imdb", SCORES, data=notes), record("ptb", dirty=True, commit="f" * 40)]
-    imdb, ptb = task_sections(runs)
-    assert (imdb.title, ptb.title) == ("imdb, size small", "ptb, size small")
-    assert "- Data: two classes instead of three." in imdb.parts[1]
-    assert f"8 runs of commits {COMMIT[:7]}." in imdb.parts[-1]
+    [[imdb], [ptb]] = (list(task_sections(runs, task)) for task in ("imdb", "ptb"))
+    assert (imdb.title, ptb.title) == ("Size small", "Size small")
+    assert any("- Data: two classes instead of three." in part for part in imdb.parts)
+    assert f"8 runs of commits {COMMIT[:7]}." in imdb.parts[-2]
     commands = re.findall(r"`(gasam [^`]*)`", imdb.parts[-1])
     assert commands == ["gasam compare imdb --size small@1 --methods baseline,ga-sam --seeds 4"]
-    assert "1 run of commits fffffff with changes." in ptb.parts[-1]
+    assert "1 run of commits fffffff with changes." in ptb.parts[-2]
     [table] = study_sections(Contents(runs))
     assert table.title.startswith("Table 1")
     assert re.findall(r"`(gasam [^`]*)`", table.parts[-1]) == [
         "gasam reproduce table1 --size small --tasks imdb,ptb --seeds 4"
     ]
-    assert "9 runs" in table.parts[-1]
+    assert "9 runs" in table.parts[-2]
 
 
 def test_commands_of_tuned_runs_use_what_was_tuned():
@@ -199,7 +222,7 @@ def test_commands_of_tuned_runs_use_what_was_tuned():
         record("imdb"),
         record("imdb", "ga-sam", walk={"epsilon": 5e-4}, epsilon_source="tuned on validation, 6 tries"),
     ]
-    [section] = task_sections(runs)
+    [section] = task_sections(runs, "imdb")
     assert section.parts[-1].endswith("--seeds 1 --tuned --out results`.")
     [table] = study_sections(Contents([*runs, record("ptb")]))
     assert "--tasks imdb --seeds 1 --tuned --out results`" in table.parts[-1]
@@ -212,19 +235,35 @@ def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():
     assert [section.title[:7] for section in study_sections(Contents(runs[:-1]))] == ["Table 1"]
 
 
-def test_the_page_has_its_chapters_in_order_and_leaves_out_the_empty_ones():
-    assert headings(page(*records_of("imdb", SCORES)), "##") == [
-        "Verdicts",
-        "Cost",
-        "Results by task",
-        "Tables of the paper",
-    ]
+def test_pages_without_records_are_left_out_and_the_summary_links_the_others():
+    found = written(*records_of("imdb", SCORES))
+    assert list(found) == ["results", "imdb", "paper"]
+    assert re.findall(r"\]\(results/(\w+)\.md\)", found["results"]) == ["imdb", "imdb", "paper"]
+    assert headings(found["imdb"], "##") == ["Size small", "How to read this page"]
+
+
+def test_each_page_begins_with_its_finding():
+    runs = records_of("imdb", SCORES, test_error=0.3)
+    found = written(*runs)
+    assert "GA-SAM is better than the baseline: +1.60 [" in found["imdb"].split("##")[0]
+    assert "standard error of 0.30;" in found["imdb"].split("##")[0]
+    assert "4 reproduced, 76 not run" in found["paper"].split("##")[0]
+
+
+def test_numbers_of_the_paper_are_on_its_page_and_ours_on_the_tasks():
+    found = written(*records_of("imdb", SCORES))
+    assert "86.11 ± 0.22" in found["paper"]
+    assert "86.11 ± 0.22" not in found["imdb"]
+    assert "86.03 ± 0.17 (4 seeds)" in found["imdb"]
+    assert "86.03 ± 0.17" not in found["paper"]
+    assert "| reproduced |" in found["paper"]
 
 
 def test_readme_takes_the_size_nearest_to_the_paper():
     runs = [record("imdb", test=80.0, size=size) for size in ("tiny", "small")]
-    assert [head.partition(":")[0] for head in rows(block(*runs))[0]] == ["method", "imdb, size small"]
-    assert {"imdb, size small", "imdb, size tiny"} <= set(headings(page(*runs)))
+    assert rows(block(*runs))[0] == ["method", "imdb, accuracy"]
+    assert "imdb small, 1 seed" in block(*runs)
+    assert {"Size small", "Size tiny"} <= set(headings(written(*runs)["imdb"]))
 
 
 def test_readme_takes_the_tuned_radius_and_leaves_ablations_and_their_seeds_to_the_page():
@@ -238,10 +277,10 @@ def test_readme_takes_the_tuned_radius_and_leaves_ablations_and_their_seeds_to_t
         record("imdb", "freelb", 85.0),
     ]
     found = rows(block(*runs))
-    assert found[0][1].endswith("; 1 to 4 seeds")
+    assert "imdb small, 1 to 4 seeds" in block(*runs)
     assert found[2:] == [
-        ["Baseline", "84.42 ± 0.17 (paper 84.42)"],
-        ["GA-SAM", "87.00 (+2.60, paper +1.69) (tuned: L-inf 0.0005)"],
+        ["Baseline", "84.42"],
+        ["GA-SAM", "87.00 (+2.60)"],
         ["FreeLB", "85.00 (+0.60)"],
     ]
 
@@ -249,19 +288,34 @@ def test_readme_takes_the_tuned_radius_and_leaves_ablations_and_their_seeds_to_t
 def test_what_people_remark_stands_below_its_table_or_search(tmp_path):
     checkout(tmp_path, records_of("imdb", SCORES))
     remarks = ["table1.imdb = 'Less dropout was tried.'", "table2.imdb = 'Later.'", "search.imdb = 'Cut short.'"]
+    remarks += ["runs.imdb = 'An earlier size.'", "summary.answer = 'Perhaps.'"]
     (tmp_path / "results/remarks.toml").write_text("\n".join(remarks))
     write_json(tmp_path / "results/tuning/a.json", finding_of("imdb", "sam", [response(81.0, exponent=-3)]).as_json())
     pages.write(tmp_path)
-    text = (tmp_path / "docs/results.md").read_text()
-    parts = dict(re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
-    [table] = [title for title, part in parts.items() if "Less dropout was tried." in part]
-    assert table.startswith("Table 1")
-    assert [title for title, part in parts.items() if "Cut short." in part] == ["Size of the walk on imdb, size small"]
+    text = "".join(file.read_text() for file in (tmp_path / "docs").rglob("*.md"))
+    parts = dict(re.findall(r"^##? (.*?)\n(.*?)(?=^##? |\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    places = {
+        "Less dropout was tried.": "Table 1",
+        "Cut short.": "imdb, size small",
+        "An earlier size.": "imdb: what",
+        "Perhaps.": "Should I",
+    }
+    for remark, place in places.items():
+        [title] = [title for title, part in parts.items() if remark in part]
+        assert title.startswith(place)
     assert "Later." not in text, "Table 2 has no runs of its own"
 
 
 @pytest.mark.parametrize(
-    "text", ['table9.imdb = "x"', 'table1.mnist = "x"', "table1.imdb = 3", 'table1 = "x"', "table1.imdb ="]
+    "text",
+    [
+        'table9.imdb = "x"',
+        'summary.imdb = "x"',
+        'table1.mnist = "x"',
+        "table1.imdb = 3",
+        'table1 = "x"',
+        "table1.imdb =",
+    ],
 )
 def test_remarks_on_nothing_are_refused(tmp_path, text):
     checkout(tmp_path, []).joinpath("results/remarks.toml").write_text(text)

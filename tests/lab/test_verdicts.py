@@ -8,7 +8,7 @@ from scipy import stats
 from synthetic import record, records_of
 
 from gasam.lab.paper import studies
-from gasam.lab.paper.verdicts import judge, paper_difference
+from gasam.lab.paper.verdicts import WORDS, judge, judge_figure, paper_difference
 from gasam.lab.report import matching
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import named
@@ -33,9 +33,10 @@ def verdicts(runs, table="table1", task="imdb", size="small"):
 
 
 def said(runs, table="table1", size="small"):
-    """Label to the verdict that a reader sees."""
+    """Label to the verdict that a reader sees, with its reason."""
     shown = study_table(studies.load(table), runs, size)
-    texts = [row[shown.columns.index("verdict")] for row in shown.rows]
+    cells = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+    texts = [named(row["verdict"], row.get("reason", "")) for row in cells]
     return dict(zip([row["label"] for row in shown.values], texts, strict=True))
 
 
@@ -95,48 +96,66 @@ BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2,
 @pytest.mark.parametrize(
     ("claim", "ours", "baseline", "diverged", "expected"),
     [
-        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "reproduced"),
-        (WORSE, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, "not reproduced (better)"),
-        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "reproduced"),
-        (BETTER, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, "not reproduced (worse)"),
-        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "reproduced"),
-        (BETTER, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
-        (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
-        (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
-        (WORSE, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (no difference)"),
-        (SAME, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, "not reproduced (undecided)"),
-        (SAME, [1.05, 60.0], [1, 1.1], 0, "not reproduced (undecided)"),
-        (BETTER, [2], [1, 1.1], 0, "not reproduced (one seed)"),
-        (SAME, [1], [1], 0, "not reproduced (one seed)"),
-        (WORSE, [], [1, 1.1], 2, "not reproduced (diverged)"),
-        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 1, "not reproduced (1 of 4 diverged)"),
-        (BETTER, [], [1], 0, "not run"),
-        (BETTER, [2, 2.1], [], 0, "not run (no baseline)"),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (WORSE, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, ("contradicted", "better; paper: worse")),
+        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (BETTER, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, ("contradicted", "worse; paper: better")),
+        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (BETTER, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("contradicted", "no difference; paper: better")),
+        (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("contradicted", "no difference; paper: worse")),
+        (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, ("undecided", "interval too wide")),
+        (WORSE, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, ("contradicted", "no difference; paper: worse")),
+        (SAME, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, ("undecided", "interval too wide")),
+        (SAME, [1.05, 60.0], [1, 1.1], 0, ("undecided", "interval too wide")),
+        (BETTER, [2], [1, 1.1], 0, ("undecided", "one seed")),
+        (SAME, [1], [1], 0, ("undecided", "one seed")),
+        (WORSE, [], [1, 1.1], 2, ("contradicted", "diverged")),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 1, ("contradicted", "1 of 4 diverged")),
+        (BETTER, [], [1], 0, ("not run", "")),
+        (BETTER, [2, 2.1], [], 0, ("not run", "no baseline")),
     ],
 )
 def test_every_verdict_and_its_reason(claim, ours, baseline, diverged, expected):
     by_seed = (dict(enumerate(side)) for side in (ours, baseline))
-    assert str(judge(claim, *by_seed, higher_is_better=True, diverged=diverged)) == expected
+    found = judge(claim, *by_seed, higher_is_better=True, diverged=diverged)
+    assert (found.word, found.reason) == expected
+    assert found.word in WORDS
 
 
 @pytest.mark.parametrize("baseline", [{}, {1: 1.0, 2: 1.1}], ids=["all", "some"])
 def test_a_baseline_that_diverged_decides_nothing(baseline):
     verdict = judge(BETTER, {1: 2.0, 2: 2.1, 3: 2.2}, baseline, higher_is_better=True, baselines_diverged=2)
-    assert str(verdict) == "not reproduced (the baseline diverged)"
+    assert (verdict.word, verdict.reason) == ("undecided", "the baseline diverged")
 
 
 def test_a_table_says_that_the_baseline_diverged_and_takes_no_cost_from_it():
     runs = records_of("imdb", {"baseline": [None, None], "ga-sam": [86.0, 86.1]})
     table = study_table(studies.load("table1"), runs, "small")
     [row] = [row for row in table.rows if row[1].startswith("GA-SAM")]
-    assert row[-1] == "not reproduced (the baseline diverged)"
+    assert row[-2:] == ("undecided", "the baseline diverged")
     assert "x)" not in " ".join(row)
     assert tally([studies.load("table1")], runs, "small").rows[0] == ("Table 1", "imdb", "0", "0", "1", "4")
 
 
+@pytest.mark.parametrize(
+    ("name", "norms", "word", "reason"),
+    [
+        ("figure4", {"en-vi": [1.0, 2.0]}, "contradicted", "en-vi: they grow"),
+        ("figure4", {"en-vi": [2.0, 2.5, 1.0]}, "reproduced", ""),
+        ("figure5", {"encoder": {"1": [3.0], "2": [1.0, 2.0]}}, "contradicted", "encoder: the order is reversed"),
+        ("figure5", {"decoder": {"1": [1.0], "2": [1.0, 2.0]}}, "reproduced", ""),
+        ("figure5", {"decoder": {"1": [1.0], "2": [3.0], "3": [2.0]}}, "contradicted", "decoder: no such order"),
+    ],
+)
+def test_figures_of_gradient_norms_are_judged_by_their_order(name, norms, word, reason):
+    found = judge_figure(name, norms)
+    assert (found.word, found.reason) == (word, reason)
+    assert judge_figure("figure1", {}) is None
+
+
 def test_other_seeds_than_the_baselines_are_no_comparison():
     verdict = judge(BETTER, {3: 2.0, 4: 2.0}, {1: 1.0, 2: 1.0}, higher_is_better=True)
-    assert str(verdict) == "not run (no baseline with its seeds)"
+    assert (verdict.word, verdict.reason) == ("not run", "no baseline with its seeds")
 
 
 def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
@@ -144,7 +163,7 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
     assert said(runs) == {
         "Baseline": "",
         "SAM": "reproduced",  # the paper's own +0.33 is within its interval
-        "ASAM": "not reproduced (diverged)",
+        "ASAM": "contradicted (diverged)",
         "Layer-SAM": "not run",
         "Multi-step Defense": "not run",
         "GA-SAM": "reproduced",
@@ -158,7 +177,7 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
 def test_verdicts_follow_the_metrics_direction():
     runs = records_of("ptb", {"baseline": BASELINE, "sam": scores(3), "ga-sam": scores(3)})
     assert said(runs)["SAM"] == "reproduced"  # worse, there and here
-    assert said(runs)["GA-SAM"] == "not reproduced (worse)"
+    assert said(runs)["GA-SAM"] == "contradicted (worse; paper: better)"
 
 
 def test_verdicts_are_against_the_baseline_of_as_many_epochs():
@@ -231,7 +250,7 @@ def test_a_run_that_was_there_before_is_a_rung_of_the_tuned_ladder():
     plain, five = record("imdb", "ga-sam", 85.0), tuned("imdb", epsilon=5e-4)
     assert said([record("imdb"), plain], "table3")["L-inf, 0.2 x (epsilon 2e-05)"] == "not run"
     shown = said([record("imdb"), plain, five], "table3")
-    assert shown["L-inf, 0.2 x (epsilon 0.0001)"] == "not reproduced (one seed)"
+    assert shown["L-inf, 0.2 x (epsilon 0.0001)"] == "undecided (one seed)"
     assert "L-inf, 1 x (tuned: L-inf 0.0005)" in shown
     half = tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")
     assert "L-inf, 0.2 x (epsilon 0.0001)" in said([record("imdb"), plain, half], "table3")
@@ -249,22 +268,10 @@ def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
     found = [line for line in lines(studies.load("table1"), "imdb", groups) if line.name == "GA-SAM"]
     assert [named(line.name, line.differing) for line in found] == ["GA-SAM (tuned: L-inf 0.0005)", "GA-SAM"]
     assert [line.speaks for line in found] == [True, False]
-    assert [str(line.verdict) for line in found] == ["reproduced", "not reproduced (no difference)"]
+    assert [line.verdict.word for line in found] == ["reproduced", "contradicted"]
     three = said(runs, "table3")
-    assert three["L-inf, 0.5 x (0.5 x tuned: L-inf 0.00025)"] == "not reproduced (one seed)"
+    assert three["L-inf, 0.5 x (0.5 x tuned: L-inf 0.00025)"] == "undecided (one seed)"
     assert three["L-inf, 5 x (epsilon 0.0005)"] == "not run"
-
-
-def test_walks_of_one_method_are_compared_with_the_row_that_the_paper_found_best():
-    """On imdb that is K = 1: 86.0 - 84.0 and 86.2 - 84.1 have a mean of 2.05."""
-    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": [86.0, 86.2, 85.8, 86.1]})
-    runs += [record("imdb", "ga-sam", test, seed=seed, walk={"steps": 3}) for seed, test in ((1, 84.0), (2, 84.1))]
-    runs.append(record("imdb", "ga-sam", 84.0, walk={"steps": 2}))
-    shown = study_table(studies.load("table3"), runs, "small")
-    place = shown.columns.index("paper's best row minus this one")
-    found = {row["label"]: text[place] for row, text in zip(shown.values, shown.rows, strict=True) if text[place]}
-    assert list(found) == ["K = 3"], "neither the row itself nor a single seed"
-    assert found["K = 3"].startswith("+2.05 [+1.41, +2.69]")
 
 
 def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_means():

@@ -1,33 +1,32 @@
-"""Whether a claim of the paper holds here: a verdict for each cell of its tables, from its numbers and from ours."""
+"""Whether a claim of the paper holds here: one of four words, with its reason, for tables, flatness and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, get_args
 
 from gasam.lab.paper.studies import Expected
 from gasam.lab.statistics import Difference, Standing, Summary, paired_difference, welch_difference
 
-Word = Literal["reproduced", "not reproduced", "not run"]
+Word = Literal["reproduced", "contradicted", "undecided", "not run"]
+WORDS: tuple[Word, ...] = get_args(Word)
 RUNS_OF_THE_PAPER = 4
-ONE_SEED, UNDECIDED, BASELINE_DIVERGED = "one seed", "undecided", "the baseline diverged"
+ONE_SEED, WIDE, BASELINE_DIVERGED = "one seed", "interval too wide", "the baseline diverged"
+FIGURE_CLAIMS = {
+    "figure4": "gradient norms are much larger early in training",
+    "figure5": "higher layers of encoder and decoder have larger gradients",
+}
+"""What the paper says of its figures about gradient norms, by the name of the study."""
 
 
 class Verdict(NamedTuple):
-    """`ours` is None where no interval exists; `reason` is what is said in brackets."""
+    """`ours` is None where no interval exists; `reason` says why, where the word alone does not."""
 
     word: Word
     paper: Standing
     ours: Standing | None = None
     reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.word} ({self.reason})" if self.reason else self.word
-
-    @property
-    def counted_as(self) -> str:
-        """One seed, or a baseline that diverged, decides nothing."""
-        return UNDECIDED if self.reason in (ONE_SEED, UNDECIDED, BASELINE_DIVERGED) else self.word
 
 
 def paper_difference(row: Expected, baseline: Expected) -> Difference:
@@ -44,7 +43,7 @@ def judge(
     diverged: int = 0,
     baselines_diverged: int = 0,
 ) -> Verdict:
-    """The verdict on one cell.
+    """The verdict on one cell of a table.
 
     Args:
         claim: The paper's difference to its baseline.
@@ -58,20 +57,57 @@ def judge(
     assert paper is not None  # two summaries always have an interval
     if diverged:
         runs = diverged + len(scores)
-        return Verdict("not reproduced", paper, reason="diverged" if not scores else f"{diverged} of {runs} diverged")
+        return Verdict("contradicted", paper, reason="diverged" if not scores else f"{diverged} of {runs} diverged")
     if not scores:
         return Verdict("not run", paper)
     if baselines_diverged:
-        return Verdict("not reproduced", paper, reason=BASELINE_DIVERGED)
+        return Verdict("undecided", paper, reason=BASELINE_DIVERGED)
     found = paired_difference(scores, baseline)
     if found is None:
         return Verdict("not run", paper, reason="no baseline with its seeds" if baseline else "no baseline")
     ours = found.standing(higher_is_better)
     if ours is None:
-        return Verdict("not reproduced", paper, reason=ONE_SEED)
+        return Verdict("undecided", paper, reason=ONE_SEED)
     if ours == "no difference" and _blunt(found, claim, paper):
-        return Verdict("not reproduced", paper, ours, UNDECIDED)
-    return Verdict("reproduced", paper, ours) if ours == paper else Verdict("not reproduced", paper, ours, ours)
+        return Verdict("undecided", paper, ours, WIDE)
+    if ours == paper:
+        return Verdict("reproduced", paper, ours)
+    return Verdict("contradicted", paper, ours, f"{ours}; paper: {paper}")
+
+
+def judge_flatness(found: Difference, *, more_is_flatter: bool) -> Verdict:
+    """The verdict on the claim that GA-SAM is flatter, from its difference to the baseline in one measure."""
+    ours = found.standing(more_is_flatter)
+    if ours is None:
+        flatter = (found.mean > 0) == more_is_flatter
+        return Verdict("undecided", "better", reason=f"{ONE_SEED}, {'flatter' if flatter else 'sharper'}")
+    if ours == "no difference":
+        return Verdict("undecided", "better", ours, WIDE)
+    return (
+        Verdict("reproduced", "better", ours)
+        if ours == "better"
+        else Verdict("contradicted", "better", ours, "sharper")
+    )
+
+
+def judge_figure(name: str, norms: Mapping[str, Any]) -> Verdict | None:
+    """The verdict on Figure 4 or 5, from gradient norms by epoch, of runs or of the layers of each side.
+
+    Figure 4: whether every run's norms are larger in the first epoch than in the last. Figure 5: whether the mean norms
+    rise from layer to layer on every side. Other figures have no verdict.
+    """
+    if name == "figure4":
+        against = [f"{run}: they grow" for run, curve in norms.items() if curve[0] <= curve[-1]]
+    elif name == "figure5":
+        means = {side: [fmean(values) for values in layers.values()] for side, layers in norms.items()}
+        against = [f"{side}: {_order(each)}" for side, each in means.items() if each != sorted(each)]
+    else:
+        return None
+    return Verdict("contradicted" if against else "reproduced", "better", reason="; ".join(against))
+
+
+def _order(means: list[float]) -> str:
+    return "the order is reversed" if means == sorted(means, reverse=True) else "no such order"
 
 
 def _blunt(found: Difference, claim: Difference, paper: Standing) -> bool:

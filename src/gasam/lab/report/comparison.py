@@ -10,7 +10,7 @@ from gasam.lab.families import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import FEW, Group, groups_of
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of
@@ -21,14 +21,16 @@ from gasam.lab.tables import Cell, Column, Table, tabulated
 TORN = 5
 """How many times the baseline's spread over seeds a row's may be before its scores are shown one by one."""
 
+SAME = "same weights"
+"""Stands for the difference to a longer baseline that selected the epochs of the short one."""
+
 
 @dataclass(frozen=True)
 class Line:
     """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
 
     `step_time` is how many times as long as the baseline's a step takes, where it was measured. In a table of the paper
-    `lead` is the group of the paper's best row, for the other rows of its method, and `speaks` marks the group that is
-    judged for its row.
+    `speaks` marks the group that is judged for its row.
     """
 
     task: str
@@ -39,29 +41,31 @@ class Line:
     paper: Expected | None
     step_time: float | None = None
     verdict: Verdict | None = None
-    lead: Group | None = None
     speaks: bool = True
 
 
 def _test(group: Group) -> Cell:
-    """Mean and standard deviation on the test split, over how many seeds, and how many runs diverged."""
+    """Mean and standard deviation on the test split, or the scores of few seeds, and how many runs diverged."""
     mean, std, _ = group.summary or (None, None, 0)
     late, lost = group.diverged_later, len(group.lost)
     seeds = {str(seed): score for seed, score in group.scores.items()}
     if group.summary is None:
         text = f"diverged ({counted(lost, 'seed')})"
     else:
-        counts = [counted(len(seeds), "seed")]
+        scores = ", ".join(map(number, seeds.values()))
+        few = len(seeds) < FEW
+        counts = [counted(len(seeds), "seed") + (f": {scores}" if not few and _torn(group) else "")]
         counts += [f"{late} of them diverged later"] if late else []
         counts += [f"{lost} more diverged"] if lost else []
-        text = f"{group.summary} ({', '.join(counts)})"
+        text = f"{scores if few else group.summary} ({', '.join(counts)})"
     text += ", collapsed" if collapsed(group) else ""
     return Cell(text, {"mean": mean, "std": std, "seeds": seeds, "diverged": lost + late})
 
 
 def _difference(group: Group) -> Cell:
     found = group.difference(group.baseline)
-    return Cell(group.versus(group.baseline), found._asdict()) if found else Cell()
+    same = group.method == "baseline" and group.has_scores_of(group.baseline)
+    return Cell(SAME if same else group.versus(group.baseline), found._asdict()) if found else Cell()
 
 
 def _evaluations(group: Group) -> Cell:
@@ -70,23 +74,10 @@ def _evaluations(group: Group) -> Cell:
     return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
 
 
-def _beats_both(group: Group) -> str:
-    """Whether a method beats the baseline with as many epochs and the one that was as expensive."""
-    if group.baseline is None or group.longer is None:
-        return ""
-    standings = {group.standing(group.baseline), group.standing(group.longer)}
-    if "worse" in standings:
-        return "no"
-    return "yes" if standings == {"better"} else "undecided"
-
-
-def _by_seed(group: Group) -> str:
-    """Of two seeds, and where some learn and others do not, a mean and its interval say little."""
+def _torn(group: Group) -> bool:
+    """Whether some seeds learn and others do not: then a mean and its interval say little."""
     found, plain = group.summary, group.baseline.summary if group.baseline else None
-    if found is None or found.std is None:
-        return ""
-    torn = plain is not None and plain.std is not None and found.std > TORN * plain.std
-    return ", ".join(map(number, group.scores.values())) if torn or found.seeds == 2 else ""
+    return bool(found and plain and found.std and plain.std and found.std > TORN * plain.std)
 
 
 def _paper(line: Line) -> Cell:
@@ -113,21 +104,23 @@ LABEL: Column[Line] = Column("", lambda line: Cell("", named(line.name, line.dif
 NAME: Column[Line] = Column("method", lambda line: Cell(line.name, line.method), "method")
 SETTINGS: Column[Line] = Column("settings", lambda line: line.differing)
 TEST = Column("test", of_runs(_test, "not run"), "test")
-COLUMNS: tuple[Column[Line], ...] = (
-    Column("vs baseline [95% interval]", of_runs(_difference), "difference"),
+DIFFERENCE = Column("vs baseline [95% interval]", of_runs(_difference), "difference")
+PAPER: tuple[Column[Line], ...] = (
     Column("paper", _paper, "paper"),
     Column("paper's difference", _paper_difference, "paper_difference"),
+)
+COST: tuple[Column[Line], ...] = (
     Column("gradient evaluations", of_runs(_evaluations), "gradient_evaluations"),
     Column("passes a step", of_runs(lambda group: _optional(group.passes, "{:.2f}")), "passes"),
     Column("step time", lambda line: _optional(line.step_time, "{:.2f}x"), "step_time"),
 )
-MORE_COLUMNS: tuple[Column[Line], ...] = (
-    Column("vs baseline, equal gradient evaluations [95% interval]", of_runs(lambda group: group.versus(group.longer))),
-    Column("better than both baselines", of_runs(_beats_both)),
-    Column("vs fresh masks [95% interval]", of_runs(lambda group: group.versus(group.fresh))),
-    Column("by seed", of_runs(_by_seed)),
+BUDGETS: tuple[Column[Line], ...] = (
+    Column(
+        "vs baseline, equal gradient evaluations",
+        of_runs(lambda group: SAME if group.longer_is_the_same else group.versus(group.longer)),
+    ),
+    Column("vs fresh masks", of_runs(lambda group: group.versus(group.fresh))),
 )
-"""What a table of the paper does not show."""
 
 
 def comparison(
@@ -160,7 +153,7 @@ def comparison(
         for group in groups
     ]
     test = TEST._replace(title=described(tasks.find(task).family.metric))
-    columns = [LABEL, NAME, SETTINGS, test, *COLUMNS, *MORE_COLUMNS]
+    columns = [LABEL, NAME, SETTINGS, test, DIFFERENCE, *PAPER, *COST, *BUDGETS]
     return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
 
 

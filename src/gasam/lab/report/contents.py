@@ -1,4 +1,4 @@
-"""Everything that the page of results is made from: what the folder `results` holds."""
+"""Everything that the pages of results are made from: what the folder `results` holds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gasam.lab.search import finding
 from gasam.lab.search.finding import Finding
 from gasam.lab.tasks import TASKS, find
 
-SEARCH, FLATNESS = "search", "flatness"
-"""Stand for a table of the paper: remarks on the search for epsilon, and on how flat minima are."""
+REMARKS = {"summary": ["answer"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
+"""What else than a table of the paper may have remarks."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _read_remarks(file: Path) -> Mapping[str, Mapping[str, str]]:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file} is not TOML: {error}") from None
-    known = {study.name: study.tasks for study in studies.every()} | {SEARCH: list(TASKS), FLATNESS: list(TASKS)}
+    known = {study.name: study.tasks for study in studies.every()} | REMARKS
     for table, remarks in found.items():
         if table not in known or not isinstance(remarks, dict):
             raise InputError(f"{file}: a table must be one of {', '.join(known)}, with remarks by task, got {table!r}")

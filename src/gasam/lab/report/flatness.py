@@ -7,23 +7,29 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gasam.lab.analyses import Analysis, Measure
-from gasam.lab.paper.verdicts import ONE_SEED, UNDECIDED
+from gasam.lab.paper.verdicts import judge_flatness
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.report.frame import RADIUS, Group, group_runs
+from gasam.lab.report.frame import FEW, RADIUS, Group, group_runs
 from gasam.lab.statistics import Difference, counted, paired_difference
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import find
 
+CLAIMS = {"attack": "Table 4", "spectrum": "Figure 3"}
+"""Where the paper makes the claim, by the kind of analysis. Other measures are not in the paper."""
+ADDITION = "addition"
 Logarithms = Mapping[int, float]
 """Of a measure, by seed."""
 
 
-def flatness_table(analyses: Iterable[tuple[Analysis, Sequence[AnalysisRecord]]]) -> Table | None:
-    """A row for each measure of each analysis on a task of the paper; None if GA-SAM was not analysed beside a
-    baseline."""
-    rows = [row for analysis, found in analyses for row in _rows(analysis, found)]
-    rows.sort(key=lambda row: (row["task"], row["measure"]))
-    return of_texts("Flatness", rows) if rows else None
+def flatness_tables(analyses: Iterable[tuple[Analysis, Sequence[AnalysisRecord]]]) -> dict[str, Table]:
+    """By task and size a row for each measure of GA-SAM and its baseline; only for the paper's tasks."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    for analysis, found in analyses:
+        for row in _rows(analysis, found):
+            rows.setdefault(f"{found[0].run.task}, size {found[0].run.size}", []).append(row)
+    return {
+        place: of_texts(place, sorted(some, key=lambda row: row["measure"])) for place, some in sorted(rows.items())
+    }
 
 
 def _rows(analysis: Analysis, found: Sequence[AnalysisRecord]) -> Iterator[dict[str, str]]:
@@ -40,15 +46,16 @@ def _rows(analysis: Analysis, found: Sequence[AnalysisRecord]) -> Iterator[dict[
     for number, measure in enumerate(measures[group.records[0].name]):
         ours, plain, longer = (_logarithms(each, measures, number) for each in (group, group.baseline, group.longer))
         if difference := paired_difference(ours, plain):
+            verdict = judge_flatness(difference, more_is_flatter=measure.more_is_flatter)
             yield {
-                "task": f"{group.task}, size {group.size}",
                 "measure": measure.name.removeprefix("the "),
-                "flat is": "more" if measure.more_is_flatter else "less",
+                "flatter is": "more" if measure.more_is_flatter else "less",
                 "Baseline": _mean(plain),
                 "GA-SAM": _mean(ours),
-                "ratio": _ratio(difference, ours),
-                "ratio at equal gradient evaluations": _ratio(paired_difference(ours, longer), ours),
-                "verdict": _verdict(difference, measure),
+                "ratio": _ratio(difference),
+                "ratio, equal gradient evaluations": _ratio(paired_difference(ours, longer), same=longer == plain),
+                "verdict": verdict.word if analysis.kind in CLAIMS else ADDITION,
+                "reason": verdict.reason or "flatter",
             }
 
 
@@ -59,26 +66,13 @@ def _logarithms(group: Group | None, measures: Mapping[str, Sequence[Measure]], 
 
 
 def _mean(logarithms: Logarithms) -> str:
-    return f"{math.exp(statistics.fmean(logarithms.values())):.3g} ({counted(len(logarithms), 'seed')})"
+    return f"{math.exp(statistics.fmean(logarithms.values())):.3g}"
 
 
-def _ratio(found: Difference | None, ours: Logarithms) -> str:
-    if found is None:
-        return "not measured"
+def _ratio(found: Difference | None, *, same: bool = False) -> str:
+    if found is None or same:
+        return "same weights" if same else "not measured"
     ends = ""
-    if found.low is not None and found.high is not None:
+    if found.low is not None and found.high is not None and found.pairs >= FEW:
         ends = f" [{math.exp(found.low):.2f}, {math.exp(found.high):.2f}]"
-    pairs = "" if found.pairs == len(ours) else f" ({counted(found.pairs, 'common seed')})"
-    return f"{math.exp(found.mean):.2f}{ends}{pairs}"
-
-
-def _verdict(found: Difference, measure: Measure) -> str:
-    match found.standing(measure.more_is_flatter):
-        case None:
-            flatter = (found.mean > 0) == measure.more_is_flatter
-            return f"not reproduced ({ONE_SEED}, {'flatter' if flatter else 'sharper'})"
-        case "better":
-            return "reproduced"
-        case "worse":
-            return "not reproduced (sharper)"
-    return f"not reproduced ({UNDECIDED})"
+    return f"{math.exp(found.mean):.2f}{ends} ({counted(found.pairs, 'seed')})"

@@ -14,7 +14,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.families import Metric
 from gasam.lab.methods import METHODS
 from gasam.lab.records import EpsilonSource, RunSummary
-from gasam.lab.statistics import Difference, Standing, counted, paired_difference, summary
+from gasam.lab.statistics import Difference, Standing, counted, paired_difference, signed, summary
 from gasam.lab.walks import LATER, choose
 
 COLUMNS = ("seed", "valid", "test", "gradient_evaluations", "updates")
@@ -25,6 +25,8 @@ DURATION = {"epochs", "halve_after"}
 """The settings that change with the length of training."""
 NEAR = 0.1
 """How far two numbers of gradient evaluations may be apart, as a share, to count as equal."""
+FEW = 3
+"""With fewer seeds the scores themselves are shown instead of an interval."""
 
 
 def frame(records: Iterable[RunSummary]) -> DataFrame:
@@ -114,11 +116,20 @@ class Group:
         return found.standing(self.metric.higher_is_better)
 
     def versus(self, other: Group | None) -> str:
-        """The difference, and the number of common seeds where some are missing."""
+        """The difference, and the number of common seeds where some are missing. Two seeds have no interval here."""
         found = self.difference(other)
         if found is None:
             return ""
-        return str(found) if found.pairs == len(self.scores) else f"{found} ({counted(found.pairs, 'common seed')})"
+        text = signed(found.mean) if found.pairs < FEW else str(found)
+        return text if found.pairs == len(self.scores) else f"{text} ({counted(found.pairs, 'common seed')})"
+
+    @property
+    def longer_is_the_same(self) -> bool:
+        """Whether the longer baseline selected the weights that the one with as many epochs has."""
+        return self.longer is not None and self.longer is not self.baseline and self.longer.has_scores_of(self.baseline)
+
+    def has_scores_of(self, other: Group | None) -> bool:
+        return other is not None and all(other.scores.get(seed) == score for seed, score in self.scores.items())
 
     @cached_property
     def _sources(self) -> list[EpsilonSource]:

@@ -17,7 +17,7 @@ def collapsed(group: Group) -> bool:
     plain = group.baseline
     if group.method == "baseline" or plain is None or plain.summary is None:
         return False
-    error = _error(plain)
+    error = test_error(plain)
     if error is None or group.summary is None:
         return error is not None
     worth = _worth(plain)
@@ -27,7 +27,7 @@ def collapsed(group: Group) -> bool:
 
 def at_guessing_level(group: Group) -> bool:
     """Whether the mean is no better than guessing; False if its error is not known."""
-    error = _error(group)
+    error = test_error(group)
     return bool(group.summary and error is not None and _worth(group).is_guessing(group.summary.mean, error))
 
 
@@ -37,7 +37,7 @@ def never_walked(group: Group) -> bool:
     return waits and all(record.gradient_evaluations == record.updates for record in group.records)
 
 
-def _error(group: Group) -> float | None:
+def test_error(group: Group) -> float | None:
     """The standard error of the test score, from the choice of the split's examples."""
     return max((record.test_error for record in group.records if record.test_error is not None), default=None)
 

@@ -1,8 +1,8 @@
-"""What is said beneath the table of a comparison: a conclusion, warnings, and what differs from the paper."""
+"""The sentences below the table of a comparison: a conclusion, warnings, and what differs from the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gasam.lab import tasks
 from gasam.lab.report.frame import Group, shared_settings
@@ -16,8 +16,9 @@ SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no differenc
 
 def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> list[str]:
     """All of them. `flags` are what `gasam tune` needs to use the same data and settings; None if they are unknown."""
-    about_methods = [*conclusion(groups), *warnings(groups, flags), *radii(groups), *champion(groups)]
-    return [*about_methods, *deviations(task, size, groups)]
+    concluded = [f"Conclusion: {sentence}" for sentence in conclusion(groups)]
+    about_methods = [*warnings(groups, flags), *radii(groups), *champion(groups)]
+    return [*concluded, *about_methods, *deviations(task, size, groups)]
 
 
 def conclusion(groups: Sequence[Group]) -> Iterator[str]:
@@ -28,13 +29,13 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
         if found is None:
             return
         if found.pairs == 1:
-            yield "Conclusion: one seed shows that everything works, and nothing about the methods. Use --seeds 4."
+            yield "one seed decides nothing; use --seeds 4."
             return
         standing = found.standing(group.metric.higher_is_better)
         told = f"no clear difference between {group.title} and the baseline"
         if standing != "no difference":
             told = f"{group.title} is {standing} than the baseline"
-        yield f"Conclusion: {told}: {group.versus(group.baseline)} over {found.pairs} seeds."
+        yield f"{told}: {group.versus(group.baseline)} over {found.pairs} seeds."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
@@ -51,38 +52,36 @@ def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:
-    """How far each method walks, and who says so."""
+    """The size of each method's walk and where it comes from."""
     told: dict[str, dict[str, None]] = {}
     for group in groups:
         if group.method != "baseline":
             told.setdefault("; ".join(group.sources), {})[f"{group.title} {radius(group)}"] = None
-    if told:
-        walks = [f"{', '.join(walks)} ({source})" for source, walks in told.items()]
-        yield f"Size of the walks: {'; '.join(walks)}."
+    yield from (f"Size of the walk, {source}: {', '.join(walks)}." for source, walks in told.items())
 
 
 def champion(groups: Sequence[Group]) -> Iterator[str]:
-    """GA-SAM beside every other method: of several groups of one method the usual one."""
-    first: dict[str, Group] = {}
-    for group in groups:
-        if group.usual and group.method != "baseline":
-            first.setdefault(group.method, group)
-    if lead := first.pop("ga-sam", None):
-        yield from filter(None, [contrast(label(lead), lead, first.values())])
+    """GA-SAM minus each other method: a sentence for each result."""
+    lead, found = contrast(groups)
+    for standing, word in SAID.items():
+        if lead and (others := [other for other, each in found if each == standing]):
+            differences = ", ".join(f"{other.title}: {lead.versus(other)}" for other in others)
+            yield f"{label(lead)} minus other methods, paired by seed: {word} ({differences})."
 
 
-def contrast(name: str, lead: Group, others: Iterable[Group]) -> str:
-    """What the intervals of `lead` minus each of the others say.
+def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, Standing]]]:
+    """GA-SAM, and how it stands to each other method; of several groups of one method the usual one counts.
 
     Groups with less than two common seeds are left out, and so are those in which a run diverged: the remaining seeds
     would be the lucky ones.
     """
-    said: dict[Standing, list[str]] = {}
-    for other in others:
-        if standing := lead.standing(other):
-            said.setdefault(standing, []).append(f"{other.title}: {lead.versus(other)}")
-    told = [f"{word} ({', '.join(said[standing])})" for standing, word in SAID.items() if standing in said]
-    return f"{name} minus each other method, paired by seed: {'; '.join(told)}." if told else ""
+    first: dict[str, Group] = {}
+    for group in groups:
+        if group.usual and group.method != "baseline":
+            first.setdefault(group.method, group)
+    lead = first.pop("ga-sam", None)
+    pairs = [(other, lead.standing(other)) for other in first.values()] if lead else []
+    return lead, [(other, standing) for other, standing in pairs if standing]
 
 
 def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
@@ -91,7 +90,8 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     if definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
     records = [record for group in groups for record in group.records]
-    yield from (f"Data: {note}." for note in data_notes(groups))
+    data = dict.fromkeys(note.rstrip(".") for record in records for note in record.data.notes)
+    yield from (f"Data: {note}." for note in data)
     for copied in [record.extras["bleu_of_copying"] for record in records if "bleu_of_copying" in record.extras][:1]:
         yield f"The source itself, copied, has BLEU {copied:.2f}."
     if shared := shared_settings(groups):
@@ -101,10 +101,5 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
         paper = definition.settings("paper").recorded()
         ours = next((group for group in groups if group.usual), groups[0]).settings
         if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:
-            yield f"These runs: {in_words(other)}; the paper has {in_words({name: paper[name] for name in other})}."
-
-
-def data_notes(groups: Sequence[Group]) -> list[str]:
-    """How the data differs from the paper's, each thing once."""
-    every = [note for group in groups for record in group.records for note in record.data.notes]
-    return [note.rstrip(".") for note in dict.fromkeys(every)]
+            yield f"These runs: {in_words(other)}."
+            yield f"Our size paper: {in_words({name: paper[name] for name in other})}."

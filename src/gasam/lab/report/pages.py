@@ -1,4 +1,4 @@
-"""The page of results, README's part and their pictures: made from the records, and compared with what is there."""
+"""The pages of results, README's part and their pictures: made from the records, and compared with what is there."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gasam.lab.errors import InputError
-from gasam.lab.paper import studies
 from gasam.lab.paper.figures import paper_table
-from gasam.lab.report import contents, sections
+from gasam.lab.report import contents, findings, sections
 from gasam.lab.report.comparison import described
-from gasam.lab.report.contents import FLATNESS, Contents
-from gasam.lab.report.costs import hours_table, pilot_table
-from gasam.lab.report.flatness import flatness_table
-from gasam.lab.report.paper_tables import tally
+from gasam.lab.report.contents import Contents
 from gasam.lab.report.pictures import svg
-from gasam.lab.report.readme import headline, overview
 from gasam.lab.report.sections import Section, origin
+from gasam.lab.report.summary import answers, overview
 from gasam.lab.storage import replaced
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import SIZE_NAMES, TASKS
+from gasam.lab.tasks import TASKS
 
-PAGE, README, FIGURES = Path("docs/results.md"), Path("README.md"), Path("docs/figures")
+SUMMARY, PAGES, README, FIGURES = map(Path, ("docs/results.md", "docs/results", "README.md", "docs/figures"))
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-PILOT = "small"
-"""The size whose cost is shown."""
 TEMPLATES = Environment(
     loader=PackageLoader("gasam.lab.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-TEMPLATES.filters["markdown"] = markdown
+TEMPLATES.filters |= {"markdown": markdown, "described": described}
+TEMPLATES.globals.update(answers=answers, overview=overview, findings=findings, origin=origin, table4=paper_table)
 
 
 def write(root: Path) -> list[Path]:
-    """Bring the page, README and every picture up to date with the records; gives the files that changed."""
+    """Bring the pages, README and every picture up to date with the records; gives the files that changed."""
     changed = {file: text for file, text in made(root).items() if _read(file) != text}
     for file, text in changed.items():
         with replaced(file) as partial:
@@ -48,46 +43,30 @@ def stale(root: Path) -> list[str]:
 
 
 def made(root: Path) -> dict[Path, str]:
-    """What the generated files have to hold: the page, README and every picture that the page shows."""
+    """What the generated files have to hold: the pages, README and every picture that a page shows."""
     found = contents.read(root / "results")
     before, begin, rest = _read(root / README).partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"{root / README} has no place for results: give it the lines {BEGIN} and {END}")
     shown = sections.every(found)
-    texts = {PAGE: page(found, shown), README: f"{before}{BEGIN}\n\n{block(found)}\n{END}{after}"}
-    for chapter in shown.values():
-        for section in chapter:
-            texts |= {FIGURES / f"{name}.svg": svg(figure) for name, figure in section.pictures.items()}
+    texts = pages(found, shown) | {README: f"{before}{BEGIN}\n\n{rendered('readme', found)}\n{END}{after}"}
+    for section in (section for some in shown.values() for section in some):
+        texts |= {FIGURES / f"{name}.svg": svg(figure) for name, figure in section.pictures.items()}
     return {root / file: text for file, text in texts.items()}
 
 
-def page(found: Contents, shown: Mapping[str, Sequence[Section]] | None = None) -> str:
-    """`docs/results.md`. The embedded twins and the user's own data are no evidence: only searches show them."""
-    every, records = studies.every(), found.evidence
-    tasks = list(dict.fromkeys(task for study in every for task in study.tasks))
-    pilot = any(record.size == PILOT for record in records)
-    flat = flatness_table(found.analyses)
-    text = TEMPLATES.get_template("results.md.jinja").render(
-        headline=list(headline(records)),
-        metrics={task: described(TASKS[task].family.metric) for task in tasks},
-        evidence=bool(records),
-        verdicts={size: tally(every, records, size) for size in SIZE_NAMES if size in {run.size for run in records}},
-        costs=[pilot_table(records, tasks, PILOT), hours_table(every, records, PILOT)] if pilot else [],
-        flatness=flat,
-        flatness_remarks=found.remarks.get(FLATNESS, {}),
-        flatness_origin=origin([each for _, some in found.analyses for each in some], "record") if flat else "",
-        table4=paper_table(),
-        **(shown or sections.every(found)),
-    )
-    return f"{text.strip()}\n"
+def pages(found: Contents, shown: Mapping[str, Sequence[Section]]) -> dict[Path, str]:
+    """All pages. The embedded twins and the user's own data are no evidence: only searches show them."""
+    texts = {SUMMARY: rendered("results", found, pages=list(shown))}
+    for page, some in shown.items():
+        template = "task" if page in TASKS else page
+        texts[PAGES / f"{page}.md"] = rendered(template, found, page=page, task=TASKS.get(page), sections=some)
+    return texts
 
 
-def block(found: Contents) -> str:
-    """README's part."""
-    records = found.evidence
-    table = overview(records) if records else None
-    return TEMPLATES.get_template("readme.md.jinja").render(headline=list(headline(records)), table=table)
+def rendered(template: str, found: Contents, **values: object) -> str:
+    return f"{TEMPLATES.get_template(f'{template}.md.jinja').render(contents=found, **values).strip()}\n"
 
 
 def _read(file: Path) -> str:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pandas import DataFrame, crosstab
-
 from gasam.lab import tasks
 from gasam.lab.paper.studies import Row, Study
-from gasam.lab.paper.verdicts import UNDECIDED, Verdict, judge, paper_difference
+from gasam.lab.paper.verdicts import WORDS, Verdict, judge, paper_difference
 from gasam.lab.records import RunRecord
-from gasam.lab.report.comparison import COLUMNS, LABEL, NAME, SETTINGS, TEST, Line, described
+from gasam.lab.report.comparison import COST, DIFFERENCE, LABEL, NAME, PAPER, SETTINGS, TEST, Line, described
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import differing, in_words
 from gasam.lab.report.matching import fits, rows_of, tuned_radii
 from gasam.lab.report.notes import deviations
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
-TALLY = ["reproduced", "not reproduced", UNDECIDED, "not run"]
 TASK: Column[Line] = Column("task", lambda line: Cell(line.task, line.task), "task")
-LEAD: Column[Line] = Column("paper's best row minus this one", lambda line: _lead_minus(line.lead, line.group))
+ROW: Column[Line] = NAME._replace(title="row")
 VERDICT: Column[Line] = Column(
-    "verdict", lambda line: Cell(str(line.verdict), line.verdict._asdict()) if line.verdict else Cell(), "verdict"
+    "verdict", lambda line: Cell(line.verdict.word, line.verdict._asdict()) if line.verdict else Cell(), "verdict"
 )
+REASON: Column[Line] = Column("reason", lambda line: line.verdict.reason if line.verdict else "")
 
 
 def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
@@ -38,7 +37,7 @@ def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
     ]
     if left_out := [task for task in study.tasks if task not in shown]:
         notes.append(f"Not run in this size: {', '.join(left_out)}.")
-    columns = [LABEL, TASK, NAME._replace(title="row"), SETTINGS, TEST, *COLUMNS, LEAD, VERDICT]
+    columns = [LABEL, TASK, ROW, SETTINGS, TEST, DIFFERENCE, *PAPER, *COST, VERDICT, REASON]
     return tabulated(f"{study.title}, size {size}", columns, rows, notes)
 
 
@@ -53,34 +52,27 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> list[Line]:
     """The rows in the study's order; within a row the groups in theirs, so that a tuned radius comes first."""
     rows, tuned = study.rows_on(task), tuned_radii(groups)
     places = [(group, rows_of(group, study, tuned)) for group in groups]
-    found: list[tuple[Row, Line]] = []
+    found: list[Line] = []
     for row in rows:
         spoken = False
         for group in [group for group, fitting in places if row in fitting]:
-            found.append((row, _line(row, group, speaks=group.usual and not spoken)))
+            found.append(_line(row, group, speaks=group.usual and not spoken))
             spoken = spoken or group.usual
         if not spoken:
             not_run = Line(task, row.method, row.label, in_words(row.own), None, row.expected)
-            found.append((row, replace(not_run, verdict=_verdict(row, None))))
-    best = tasks.find(task).family.metric.best(rows, lambda row: float(row.expected.mean))
-    lead = next(line.group for row, line in found if row is best and line.speaks)
-    return [replace(line, lead=lead if row.method == best.method and line.speaks else None) for row, line in found]
+            found.append(replace(not_run, verdict=_verdict(row, None)))
+    return found
 
 
 def tally(every: Sequence[Study], records: Sequence[RunRecord], size: str) -> Table:
     """How many cells of each table and task have which verdict."""
-    cells = [
-        {"table": study.number, "task": task, "verdict": line.verdict.counted_as}
-        for study in every
-        for task in study.tasks
-        for line in lines(study, task, study_groups(study, records, task, size))
-        if line.speaks and line.verdict
-    ]
-    judged = DataFrame(cells)
-    counts = crosstab([judged["table"], judged["task"]], judged["verdict"]).reindex(columns=TALLY, fill_value=0)
-    order = judged[["table", "task"]].drop_duplicates()
-    rows = [(*key, *map(str, counts.loc[key])) for key in order.itertuples(index=False, name=None)]
-    return Table(f"Verdicts, size {size}", ("table", "task", *TALLY), tuple(rows))
+    rows = []
+    for study in every:
+        for task in study.tasks:
+            cells = lines(study, task, study_groups(study, records, task, size))
+            found = Counter(line.verdict.word for line in cells if line.speaks and line.verdict)
+            rows.append((study.number, task, *(str(found[word]) for word in WORDS)))
+    return Table(f"Verdicts, size {size}", ("table", "task", *WORDS), tuple(rows))
 
 
 def _line(row: Row, group: Group, *, speaks: bool) -> Line:
@@ -88,10 +80,6 @@ def _line(row: Row, group: Group, *, speaks: bool) -> Line:
     other = ", ".join(filter(None, (own, differing(group, group.other_walk(row.walk)))))
     line = Line(row.task, row.method, row.label, other, group, None, speaks=speaks)
     return replace(line, paper=row.expected, verdict=_verdict(row, group)) if group.usual else line
-
-
-def _lead_minus(lead: Group | None, group: Group | None) -> str:
-    return lead.versus(group) if lead and group and group is not lead and lead.standing(group) else ""
 
 
 def _verdict(row: Row, group: Group | None) -> Verdict | None:

@@ -34,29 +34,33 @@ class Regret(NamedTuple):
 
 def regret_table(findings: Sequence[Finding], records: Sequence[RunRecord]) -> Table | None:
     """The whole search and one cut short, on each grid that is full; None where no grid is."""
-    rows = [
-        _row(finding, limit, found, baseline_spread(finding, records))
-        for finding in findings
-        for limit in (None, SHORT)
-        if (found := regret(finding, limit))
-    ]
-    return of_texts("Regret of the search", rows) if rows else None
+    rows, notes = [], []
+    for finding in findings:
+        for limit in (None, SHORT):
+            if found := regret(finding, limit):
+                rows.append(_row(limit, found))
+                notes.append(_about(finding, found, baseline_spread(finding, records)))
+    return of_texts("Regret of the search", rows, dict.fromkeys(notes)) if rows else None
 
 
-def _row(finding: Finding, limit: int | None, found: Regret, spread: Summary | None) -> dict[str, str]:
+def _row(limit: int | None, found: Regret) -> dict[str, str]:
     return {
-        "grid": f"{title(finding)}, {found.grid} radii",
-        "exponents": " to ".join(map(str, finding.exponents)),
-        "best of the grid": str(found.best),
-        "its validation": f"{finding.one(found.best).valid:.2f}",
         "search": "whole" if limit is None else f"at most {limit} trials",
         "trials": str(found.tries),
         "given up": str(found.given_up),
         "chosen": "no radius" if found.chosen is None else str(found.chosen),
         "regret": f"{found.lost:.2f}",
-        "baseline's standard deviation": f"{spread.std:.2f} ({spread.seeds} seeds)" if spread and spread.std else "",
         "of the grid's gradient evaluations": f"{found.share:.0%}",
     }
+
+
+def _about(finding: Finding, found: Regret, spread: Summary | None) -> str:
+    low, high = finding.exponents
+    told = f"{title(finding)}: {found.grid} radii, exponents {low} to {high}. The best is {found.best}"
+    told += f" with {finding.one(found.best).valid:.2f} on validation."
+    if spread and spread.std:
+        told += f" The baseline's standard deviation on validation is {spread.std:.2f} ({spread.seeds} seeds)."
+    return told
 
 
 def regret(finding: Finding, limit: int | None = None) -> Regret | None:

@@ -1,10 +1,10 @@
-"""The sections of the page of results: each is a title and parts in Markdown, with its pictures beside it."""
+"""The sections of the pages of results: each is a title and parts in Markdown, with its pictures beside it."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from gasam.lab.methods import METHODS
 from gasam.lab.paper import studies
 from gasam.lab.paper.figures import norms_by_epoch
 from gasam.lab.paper.studies import Study
+from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
-from gasam.lab.report.comparison import comparison
-from gasam.lab.report.contents import SEARCH, Contents
+from gasam.lab.report.comparison import BUDGETS, COST, PAPER, comparison
+from gasam.lab.report.contents import Contents
+from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import run_labels
 from gasam.lab.report.paper_tables import study_groups, study_table
@@ -25,10 +27,14 @@ from gasam.lab.report.regret import regret_table
 from gasam.lab.report.tuning import tuning_figure, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.statistics import counted
-from gasam.lab.tables import markdown
+from gasam.lab.tables import Table, markdown, of_texts
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size, find
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
+COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
+PAPER_TITLES = [column.title for column in PAPER]
+NAMED = "tuned on validation"
+"""In the note on a walk whose row names its size already."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +47,31 @@ class Section:
 
 
 def every(contents: Contents) -> dict[str, list[Section]]:
-    """The chapters of the page by the name that its template has for them."""
-    return {
-        "searches": list(search_sections(contents)),
-        "tasks": list(task_sections(contents.evidence)),
-        "studies": list(study_sections(contents)),
-        "analyses": list(analysis_sections(contents)),
-        "figures": list(figure_sections(contents)),
-    }
+    """The sections of each page besides the summary, by the page's name; pages without any are left out."""
+    pages = {task: list(task_sections(contents.evidence, task)) for task in TASKS}
+    pages["tuning"] = list(search_sections(contents))
+    pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
+    pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
+    return {page: sections for page, sections in pages.items() if sections}
 
 
-def task_sections(records: Sequence[RunRecord]) -> Iterator[Section]:
-    """Every configuration that was run, by task and size."""
-    for task, definition in TASKS.items():
-        for size in definition.sizes:
-            if groups := groups_of(records, task, size):
-                about = f"{definition.about[0].upper()}{definition.about[1:]}."
-                table = markdown(comparison(records, task, size))
-                methods = ",".join(dict.fromkeys(group.method for group in groups))
-                command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{_how(groups)}"
-                runs = [record for group in groups for record in group.records]
-                yield Section(
-                    f"{task}, size {size}", [about, table, f"{origin(runs, 'run')} To reproduce: `{command}`."]
-                )
+def task_sections(records: Sequence[RunRecord], task: str) -> Iterator[Section]:
+    """Every configuration that was run, by size."""
+    for size in TASKS[task].sizes:
+        if groups := groups_of(records, task, size):
+            table = comparison(records, task, size)
+            notes = [note for note in table.notes if not note.startswith("Conclusion") and NAMED not in note]
+            methods = ",".join(dict.fromkeys(group.method for group in groups))
+            command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{_how(groups)}"
+            runs = [record for group in groups for record in group.records]
+            parts = [
+                _columns(table, lambda title: title not in (*COST_TITLES, *PAPER_TITLES)),
+                _columns(table, lambda title: title in (*COST_TITLES, "method", "settings")),
+                "\n".join(f"- {note}" for note in notes),
+                origin(runs, "run"),
+                f"To reproduce: `{command}`.",
+            ]
+            yield Section(f"Size {size}", parts)
 
 
 def study_sections(contents: Contents) -> Iterator[Section]:
@@ -75,22 +83,30 @@ def study_sections(contents: Contents) -> Iterator[Section]:
             runs = [record for group in groups for record in group.records]
             new = {record.identity for record in runs if record.method != "baseline"} - seen
             if new:
-                table = markdown(replace(study_table(study, records, size), notes=()))
-                remarks = [
-                    f"**{task}.** {remark}" for task in study.tasks if (remark := contents.comment(study.name, task))
-                ]
-                yield Section(f"{study.title}, size {size}", [table, *remarks, _reproduce(study, size, groups, runs)])
+                table, parts = study_table(study, records, size), list[str]()
+                for task in dict.fromkeys(group.task for group in groups):
+                    cells = _columns(table, lambda title: title not in ("task", "test", *COST_TITLES), task)
+                    parts += [f"[{task}]({task}.md):", cells, contents.comment(study.name, task)]
+                yield Section(f"{study.title}, size {size}", [*parts, *_reproduce(study, size, groups, runs)])
             seen |= new
 
 
-def _reproduce(study: Study, size: str, groups: Sequence[Group], runs: Sequence[RunRecord]) -> str:
+def _columns(table: Table, shown: Callable[[str], bool], task: str | None = None) -> str:
+    """Some columns of a table; of one task those rows that the paper has."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    if task is not None:
+        rows = [row for row in rows if row["task"] == task and row["paper"]]
+    return markdown(of_texts("", [{title: row[title] for title in row if shown(title)} for row in rows]))
+
+
+def _reproduce(study: Study, size: str, groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[str]:
     tuned = {group.task for group in groups if group.tuned}
     tasks = dict.fromkeys(group.task for group in groups)
     chosen = ",".join(task for task in tasks if task in tuned or not tuned)
     others = ", ".join(task for task in tasks if tuned and task not in tuned)
     command = f"gasam reproduce {study.name} --size {size} --tasks {chosen}{_how(groups)}"
     rest = f" The same without `--tuned` for {others}." if others else ""
-    return f"{origin(runs, 'run')} Cost: {study.cost}. To reproduce: `{command}`.{rest}"
+    return [origin(runs, "run"), f"The whole table: {study.cost}. To reproduce: `{command}`.{rest}"]
 
 
 def _how(groups: Sequence[Group]) -> str:
@@ -114,12 +130,12 @@ def search_sections(contents: Contents) -> Iterator[Section]:
         parts = [
             about if find(task).kind != "paper" else "",
             markdown(tuning_table(some)),
-            f"![validation against the size of the walk on {task}](figures/{name}.svg)",
+            f"![validation against the size of the walk on {task}](../figures/{name}.svg)",
             markdown(regret) if regret else "",
-            contents.comment(SEARCH, task),
+            contents.comment("search", task),
             f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
-        yield Section(f"Size of the walk on {task}, size {size}", parts, {name: tuning_figure(some)})
+        yield Section(f"{task}, size {size}", parts, {name: tuning_figure(some)})
 
 
 def _comparable(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -140,16 +156,29 @@ def _tune(found: Finding) -> str:
     return f"{command} --quantity {found.quantity} --norms {norms} {extent}"
 
 
+def flatness_sections(contents: Contents) -> Iterator[Section]:
+    for place, table in flatness_tables(contents.analyses).items():
+        yield Section(f"Flatness, {place}", [markdown(table), contents.comment("flatness", place.partition(",")[0])])
+
+
 def analysis_sections(contents: Contents) -> Iterator[Section]:
-    """Each analysis, with all its runs of one seed in one table."""
+    """Each analysis with the runs of the seed that has the most; no row of a task is shown twice."""
+    shown = set[tuple[str, ...]]()
     for analysis, every in contents.analyses:
-        found = _of_one_seed(every)
+        [(seed, _)] = Counter(sorted(each.run.seed for each in every)).most_common(1)
+        found = [each for each in every if each.run.seed == seed]
         labels, run = run_labels(found), found[0].run
+        apart = [i for i, each in enumerate(found) if each.found not in [other.found for other in found[:i]]]
+        same = ", ".join(label for i, label in enumerate(labels) if i not in apart)
         name = f"{analysis.filed}-{run.task}-{run.size}"
         seeds = counted(len({each.run.seed for each in every}), "seed")
+        table = analysis.table([found[i] for i in apart], [labels[i] for i in apart])
+        new = tuple(row for row in table.rows if row[0] == "none" or (run.task, *row) not in shown)
+        shown |= {(run.task, *row) for row in table.rows}
         parts = [
-            f"![{analysis.kind} of {run.task}](figures/{name}.svg)",
-            markdown(analysis.table(found, labels)),
+            f"![{analysis.kind} of {run.task}](../figures/{name}.svg)",
+            markdown(replace(table, rows=new)),
+            f"{same}: the same weights as the baseline." if same else "",
             f"{origin(found, 'record')} Seed {run.seed} of {seeds}.",
         ]
         title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
@@ -159,10 +188,15 @@ def analysis_sections(contents: Contents) -> Iterator[Section]:
 def figure_sections(contents: Contents) -> Iterator[Section]:
     for name, found in contents.figures.items():
         study, _, size = name.rpartition("-")
-        sentence = f"{found['sentence'][0].upper()}{found['sentence'][1:]}."
-        link = f"![{found['title']}](figures/{name}.svg)"
-        command = f"To reproduce: `gasam reproduce {study} --size {size}`."
-        yield Section(f"{found['title']}, size {size}", [sentence, link, command], {name: _figure(found)})
+        verdict = judge_figure(study, found.get("norms", {}))
+        because = f" ({verdict.reason})" if verdict and verdict.reason else ""
+        parts = [
+            f"The paper: {FIGURE_CLAIMS[study]}. Verdict: **{verdict.word}**{because}." if verdict else "",
+            f"{found['sentence'][0].upper()}{found['sentence'][1:]}.".replace("; ", ";\n"),
+            f"![{found['title']}](../figures/{name}.svg)",
+            f"To reproduce: `gasam reproduce {study} --size {size}`.",
+        ]
+        yield Section(f"{found['title']}, size {size}", parts, {name: _figure(found)})
 
 
 def _figure(found: dict[str, Any]) -> Figure:
@@ -173,13 +207,6 @@ def _figure(found: dict[str, Any]) -> Figure:
     norms = found["norms"]
     panels = norms if isinstance(next(iter(norms.values())), dict) else {"gradient norm over training": norms}
     return norms_by_epoch(panels)
-
-
-def _of_one_seed(found: Sequence[AnalysisRecord]) -> list[AnalysisRecord]:
-    """Those of the seed that has the most: the table of flatness has all seeds."""
-    seeds = Counter(each.run.seed for each in sorted(found, key=lambda each: each.run.seed))
-    [(seed, _)] = seeds.most_common(1)
-    return [each for each in found if each.run.seed == seed]
 
 
 def origin(found: Sequence[RunRecord] | Sequence[AnalysisRecord], noun: str) -> str:

@@ -1,0 +1,81 @@
+"""The sentences that each page of results begins with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from gasam.lab.paper import studies
+from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
+from gasam.lab.report.contents import Contents
+from gasam.lab.report.flatness import ADDITION, flatness_tables
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.judgement import test_error
+from gasam.lab.report.notes import conclusion
+from gasam.lab.report.paper_tables import tally
+from gasam.lab.report.regret import regret
+from gasam.lab.tables import Table
+from gasam.lab.tasks import SIZE_NAMES, TASKS
+
+
+def of_task(contents: Contents, task: str) -> Iterator[str]:
+    """GA-SAM and the baseline in each size, and what the intervals leave out."""
+    groups = {size: groups_of(contents.evidence, task, size) for size in TASKS[task].sizes}
+    for size, some in groups.items():
+        yield from (f"Size {size}: {sentence}" for sentence in conclusion(some))
+    every = [group for some in groups.values() for group in some]
+    if any(group.longer_is_the_same for group in every):
+        yield "The longer baseline selected the same epochs as the short one: same weights, so no second comparison."
+    if errors := [error for group in every if (error := test_error(group)) is not None]:
+        one = max(errors)
+        yield (
+            f"Intervals cover seeds only. Over test examples, one score has a standard error of {one:.2f}; the "
+            f"difference of two scores on the same examples has at most {math.sqrt(2) * one:.2f}. All seeds share it."
+        )
+
+
+def of_searches(contents: Contents) -> Iterator[str]:
+    for finding in contents.findings:
+        if found := regret(finding):
+            yield (
+                f"{finding.task}: the search spends {found.share:.0%} of the gradient evaluations of the full grid "
+                f"({found.grid} radii), and its choice loses {found.lost:.2f} to the best of the grid."
+            )
+
+
+def of_flatness(contents: Contents) -> Iterator[str]:
+    """How many measures have which verdict, and each that decides something."""
+    rows = [
+        (place, dict(zip(table.columns, row, strict=True)))
+        for place, table in flatness_tables(contents.analyses).items()
+        for row in table.rows
+    ]
+    counts = Counter(row["verdict"] for _, row in rows if row["verdict"] != ADDITION)
+    if counts:
+        yield f"The paper claims that GA-SAM finds flatter minima (Table 4, Figure 3). Measures: {_counted(counts)}."
+    for place, row in rows:
+        if row["reason"] in ("flatter", "sharper"):
+            word = "not in the paper" if row["verdict"] == ADDITION else row["verdict"]
+            yield f"{place}: {row['measure']}: GA-SAM is {row['reason']} ({word})."
+
+
+def of_paper(contents: Contents) -> Iterator[str]:
+    for size, table in tallies(contents).items():
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        counts = Counter[str]({word: sum(int(row[word]) for row in rows) for word in WORDS})
+        yield f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts)}."
+    for name, found in contents.figures.items():
+        study = name.rpartition("-")[0]
+        if verdict := judge_figure(study, found.get("norms", {})):
+            yield f"{found['title'].partition(':')[0]} ({FIGURE_CLAIMS[study]}): {verdict.word}."
+
+
+def tallies(contents: Contents) -> dict[str, Table]:
+    """The verdicts on each table and task, by size."""
+    sizes = {record.size for record in contents.evidence}
+    return {size: tally(studies.every(), contents.evidence, size) for size in SIZE_NAMES if size in sizes}
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])

@@ -1,0 +1,73 @@
+"""The summary of all results: a sentence for each task about GA-SAM, and a table with a task in each column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gasam.lab.methods import METHODS, TABLE1
+from gasam.lab.records import RunRecord
+from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.labels import in_words, named
+from gasam.lab.report.notes import SAID, conclusion, contrast
+from gasam.lab.statistics import counted, number, signed
+from gasam.lab.tables import Table
+from gasam.lab.tasks import TASKS
+
+SHOWN = (*TABLE1, "freelb")
+
+
+def answers(records: Sequence[RunRecord]) -> Iterator[str]:
+    """GA-SAM on each task: compared with plain training, with the other methods, and its cost."""
+    for task, groups in _by_task(records).items():
+        lead, others = contrast(groups)
+        for sentence in conclusion(groups) if lead else ():
+            told = f"[{task}](results/{task}.md): {sentence}"
+            for standing, word in SAID.items():
+                if titles := ", ".join(other.title for other, each in others if each == standing):
+                    told += f" Compared with {titles}: {word}."
+            if lead and lead.relative_cost:
+                told += f" It costs {lead.relative_cost:.2f} times the gradient evaluations."
+            yield told
+
+
+def overview(records: Sequence[RunRecord]) -> Table:
+    """Each method in its most usual configuration, on each task in the size nearest to the paper's."""
+    chosen = {
+        task: {group.method: group for group in reversed(groups) if group.method in SHOWN}
+        for task, groups in _by_task(records).items()
+    }
+    rows = []
+    for method in SHOWN:
+        texts = [_brief(groups[method]) if method in groups else "not run" for groups in chosen.values()]
+        if set(texts) != {"not run"}:
+            rows.append((METHODS[method].title, *texts))
+    sizes = [f"{task} {next(iter(some.values())).size}, {_seeds(list(some.values()))}" for task, some in chosen.items()]
+    return Table("Results", ("method", *map(_heading, chosen)), tuple(rows), (f"Sizes: {'; '.join(sizes)}.",))
+
+
+def _by_task(records: Sequence[RunRecord]) -> dict[str, list[Group]]:
+    """What was run of each task in the size nearest to the paper's."""
+    found = {
+        task: next(filter(None, (groups_of(records, task, size) for size in definition.sizes)), [])
+        for task, definition in TASKS.items()
+    }
+    return {task: groups for task, groups in found.items() if any(group.method in SHOWN for group in groups)}
+
+
+def _heading(task: str) -> str:
+    metric = TASKS[task].family.metric
+    return f"{task}, {metric.name}{'' if metric.higher_is_better else ' (lower is better)'}"
+
+
+def _brief(group: Group) -> str:
+    """The mean, the difference to the baseline, and settings that the other groups do not have."""
+    text = f"diverged ({counted(len(group.lost), 'seed')})" if group.summary is None else number(group.summary.mean)
+    if group.lost and group.scores:
+        text += f", {len(group.lost)} of {len(group.records)} diverged"
+    found = group.difference(group.baseline) if group.method != "baseline" else None
+    return named(named(text, signed(found.mean) if found else ""), in_words(group.apart))
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    counts = sorted({len(group.records) for group in groups})
+    return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
