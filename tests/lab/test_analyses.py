@@ -22,7 +22,7 @@ from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
 from gasam.lab import analyses, records
 from gasam.lab.analyses import KINDS, definition
-from gasam.lab.analyses.comparing import Plotted, baselines, counted
+from gasam.lab.analyses.comparing import Plotted, baselines, example_count
 from gasam.lab.analyses.definition import Analysis, option
 from gasam.lab.analyses.line import LossLine
 from gasam.lab.analyses.loading import load
@@ -304,10 +304,10 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
         (["attack", "--norm", "one"], "--norm must be a number > 1 or inf, got 'one'"),
         (["attack", "--norm", "1"], "norm must be a number > 1"),
         (["attack", "--norm", "nan"], "norm must be a number > 1"),
-        (["attack", "--radii", "wide"], "--radii must be collapse, table4 or numbers with commas, got 'wide'"),
-        (["attack", "--radii", ","], "--radii must be collapse, table4 or numbers with commas, got ','"),
+        (["attack", "--radii", "wide"], "--radii must be collapse, table4 or numbers separated by commas, got 'wide'"),
+        (["attack", "--radii", ","], "--radii must be collapse, table4 or numbers separated by commas, got ','"),
         (["attack", "--radii", "0.1,-1"], "a radius of radii must be a finite number > 0, got -1.0"),
-        (["attack", "--radii", "table4", "--norm", "3"], "--radii table4 is for the norms 2 and inf, got 3"),
+        (["attack", "--radii", "table4", "--norm", "3"], "--radii table4 needs --norm 2 or inf, got 3"),
         (["attack", "--steps", "0"], "steps must be a whole number >= 1"),
         (["attack", "--restarts", "-1"], "restarts must be a whole number >= 0"),
         (["attack", "--judged", "0"], "judged must be a whole number >= 1, got 0"),
@@ -315,9 +315,9 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
         (["attack", "--rows", "0"], "rows must be a whole number >= 1, got 0"),
         (["attack", "--split", "dev"], "split must be one of train, valid, test, got 'dev'"),
         (["attack", "--seed", str(2**70)], "seed must be a whole number from 0 to 2147483647"),
-        (["attack", "--train", "a.csv"], "digits brings its own data"),
-        (["sharpness", "--epsilon", "x"], "--epsilon must be numbers with commas, got 'x'"),
-        (["sharpness", "--epsilon", ""], "--epsilon must be numbers with commas, got ''"),
+        (["attack", "--train", "a.csv"], "digits has its own data"),
+        (["sharpness", "--epsilon", "x"], "--epsilon must be numbers separated by commas, got 'x'"),
+        (["sharpness", "--epsilon", ""], "--epsilon must be numbers separated by commas, got ''"),
         (["sharpness", "--epsilon", "-1"], "epsilon must be a finite number >= 0"),
         (["sharpness", "--scale", "magic"], "scale must be one of"),
         (["sharpness", "--granularity", "word"], "granularity must be one of"),
@@ -328,7 +328,7 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
         (["spectrum", "--k", "100000", "--rows", "4"], "k"),
         (["landscape", "--points", "4"], "points must be odd"),
         (["landscape", "--radius", "0"], "radius must be a finite number > 0"),
-        (["landscape", "--to", "nowhere.json"], "--to must be the record of a run whose weights lie beside it"),
+        (["landscape", "--to", "nowhere.json"], "--to must be the record of a run with saved weights"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -362,9 +362,9 @@ def test_runs_that_cannot_be_analysed_end_with_code_2(command, own_trained, tmp_
     train(plan, tmp_path / "diverged", cpu=True)
     [diverged] = (tmp_path / "diverged").glob("*.json")
     for run, words in (
-        (tmp_path / "none.json", "is not there"),
+        (tmp_path / "none.json", "does not exist"),
         (damaged, "is not a record"),
-        (file, "model.pt is not there"),
+        (file, "model.pt does not exist"),
         (diverged, "the run diverged"),
     ):
         ended = command("spectrum", run, "--out", tmp_path / "found", "--cpu")
@@ -503,5 +503,5 @@ def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained
     table = analysis.table(found, labels)
     assert ("a model that knows nothing", f"{floor:.2f}", f"{floor:.2f}", "", "") in table.rows
     assert "accuracy and perplexity is of the first 20 test examples" in table.notes[0]
-    assert counted(found[:2]) == "16 examples"
-    assert counted(found) == "8 to 16 examples"  # the text has no more
+    assert example_count(found[:2]) == "16 examples"
+    assert example_count(found) == "8 to 16 examples"  # the text has no more

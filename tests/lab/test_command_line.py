@@ -46,7 +46,7 @@ def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
     assert shown.code == 0
     assert "L-inf 0.00022, K=2, from epoch 30" in shown.out
     digits = json.loads(command("methods", "--task", "digits", "--json").out)
-    assert digits["freelb"]["epsilon_source"].startswith("freelb moves word embeddings, and the model of digits has")
+    assert digits["freelb"]["epsilon_source"].startswith("freelb moves word embeddings, but the model of digits has")
 
 
 def test_data_is_listed_with_what_was_found_where(command, data_dir, tmp_path):
@@ -59,7 +59,7 @@ def test_data_is_listed_with_what_was_found_where(command, data_dir, tmp_path):
     assert Path(train["path"]).is_file()
     shown = command("data", "--data-dir", tmp_path)
     assert shown.code == 0
-    assert f"looked in {tmp_path}" in shown.out
+    assert f"searched in {tmp_path}" in shown.out
     assert "missing" in shown.out
 
 

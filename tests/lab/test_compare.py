@@ -62,7 +62,7 @@ def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_p
     assert [row["method"] for row in table["rows"]] == ["baseline", "ga-sam"]
     failed = {entry["run"]: entry for entry in table["failed"]}
     assert failed.keys() == {name_of(plans["sam"]), name_of(plans["asam"])}
-    told = f"{damaged} is not a checkpoint of this program: delete {damaged.parent} to run from the start"
+    told = f"{damaged} is not a checkpoint of this program: delete {damaged.parent} to start again"
     assert failed[name_of(plans["sam"])] == {
         "run": name_of(plans["sam"]), "error": told, "log": str(damaged.parent / "error.txt")
     }  # fmt: skip
@@ -72,7 +72,7 @@ def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_p
     log = tmp_path / name_of(plans["asam"]) / "error.txt"
     assert crashed["log"] == str(log)
     assert "Traceback (most recent call last)" in log.read_text()
-    assert f"failed: {told} (all of it: {damaged.parent / 'error.txt'})" in ended.err
+    assert f"failed: {told} (full message: {damaged.parent / 'error.txt'})" in ended.err
     assert "1 of 4 runs are finished already" in ended.err
     assert (tmp_path / f"{name_of(plans['baseline'])}.json").stat().st_mtime_ns == finished
 
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
     told = process.stderr.read()
     assert process.wait(timeout=60) == 130
     process.stderr.close()
-    assert told.splitlines()[-1] == "gasam: interrupted; run the same command to go on"
+    assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told
     assert not list((tmp_path / "runs").glob("*.json"))
     before = torch.load(tmp_path / "runs" / name_of(plan) / "last.pt", weights_only=True)["progress"]

@@ -138,16 +138,14 @@ def test_half_a_pair_is_completed(tmp_path):
 def test_another_number_of_rows_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(InputError) as caught:
         download.get("ptb", PUBLISHED_OF["ptb"], tmp_path, load, fetch)
-    assert "(it has 20 rows for ptb/ptb.train.txt.gz, which must have 42,068)" in str(caught.value)
-    with pytest.raises(InputError, match=r"20 rows for iwslt15/train.en.gz, which must have 133,317"):
+    assert "(it has 20 rows, but ptb/ptb.train.txt.gz must have 42,068)" in str(caught.value)
+    with pytest.raises(InputError, match=r"20 rows, but iwslt15/train.en.gz must have 133,317"):
         download.get("en-vi", PUBLISHED_OF["en-vi"], tmp_path, load, fetch)
     assert not list(tmp_path.iterdir())
 
 
 def test_unexpected_columns_are_told(tmp_path):
-    with pytest.raises(
-        InputError, match=r"stanfordnlp/imdb on the Hugging Face hub did not give it .KeyError: 'label'"
-    ):
+    with pytest.raises(InputError, match=r"stanfordnlp/imdb on the Hugging Face hub failed .KeyError: 'label'"):
         get("imdb", tmp_path, lambda *_: [{"review": "a"}] * FEW)
 
 
@@ -156,23 +154,25 @@ def test_offline_is_explained_in_one_sentence(tmp_path, task):
     with pytest.raises(InputError) as caught:
         get(task, tmp_path, unreachable, unreachable)
     told, manifest = str(caught.value), PUBLISHED_OF[task]
-    assert told.startswith(
-        f"{task} is not complete because {manifest.parts[0]} did not give it (ConnectionError: no route to"
-    )
-    assert f"run `gasam data get {task}` where there is a connection" in told
+    assert told.startswith(f"the data of {task} is incomplete because the download from {manifest.parts[0]} failed (")
+    assert "(ConnectionError: no route to" in told
+    assert f"run `gasam data get {task}`" in told
     assert all(name in told for name in manifest.files)
-    assert f"into {tmp_path} by hand ({manifest.form})" in told
+    assert f"into {tmp_path} ({manifest.form})" in told
     assert "\n" not in told
 
 
 def test_the_real_loaders_fail_with_the_same_sentence(tmp_path, monkeypatch):
     """Names are resolved to nothing, so that no test reaches for the network."""
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)
-    with pytest.raises(InputError, match=r"en-vi is not complete because https://nlp.stanford.edu/.*train.en did not"):
+    with pytest.raises(
+        InputError, match=r"en-vi is incomplete because the download from https://nlp.stanford.edu/.*train.en failed"
+    ):
         get("en-vi", tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        InputError, match=r"downloading needs the package datasets, .*pip install gasam.download.*by hand"
+        InputError,
+        match=r"downloading needs the package datasets, .*pip install gasam.download.*or copy imdb/train.jsonl.gz",
     ):
         get("imdb", tmp_path)
 
@@ -180,7 +180,7 @@ def test_the_real_loaders_fail_with_the_same_sentence(tmp_path, monkeypatch):
 def test_unknown_tasks_are_told():
     for name in ("digits", "unknown"):
         with pytest.raises(
-            InputError, match=f"data of '{name}' cannot be downloaded: those of imdb, ptb, en-vi, de-en,"
+            InputError, match=f"data of '{name}' cannot be downloaded: name one of imdb, ptb, en-vi, de-en,"
         ):
             get_data(name, PUBLISHED)
 

@@ -46,7 +46,7 @@ def test_figure1_is_of_mnist_where_it_is_and_of_digits_elsewhere(reproduce, tmp_
     [record] = found["records"]
     assert record["run"]["task"] == "mnist"
     ended, found = reproduce("figure1", "--data-dir", tmp_path / "empty")
-    assert "- digits instead of mnist, whose data is not there" in ended.err
+    assert "- digits instead of mnist, whose data is missing" in ended.err
     [record] = found["records"]
     assert record["run"]["task"] == "digits"
     assert found["sentence"] in ended.out
@@ -83,7 +83,7 @@ def test_figure2_fits_a_line_as_numpy_does_and_has_controls(reproduce, tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(definition, "write_json", stopping)
         ended, _ = reproduce("figure2", *options, code=130)
-        assert "interrupted; run the same command to go on" in ended.err
+        assert "interrupted; run the same command to continue" in ended.err
     done = {name: len(kept[-1][name]) for name in ("controls", "fine_tuned", "regularised")}
     assert sum(done.values()) == 4
     tuned, mixed = [], drawn_mixture
@@ -157,7 +157,7 @@ def test_every_run_of_a_shift_study_is_shown(trained):
 def test_shifts_of_other_tasks_are_refused_before_they_are_trained(name, reproduce, own_trained):
     before = set(own_trained.iterdir())
     ended, _ = reproduce(name, "--tasks", "docstrings", code=2)
-    assert ended.err == "gasam: shifts are measured on mnist and digits, got a run of docstrings\n"
+    assert ended.err == "gasam: shifts can be measured only on mnist and digits, got a run of docstrings\n"
     assert set(own_trained.iterdir()) == before
 
 

@@ -94,9 +94,9 @@ def test_a_field_may_be_longer_than_the_csv_module_allows(tmp_path):
 
 
 CLASSIFY_FAULTS = {
-    "an empty file": ("a.csv", "", ": no examples in it, but --train must have at least one"),
-    "a header only": ("a.csv", "text,label\n", ": no examples in it, but --train must have at least one"),
-    "nothing but blank lines": ("a.jsonl", "\n\n", ": no examples in it, but --train must have at least one"),
+    "an empty file": ("a.csv", "", " has no examples, but --train must have at least one"),
+    "a header only": ("a.csv", "text,label\n", " has no examples, but --train must have at least one"),
+    "nothing but blank lines": ("a.jsonl", "\n\n", " has no examples, but --train must have at least one"),
     "a field too many": ("a.csv", "text,label\na,x\nb,c,y\n", ", line 3: 3 fields, but the header has 2: quote a"),
     "a field too few": ("a.tsv", "text\tlabel\na\n", ", line 2: 1 fields, but the header has 2: quote a field"),
     "after a field of three lines": ("a.csv", 'text,label\n"a\nb\nc",x\nb\n', ", line 5: 1 fields, but the header"),
@@ -108,7 +108,7 @@ CLASSIFY_FAULTS = {
     "an empty object": ("a.jsonl", "{}\n", ", line 1: no column 'text' among none: rename"),
     "no JSON": ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', ", line 2: not JSON (Expecting value"),
     "JSON without end": ("a.jsonl", "[" * 100_000, ", line 1: not JSON ("),
-    "no object": ("a.jsonl", '["a", 1]\n', ", line 1: a list, but must be an object with 'text', 'label'"),
+    "no object": ("a.jsonl", '["a", 1]\n', ", line 1: a list, but a line must be an object with 'text', 'label'"),
     "half a character": ("a.jsonl", '{"text": "\\uD83D", "label": 1}\n', ", line 1: half of a surrogate pair"),
     "an empty text": ("a.csv", "text,label\na,x\n ,y\n", ", line 3: 'text' is empty: fill it in or remove the row"),
     "an empty label": ("a.csv", "text,label\na,\n", ", line 2: 'label' is empty: fill it in or remove the row"),
@@ -119,8 +119,8 @@ CLASSIFY_FAULTS = {
     "Latin-1": ("a.csv", "text,label\na,x\ncaf\u00e9,y\n".encode("latin-1"), ", line 3: byte 0xe9 at position 4"),
     "Latin-1 in a quoted line": ("a.csv", 'text,label\n"a\ncaf\u00e9",y\n'.encode("latin-1"), ", line 3: byte 0xe9"),
     "UTF-16": ("a.csv", "text,label\na,x\n".encode("utf-16"), ", line 1: byte 0x"),
-    "another suffix": ("a.xlsx", "text,label\n", ": the name ends in '.xlsx', but must in .csv, .tsv or .jsonl"),
-    "no suffix": ("data.gz", "text,label\n", ": the name ends in 'nothing', but must in .csv"),
+    "another suffix": ("a.xlsx", "text,label\n", " must end in .csv, .tsv or .jsonl (or these + .gz), got '.xlsx'"),
+    "no suffix": ("data.gz", "text,label\n", " must end in .csv, .tsv or .jsonl (or these + .gz), got 'no ending'"),
 }  # fmt: skip
 
 
@@ -147,18 +147,18 @@ def test_missing_files_folders_and_no_file_at_all_are_told(tmp_path, task):
     good = write_lines(tmp_path / "a.txt", ["a"])
     pair = (lambda path: f"{good},{path}") if task == "translate" else str
     absent = tmp_path / "absent.csv"
-    assert fault(lambda: TASKS[task](pair(absent))) == f"{absent}: there is no such file: check --train"
-    assert fault(lambda: TASKS[task](pair(good), pair(absent))) == f"{absent}: there is no such file: check --valid"
-    assert fault(lambda: TASKS[task](pair(tmp_path))) == f"{tmp_path}: a folder, but --train must name a file"
-    assert fault(lambda: TASKS[task](None)) == f"{task} needs data to train on: give it with --train"
+    assert fault(lambda: TASKS[task](pair(absent))) == f"{absent} does not exist: check --train"
+    assert fault(lambda: TASKS[task](pair(good), pair(absent))) == f"{absent} does not exist: check --valid"
+    assert fault(lambda: TASKS[task](pair(tmp_path))) == f"{tmp_path} is a folder, but --train must name a file"
+    assert fault(lambda: TASKS[task](None)) == f"{task} needs a training file: give it with --train"
 
 
 def test_a_damaged_archive_is_told(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text")
-    assert fault(lambda: files.lm(path)).startswith(f"{path}: not a whole gzip file (")
+    assert fault(lambda: files.lm(path)).startswith(f"{path}: not a complete gzip file (")
     path.write_bytes(gzip.compress(b"text\n" * 1000)[:-9])
-    assert fault(lambda: files.lm(path)).startswith(f"{path}: not a whole gzip file (")
+    assert fault(lambda: files.lm(path)).startswith(f"{path}: not a complete gzip file (")
 
 
 def test_lines_of_text_are_examples(tmp_path):
@@ -168,8 +168,8 @@ def test_lines_of_text_are_examples(tmp_path):
 
 
 LM_FAULTS = {
-    "an empty file": (b"", ": no examples in it, but --train must have at least one"),
-    "nothing but blanks": (b"\n \n", ": no examples in it, but --train must have at least one"),
+    "an empty file": (b"", " has no examples, but --train must have at least one"),
+    "nothing but blanks": (b"\n \n", " has no examples, but --train must have at least one"),
     "Latin-1": ("a\nb\n\u00fc\n".encode("latin-1"), ", line 3: byte 0xfc at position 1 is not UTF-8: save the file as"),
     "nine lines": (b"line\n" * 9, ": 9 examples are too few to hold out a tenth for valid and test: have at least 10"),
 }
@@ -196,20 +196,20 @@ def test_half_a_pair_is_dropped_from_training_and_told_elsewhere(tmp_path):
     good = pair_of_files(tmp_path, ["ja", "nein"], ["yes", "no"])
     assert files.translate(half, good, good).read().train == [("ja", "yes")]
     blank, other = tmp_path / "half/a.en", tmp_path / "half/a.de"
-    expected = f"{blank}, line 2: blank, but its line in {other} is not: translate it or remove both"
+    expected = f"{blank}, line 2: blank, but the same line of {other} is not: translate it or remove both"
     assert fault(lambda: files.translate(good, half, good)) == expected
     assert fault(lambda: files.translate(good, good, half)) == expected
 
 
 def test_unequal_files_are_told_with_both_counts(tmp_path):
     names = pair_of_files(tmp_path, ["ja", "nein"], ["yes"])
-    expected = f"{tmp_path}/a.de has 2 lines and {tmp_path}/a.en has 1, but line n of one must translate line n of the"
+    expected = f"{tmp_path}/a.de has 2 lines and {tmp_path}/a.en has 1, but line n of one must be the translation"
     assert fault(lambda: files.translate(names)).startswith(expected)
 
 
 @pytest.mark.parametrize("names", ["a.de", "a.de,a.en,a.fr", ""])
 def test_translation_needs_two_names(names):
-    expected = f"--train must name two files with a comma between them, such as a.de,a.en, got {names!r}"
+    expected = f"--train must name two files separated by a comma, such as a.de,a.en, got {names!r}"
     assert fault(lambda: files.translate(names)) == expected
 
 

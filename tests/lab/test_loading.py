@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
+from gasam.lab.families.bleu import bleu
 from gasam.lab.families.marian import PAD
-from gasam.lab.families.scoring import bleu
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -128,10 +128,10 @@ def refused(file, *words, origin=None):
 
 def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path):
     [file] = own_trained.glob("digits-tiny-baseline-*.json")
-    refused(tmp_path / "none.json", "none.json is not there: name the record of a finished run")
+    refused(tmp_path / "none.json", "none.json does not exist: name the record of a finished run")
     model = file.with_suffix("") / "model.pt"
     model.rename(tmp_path / "kept.pt")
-    refused(file, f"{file.stem} has no weights to analyse", "model.pt is not there")
+    refused(file, f"{file.stem} has no weights to analyse", "model.pt does not exist")
     model.write_bytes(b"not a checkpoint")
     refused(file, "is not a checkpoint of this program")
     shutil.copy(tmp_path / "kept.pt", model)
@@ -167,7 +167,7 @@ def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
 
 def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
     monkeypatch.setattr(encoded, "VERSION", 999)
-    refused(trained["digits baseline"], "is encoded otherwise since this run was made (version 999, not")
+    refused(trained["digits baseline"], "has changed since this run (now version 999, then")
 
 
 def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
@@ -181,6 +181,6 @@ def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
 
 
 def test_files_are_not_for_tasks_that_bring_their_own(trained):
-    refused(trained["digits baseline"], "digits brings its own data", origin=Origin(train="a.csv"))
+    refused(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
     with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
         load(trained["digits baseline"], Origin(), cpu=True).examples("dev", 3)

@@ -165,8 +165,12 @@ def test_what_is_overridden_is_used_and_the_rest_is_kept():
         ("ga-sam", {"start_epoch": 11}, "start_epoch must be a whole number from 1 to 10, got 11"),
         ("ga-sam", {"start_epoch": "last"}, "start_epoch must be a whole number from 1 to 10, got 'last'"),
         ("ga-sam", {"same_noise": "yes"}, "same_noise must be true or false, got 'yes'"),
-        ("ga-sam", {"radius": 1}, "a walk has no 'radius': it has budget, cap, epsilon, granularity, norm, risk"),
-        ("ga-sam", {"moved": "nothing"}, "a walk has no 'moved': it has"),
+        (
+            "ga-sam",
+            {"radius": 1},
+            "a walk has no option 'radius': it has budget, cap, epsilon, granularity, norm, risk",
+        ),
+        ("ga-sam", {"moved": "nothing"}, "a walk has no option 'moved': it has"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_sentence(method, given, told):
@@ -178,7 +182,7 @@ def test_what_cannot_be_is_told_in_one_sentence(method, given, told):
 
 @pytest.mark.parametrize("given", [None, {"epsilon": 0.1, "norm": 2.0}])
 def test_noise_on_words_needs_words(given):
-    with pytest.raises(InputError, match="freelb moves word embeddings, and the model of digits has none"):
+    with pytest.raises(InputError, match="freelb moves word embeddings, but the model of digits has none"):
         make("digits", "freelb", "tiny", walk=given)
 
 

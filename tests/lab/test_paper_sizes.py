@@ -176,7 +176,7 @@ def fault(task, **settings):
         ("en-vi", "units", "letters", "units must be one of words, bpe, got 'letters'"),
         ("en-vi", "vocabularies", (9,), "vocabularies must be a list of 2 whole numbers, got (9,)"),
         ("en-vi", "betas", (0.9, 1.0), "betas must be in [0, 1), got (0.9, 1.0)"),
-        ("en-vi", "width", 15, "width must be even and a multiple of the heads (2), got 15"),
+        ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
         ("mnist", "layers", 3, "mnist has no setting 'layers': it has epochs, batch, learning_rate, dropout, rows"),
     ],
 )

@@ -72,8 +72,8 @@ def test_every_file_is_needed_and_the_sentence_says_how_to_get_it(task, tmp_path
             source(tmp_path)
         if not re.search("ted_small|news_wiki|train_subset", name):
             assert str(caught.value) == (
-                f"{task} needs {name} in {tmp_path}, which is not there: run `gasam data get {task}`, "
-                "or point --data-dir or GASAM_DATA at a folder that has it"
+                f"{task} needs {name}, which is not in {tmp_path}: run `gasam data get {task}`, "
+                "or set --data-dir or GASAM_DATA to a folder that has it"
             )
         else:
             assert "/train." in str(caught.value)
@@ -86,7 +86,7 @@ def test_files_cut_short_are_told(task, tmp_path):
     file = source(writer(tmp_path)).files[0]
     file.write_bytes(file.read_bytes()[:-12])
     with pytest.raises(
-        InputError, match=rf"{re.escape(str(file))}: not a whole gzip file .*: copy or download it again$"
+        InputError, match=rf"{re.escape(str(file))}: not a complete gzip file .*: copy or download it again$"
     ):
         source(tmp_path).read()
 
@@ -191,16 +191,24 @@ def test_mnist_keeps_images_with_their_labels(tmp_path):
 
 
 BAD_IDX = {
-    "another magic number": ("images-idx3", idx(2050, [1, 28, 28], bytes(784)), "magic number 2050, but must be 2051"),
-    "a short header": ("labels-idx1", b"\0\0\x08\x01", "4 bytes, but its header alone must have 8"),
-    "missing data": ("images-idx3", idx(2051, [2, 28, 28], bytes(784)), "784 bytes of data, but its header says 1568"),
-    "other images": ("images-idx3", idx(2051, [20, 8, 8], bytes(1280)), "images of 8 x 8 pixels, but must be 28 x 28"),
+    "another magic number": (
+        "images-idx3",
+        idx(2050, [1, 28, 28], bytes(784)),
+        "magic number 2050, but it must be 2051",
+    ),
+    "a short header": ("labels-idx1", b"\0\0\x08\x01", "4 bytes, but the header alone has 8"),
+    "missing data": ("images-idx3", idx(2051, [2, 28, 28], bytes(784)), "784 bytes of data, but the header says 1568"),
+    "other images": (
+        "images-idx3",
+        idx(2051, [20, 8, 8], bytes(1280)),
+        "images of 8 x 8 pixels, but they must be 28 x 28",
+    ),
     "too few labels": (
         "labels-idx1",
         idx(2049, [2], b"\1\2"),
         "2 labels for the 20 images of train-images-idx3-ubyte.gz",
     ),
-    "no digit": ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "label 12, but must be 0 to 9"),
+    "no digit": ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "label 12, but labels must be 0 to 9"),
 }
 
 
@@ -211,7 +219,7 @@ def test_bad_idx_files_are_told(tmp_path, name):
     with pytest.raises(InputError) as caught:
         mnist.source(tmp_path).read()
     assert str(caught.value).startswith(f"{file}: {fault}")
-    assert str(caught.value).endswith(": get it again with `gasam data get mnist`")
+    assert str(caught.value).endswith("download it again with `gasam data get mnist`")
 
 
 def test_locations_prefer_what_is_given_then_the_environment(monkeypatch, tmp_path):

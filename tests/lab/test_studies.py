@@ -157,7 +157,7 @@ def _task(name):
         (lambda s: s.update(rows=[]), "table1: rows: "),
         (lambda s: s.update(rows=["sam"]), "table1: rows.1: "),
         (_row(method="magic"), "table1: method must be one of"),
-        (_row(walk={"radius": 1}), "a walk has no 'radius'"),
+        (_row(walk={"radius": 1}), "a walk has no option 'radius'"),
         (_row(walk={"steps": 0}), "steps must be a whole number >= 1"),
         (_row(walk={"imdb": {"epsilon": -1}}), "epsilon must be a finite number >= 0"),
         (_row(paper={"imdb": "84.4"}), "table1: rows.2.paper.imdb: "),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.errors import InputError
+from gasam.lab.families.bleu import bleu
 from gasam.lab.families.encoded import Encoded, encode
 from gasam.lab.families.marian import TransformerSettings
-from gasam.lab.families.scoring import bleu
 from gasam.lab.families.subwords import SPECIALS, Subwords
 from gasam.lab.families.translation import Translation, joined, packed, smoothed_cross_entropy
 from local_layout import sentence
@@ -183,5 +183,5 @@ def test_long_pairs_are_left_out_and_none_left_is_told():
         == sum(len(source.split()) < 6 for source, _ in pairs.train)
     )
     assert len(lines["test", "source"]) == 10
-    with pytest.raises(InputError, match="no training pair has at most 3 pieces in both languages: raise length"):
+    with pytest.raises(InputError, match="no training pair has at most 3 tokens in both languages: raise length"):
         encode(Translation, pairs, TransformerSettings(**TRAINED, units="words", length=3))

@@ -125,7 +125,7 @@ def test_saddle_is_said_not_stepped_over():
 def test_start_that_is_no_minimum_is_said():
     found = measured_shift(logistic(), LOGISTIC, POINTS.batches, weighted(POINTS.batches, POINTS.p), ridge=RIDGE)
     assert not found.starts_at_minimum
-    assert "theta is no minimum" in found.sentence
+    assert "theta is not a minimum" in found.sentence
 
 
 def test_search_that_runs_out_is_not_called_stationary():
@@ -254,14 +254,14 @@ def delta(model, **options):
         (lambda m: weighted(torch.utils.data.DataLoader([1, 2], shuffle=True), [1, 1]), "shuffle=False"),
         (lambda m: mixture(POINTS.batches, POINTS.batches, 1.5), r"eta must be a number from 0 to 1, got 1\.5"),
         (lambda m: agreement({"a": torch.ones(1)}, {"b": torch.ones(1)}), "name the same weights"),
-        (lambda m: agreement({"a": torch.ones(1)}, {"a": torch.zeros(1)}), "nothing to compare"),
+        (lambda m: agreement({"a": torch.ones(1)}, {"a": torch.zeros(1)}), "measured delta must not be 0"),
         (
             lambda m: find_minimum(m, Objective(LOGISTIC.forward, lambda z, b: z.detach()), POINTS.batches),
             "losses must depend on the model's weights",
         ),
         (
             lambda m: find_minimum(m, Objective(LOGISTIC.forward, lambda z, b: z / 0), POINTS.batches),
-            "loss must be finite where the model is, got nan",
+            "loss must be finite at the model's weights, got nan",
         ),
     ],
 )

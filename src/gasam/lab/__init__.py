@@ -1,1 +1,1 @@
-"""Everything that runs experiments; needs `pip install gasam[lab]`."""
+"""The experiments: tasks, training, tuning, analyses and reports; needs `pip install gasam[lab]`."""

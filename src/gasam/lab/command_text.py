@@ -1,4 +1,4 @@
-"""Text that users type, as the numbers that it stands for."""
+"""Parsers that turn the text of command-line options into numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parsed_norm(text: str, option: str = "--norm", allowed: str = "a number > 1 
         raise InputError(f"{option} must be {allowed}, got {text!r}") from None
 
 
-def parsed_numbers(option: str, text: str, allowed: str = "numbers with commas") -> tuple[float, ...]:
+def parsed_numbers(option: str, text: str, allowed: str = "numbers separated by commas") -> tuple[float, ...]:
     parts = [part for part in text.split(",") if part.strip()]
     try:
         numbers = tuple(float(part) for part in parts)

@@ -1,7 +1,10 @@
-"""The one exception for what a user can mend: its text is one sentence and the command line shows nothing else."""
+"""The exception for mistakes that the user can correct."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something given from outside is not as it must be: names it, says what is allowed and the cure."""
+    """Invalid input. The message is one sentence that names the input, what is allowed and the cure.
+
+    The command line prints only this message, without a traceback.
+    """

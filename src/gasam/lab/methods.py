@@ -1,4 +1,4 @@
-"""The methods that are compared: each is a name for a preset of the core. How far they walk is with the tasks."""
+"""The methods that can be compared, each with its preset of the core; the sizes of their walks are in the tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ Moved = Literal["nothing", "weights", "embeddings"]
 
 @dataclass(frozen=True)
 class Method:
-    """`preset` has every option but the size of the walk; `moved` says what a walk moves."""
+    """A method that can be compared.
+
+    Args:
+        name: The name on the command line and in records.
+        title: The name in tables.
+        about: What the method minimises, in a few words.
+        preset: Every option of the walk except its size.
+        moved: What a walk moves.
+    """
 
     name: str
     title: str
@@ -29,7 +37,7 @@ class Method:
 
     @property
     def has_many_steps(self) -> bool:
-        """Whether K is a task's to choose. The others look at the end of one step."""
+        """Whether a task may choose K. The other methods take one step."""
         return self.preset.risk == "mean"
 
 

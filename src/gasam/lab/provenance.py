@@ -1,4 +1,4 @@
-"""What a number was computed with: the commit of the code, the versions of the libraries, the machine."""
+"""What a result was computed with: the commit of the code, the versions of the libraries and the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def versions() -> dict[str, str]:
 
 
 def code() -> dict[str, Any]:
-    """The commit that gasam itself was run from; nothing where it was installed without its history."""
+    """The commit that gasam runs from; None if it was installed without its git history."""
     package = Path(gasam.__file__).parent
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / "gasam" != package:
@@ -31,7 +31,7 @@ def code() -> dict[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Training is equal to the last bit only on machines with the same instruction set."""
+    """The hardware of this process. Training is bit-identical only on machines with the same instruction set."""
     processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     return {
         "device": str(device),
@@ -44,7 +44,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The name that the processor gives itself, where the system tells it."""
+    """The processor's model name, if the system provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

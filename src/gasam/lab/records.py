@@ -1,4 +1,4 @@
-"""The records of runs and of their analyses: one JSON file each, read into typed objects and checked on the way."""
+"""The records of runs and of their analyses: typed objects, checked when they are read from JSON files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class EpsilonSource(BaseModel):
     """Where the size of a walk comes from.
 
     Args:
-        kind: Who chose it. "chosen" is by hand on validation, "tuned" by `gasam tune`, "given" by the user.
-        borrowed_from: The task whose number it is, if not the run's own.
-        trials: How many trials the search needed, if it was tuned.
-        multiple: How many times the tuned epsilon it is, if it was derived from that.
-        for_usual_walk: It was tuned for the method's usual options, and this run changes some of them.
-        without_gain: The search found nothing better than plain training.
-        remark: What else should be said of the paper's number.
+        kind: How it was chosen: "paper" from the paper, "chosen" by hand on validation, "recommended" by the
+            recommended walk, "tuned" by `gasam tune`, "given" by the user; "none" for plain training.
+        borrowed_from: The task that the number was chosen for, if it is not the run's own task.
+        trials: Number of trials of the search, if it was tuned.
+        multiple: The factor by which the tuned epsilon was multiplied, if any.
+        for_usual_walk: Whether it was tuned for the method's default options, of which this run changes some.
+        without_gain: Whether the search found nothing better than plain training.
+        remark: A remark on the paper's number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,7 +57,7 @@ class EpsilonSource(BaseModel):
 
     @classmethod
     def of_sentence(cls, text: str) -> EpsilonSource:
-        """The first records hold the sentence that `str` gives."""
+        """Parse the text that `str` gives; the first records hold this text instead of the fields."""
         plain: dict[str, Any] = {"none": "none", "recommended": "recommended", "command line": "given"}
         if text in plain:
             return cls(kind=plain[text])
@@ -83,7 +84,7 @@ OLD_SENTENCE = re.compile(
 
 
 class DataOfRun(BaseModel):
-    """What a run was trained on: the hash of its examples, the version of their encoding, and what to say of them."""
+    """The data of a run: the hash of its examples, the version of their encoding, and notes for readers."""
 
     hash: str
     encoding: int | None = None
@@ -91,7 +92,7 @@ class DataOfRun(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """What a run was and what came out of it; the part that the records of its analyses repeat."""
+    """The settings and scores of a run; the records of its analyses repeat this part."""
 
     model_config = ConfigDict(strict=True)
 
@@ -130,20 +131,48 @@ class RunSummary(BaseModel):
 
     @property
     def walk(self) -> dict[str, Any]:
-        """The method with all options of its walk."""
+        """The name of the method and all options of its walk."""
         return dict(self.config["method"])
 
     @property
     def configuration(self) -> str:
-        """The same for all seeds."""
+        """A key that is the same for all seeds."""
         return configuration_key(self.config)
 
 
 class RunRecord(RunSummary):
-    """All that is needed to trust a run and to repeat it.
+    """The record of a finished run: its settings, its scores and what is needed to repeat it.
 
-    `curve` has a row an epoch. `machine` and `versions` are what the run was computed with. Families may add keys of
-    their own, which are in `extras`.
+    Read one with `records.read(Path("runs/NAME.json"))`. Keys that a family of models adds are in `extras`.
+
+    Args:
+        schema_version: The version of the format of the file, `schema` in JSON.
+        task: The name of the task.
+        size: The name of the size, such as `small@2`.
+        method: The name of the method.
+        seed: The seed of all randomness.
+        metric: The name of the metric of `valid` and `test`.
+        valid: The metric on the validation split; None if training diverged before it gave usable weights.
+        test: The metric on the test split; None in the same case.
+        gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass.
+        config: The settings of the task and the method with its walk.
+        data: The hash, the encoding and the notes of the data.
+        epsilon_source: Where the size of the walk comes from.
+        identity: A hash of the configuration, the data and the seed.
+        seconds: Time of training.
+        commit: The commit of the code; None if it is not known.
+        curve: One row for each epoch: loss, validation score, gradient evaluations, seconds.
+        dirty: Whether the code had uncommitted changes.
+        updates: Number of optimizer steps.
+        best_epoch: The epoch with the best validation score, counted from 1.
+        diverged: Whether the loss became infinite or NaN.
+        parameters: Number of weights of the model.
+        machine: The hardware, see `provenance.machine`.
+        versions: The versions of Python and of the libraries.
+        evaluation_seconds: Time of the final evaluation.
+        valid_error: Standard error of `valid`.
+        test_error: Standard error of `test`.
+        worthless: The test metric of guessing without reading the input.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", populate_by_name=True)
@@ -171,12 +200,14 @@ class RunRecord(RunSummary):
 
 
 class AnalysedRun(RunSummary):
+    """The run that an analysis measured."""
+
     name: str
     identity: str | None = None
 
 
 class AnalysisRecord(BaseModel):
-    """What an analysis found of a run: `options` are all that decides the numbers, `found` holds them."""
+    """The record of an analysis of one run: `options` determine the numbers, `found` holds them."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -197,20 +228,29 @@ Kind = TypeVar("Kind")
 
 
 def read(file: Path) -> RunRecord:
+    """Read the record of a run; raise `InputError` if the file is not one."""
     return read_as(RunRecord, "a record", file)
 
 
 def read_analysis(file: Path) -> AnalysisRecord:
+    """Read the record of an analysis; raise `InputError` if the file is not one."""
     return read_as(AnalysisRecord, "the record of an analysis", file)
 
 
 def read_all(folder: Path) -> Iterator[RunRecord]:
+    """Read the records of all runs in a folder, in the order of their names."""
     for file in sorted(folder.glob("*.json")):
         yield read(file)
 
 
 def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
-    """A JSON file as an object of that kind; if it is not one, the error calls it `what`."""
+    """Read a JSON file as an object of the class `kind`.
+
+    Args:
+        kind: The class to read.
+        what: What the error message calls such a file.
+        file: The file to read.
+    """
     try:
         return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
@@ -235,7 +275,7 @@ def configuration_key(config: Mapping[str, Any]) -> str:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """In a few words: what is missing, or which value is wrong."""
+    """A few words that say what is missing, or which value is wrong."""
     faults = error.errors(include_url=False)
     missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
     if missing:

@@ -1,4 +1,4 @@
-"""Statistics over seeds: mean and spread, differences with their intervals, and how these numbers are written."""
+"""Statistics over seeds: means, differences with confidence intervals, and their formatting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Standing = Literal["better", "worse", "no difference"]
 
 
 class Summary(NamedTuple):
-    """`std` is that of a sample (n - 1), so one value has none."""
+    """Mean and sample standard deviation (n - 1) over seeds; `std` is None for a single seed."""
 
     mean: float
     std: float | None
@@ -24,7 +24,7 @@ class Summary(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """`low` and `high` bound the confidence interval of the mean; one pair has none."""
+    """A mean difference and the bounds of its confidence interval, which are None for a single pair."""
 
     mean: float
     low: float | None
@@ -40,11 +40,11 @@ class Difference(NamedTuple):
         return math.inf if self.low is None or self.high is None else self.high - self.low
 
     def holds(self, value: float) -> bool:
-        """Whether the interval allows this difference."""
+        """Whether the interval contains this value; True without an interval."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
     def standing(self, higher_is_better: bool) -> Standing | None:
-        """What the interval says of a method beside its baseline; nothing without an interval."""
+        """Whether the method is better or worse than its baseline; None without an interval."""
         if self.low is None:
             return None
         if self.holds(0):
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
 
 
 def summary(values: Collection[float]) -> Summary | None:
-    """None of nothing: what nobody measured has no mean."""
+    """Mean and standard deviation of the values; None if there are none."""
     if not values:
         return None
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
@@ -62,9 +62,15 @@ def summary(values: Collection[float]) -> Summary | None:
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
 ) -> Difference | None:
-    """values - baseline over the seeds that both have, with Student's interval: what a seed does to both cancels.
+    """The mean of values - baseline over their common seeds, with Student's confidence interval.
 
-    The same as `scipy.stats.ttest_rel`, which has no interval where all differences are equal.
+    Pairing by seed cancels the effects that a seed has on both. The interval is that of `scipy.stats.ttest_rel`, which
+    gives none if all differences are equal.
+
+    Args:
+        values: The scores of a method by seed.
+        baseline: The scores of the baseline by seed.
+        confidence: The confidence level of the interval.
     """
     found = summary([value - baseline[seed] for seed, value in values.items() if seed in baseline])
     if found is None or found.std is None:
@@ -74,9 +80,14 @@ def paired_difference(
 
 
 def welch_difference(ours: Summary, theirs: Summary, confidence: float = 0.95) -> Difference:
-    """ours - theirs of runs that are not paired, with Welch's interval: their variances need not be the same.
+    """The difference ours - theirs of unpaired runs, with Welch's confidence interval, which allows unequal variances.
 
     freedom = (a + b)^2 / (a^2 / (n - 1) + b^2 / (m - 1)) with a, b the variances of the two means (Satterthwaite).
+
+    Args:
+        ours: The summary to compare.
+        theirs: The summary that is subtracted.
+        confidence: The confidence level of the interval.
     """
     mean = ours.mean - theirs.mean
     a, b = ((each.std or 0.0) ** 2 / each.seeds for each in (ours, theirs))

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, then moved into it."""
+"""Atomic file writes: a temporary file is written first, then renamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """A path to write to; if nothing is raised it takes the place of `file`, at once and safely on disk."""
+    """Give a temporary path to write to; if the block raises nothing, flush it to disk and rename it to `file`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""Tables: columns that are defined once, rows of text for people, and the same rows as values for programs."""
+"""Tables with their rows as text for people and as values for JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Table:
-    """`notes` are sentences that belong beneath it. `values` are the rows for JSON: a number that nobody measured is
-    None there and "not run" or nothing in the text."""
+    """A table.
+
+    Args:
+        title: The heading.
+        columns: The titles of the columns.
+        rows: The cells as text. A number that was not measured is "not run" or empty.
+        notes: Sentences to print below the table.
+        values: The rows for JSON. A number that was not measured is None.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -23,15 +30,20 @@ class Table:
 
 
 class Cell(NamedTuple):
-    """What people read and what JSON holds."""
+    """A cell: its text for people, and its value for JSON."""
 
     text: str = ""
     value: Any = None
 
 
 class Column(NamedTuple, Generic[Row]):
-    """A column: its title for people and its key in JSON, each of which may be missing, and the cell that a row has in
-    it. Text alone is a cell as well."""
+    """A column of a table.
+
+    Args:
+        title: The heading for people; without one the column is not shown.
+        cell: Gives the cell of a row; a plain string is a cell without a value.
+        key: The key in JSON; without one the column is not in the JSON.
+    """
 
     title: str
     cell: Callable[[Row], Cell | str]
@@ -39,13 +51,13 @@ class Column(NamedTuple, Generic[Row]):
 
 
 def of_texts(title: str, rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) -> Table:
-    """Of rows that hold a text for each column; a column that would be empty in every row is left out."""
+    """Make a table of rows that hold a text for each column; columns that are empty in every row are left out."""
     columns = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
     return Table(title, tuple(columns), tuple(tuple(row[column] for column in columns) for row in rows), tuple(notes))
 
 
 def tabulated(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Iterable[str] = ()) -> Table:
-    """A column that would be empty in every row is left out of the text."""
+    """Make a table with these columns; the text leaves out columns that are empty in every row."""
     cells = [[_cell(column.cell(row)) for column in columns] for row in rows]
     shown = [i for i, column in enumerate(columns) if column.title and any(row[i].text for row in cells)]
     texts = tuple(tuple(row[i].text for i in shown) for row in cells)
@@ -59,7 +71,7 @@ def _cell(found: Cell | str) -> Cell:
 
 
 def markdown(table: Table) -> str:
-    """Rows and notes without the title: a page has headings of its own."""
+    """The rows and notes as Markdown, without the title, because pages have their own headings."""
     rule = ["---:" if holds_numbers(table, i) else "---" for i in range(len(table.columns))]
     lines = [_line(cells) for cells in (table.columns, rule, *table.rows)]
     notes = [f"- {note}" for note in table.notes]
@@ -72,7 +84,7 @@ def as_json(table: Table) -> dict[str, Any]:
 
 
 def holds_numbers(table: Table, column: int) -> bool:
-    """Whether most of its cells begin with a number."""
+    """Whether most cells of the column begin with a number."""
     texts = [row[column] for row in table.rows if row[column]]
     return 2 * sum(text.startswith((*digits, "+", "-")) for text in texts) > len(texts)
 

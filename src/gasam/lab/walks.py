@@ -1,4 +1,4 @@
-"""The walk of one run: a method's preset with the numbers that the task, the size and the user give it."""
+"""The walk of one run: a method's preset with the numbers from the task, the size and the user."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ LATER = {
     "walk_every": 1,
     "walk_weight": None,
 }
-"""Options that came after the first records, with their defaults."""
+"""Options that were added after the first records, with their defaults."""
 SHORT_NAMES = {"every": "walk_every", "weight": "walk_weight"}
 """Options that have a shorter name on the command line."""
 FLOATS = ("epsilon", "norm", "budget", "cap", "walk_progress", "walk_weight")
-"""Options in which 2 and 2.0 must not make two runs of one."""
+"""Options that are converted to float, so that 2 and 2.0 give the same run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A method with every number it needs for one run; `start_epoch` counts from 1.
+    """A method with every number that it needs for one run.
 
-    With a budget, epsilon is 0 and not used. The `walk_...` options are those of `gasam.Schedule`.
+    `start_epoch` is counted from 1. With a budget, epsilon is 0 and not used. The options `walk_...` are those of
+    `gasam.Schedule`.
     """
 
     method: str
@@ -62,7 +63,7 @@ class Choice:
     epsilon_source: EpsilonSource
 
     def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
-        """What stands in for loss.backward(); with epsilon 0 that is a plain pass."""
+        """The replacement for loss.backward(); with epsilon 0 it is a plain pass."""
         around = same_noise() if self.same_noise else plainly
         if self.moved == "embeddings":
             return FreeLB(
@@ -92,12 +93,12 @@ class Choice:
         return None if made == Schedule() else made
 
     def passes(self, epoch: int) -> float:
-        """Mean gradient evaluations a step in that epoch, counted from 1, at a strength above 0."""
+        """Mean number of gradient evaluations per step in this epoch, counted from 1, at a strength above 0."""
         walks = (self.epsilon or self.budget) and epoch >= self.start_epoch
         return 1 + self.steps / self.walk_every if walks else 1
 
     def identity(self) -> dict[str, Any]:
-        """Every number as JSON can hold it; where epsilon comes from does not change a run.
+        """All options as JSON values, without the source of epsilon, which does not change a run.
 
         Newer options are left out at their defaults, so that older records keep their identity.
         """
@@ -109,15 +110,22 @@ class Choice:
 
 
 WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
-"""What may be overridden."""
+"""The options that users may override."""
 
 
 def choose(
     method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None, size: str = "paper"
 ) -> Choice:
-    """The paper's settings of a method for a task, or the nearest there are, with what the user overrides.
+    """Choose the walk of a method on a task: the paper's settings or the nearest ones, with the user's overrides.
 
     On the user's own data and in the newer sizes it is the recommended walk, unless an epsilon is given.
+
+    Args:
+        method: The name of the method.
+        task: The name of the task.
+        epochs: The number of epochs of the run; it scales the paper's start epoch.
+        overrides: Options of the walk by name, see `WALK`; None values are ignored.
+        size: The name of the size as records hold it.
     """
     found, definition = find_method(method), find(task)
     given = _checked(found, overrides or {})
@@ -148,7 +156,7 @@ def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
 
 
 def _known_radius(method: Method, task: Task) -> tuple[Radius, EpsilonSource] | None:
-    """The first that there is: the paper's, one chosen on validation, one of a task of the same kind."""
+    """The paper's radius, else one chosen on validation, else that of a similar task; None if there is none."""
     for place in (task, *map(find, task.borrows_from)):
         borrowed = None if place is task else place.name
         if method.name in place.paper_radii:
@@ -166,23 +174,23 @@ def _without_radius(method: Method, task: Task, given: Mapping[str, Any]) -> Rad
 
 
 def _recommended(method: Method) -> Choice:
-    """The setting for everybody, for data of which nothing is known; the norm is that of the method's preset."""
+    """The recommended walk, for data of which nothing is known, in the norm of the method's preset."""
     perturbation, schedule = recommended()
     plain = _choice(method, Radius(method.preset.norm, 0.0), EpsilonSource(kind="recommended"))
     return replace(plain, budget=perturbation.budget, cap=perturbation.cap, walk_progress=schedule.progress)
 
 
 def _start_epoch(task: Task, epochs: int) -> int:
-    """The paper's start epoch, as a share of the epochs."""
+    """The paper's start epoch, scaled to this number of epochs."""
     start, of = task.start_epoch
     return max(1, round(start * epochs / of))
 
 
 def _checked(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not None, once the method is known to have them."""
+    """The overrides that are not None; raise if the method does not have them."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if unknown := given.keys() - WALK:
-        raise InputError(f"a walk has no {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
+        raise InputError(f"a walk has no option {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
     if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
         raise InputError(f"the baseline does not walk: leave out {_as_option(left)}, or name a method")
     if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk", *LATER}):
@@ -204,7 +212,7 @@ def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice
         values["epsilon"] = 0.0
     choice = replace(choice, **values)
     if choice.walk_weight == choice.walk_every:
-        choice = replace(choice, walk_weight=None)  # the default: not another run
+        choice = replace(choice, walk_weight=None)  # the default, so that it is the same run
     try:
         choice.perturbation()
         choice.schedule()
@@ -216,7 +224,7 @@ def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice
 
 
 def _as_option(names: Collection[str]) -> str:
-    """As the command line names it."""
+    """The first of these options as the command line spells it."""
     name = min(names)
     short = {long: short for short, long in SHORT_NAMES.items()}.get(name, name)
     return f"--{short.replace('_', '-')}"

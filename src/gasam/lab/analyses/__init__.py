@@ -1,6 +1,6 @@
-"""Analyses of finished runs: measured once for each run, kept as records, shown side by side.
+"""Analyses of finished runs, and the functions that run them and save their results.
 
-Each file that defines a kind of analysis registers it. All files of this folder are imported, so a new one is enough.
+All files of this folder are imported, and each kind of analysis registers itself. To add one, add a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gasam.lab.tasks import Origin
 __all__ = ["KINDS", "Analysis", "Measure", "name", "restored", "run", "save"]
 
 OF_THE_RUN = ("identity", *(name for name in RunSummary.model_fields if name != "epsilon_source"))
-"""What the record of an analysis repeats of the run's record."""
+"""The fields of the run's record that the record of an analysis repeats."""
 
 for module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{module.name}")
@@ -43,15 +43,17 @@ def run(
     cpu: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> AnalysisRecord:
-    """Read the record of an analysis of a run, or measure it, continuing an interrupted measurement.
+    """Analyse a finished run and return the record of the analysis.
+
+    An existing record is only read. An interrupted measurement is continued.
 
     Args:
         analysis: What to measure.
-        run: Record of the finished run, NAME.json, or its folder, NAME.
-        folder: Where the records of analyses are.
+        run: The record of the finished run, NAME.json, or its folder, NAME.
+        folder: The folder for records of analyses.
         origin: Where the run's data is.
         cpu: Use the CPU even if there is a GPU.
-        report: Called with a few words that say how far the measurement is.
+        report: Called with a short text about the progress.
     """
     place, run_record = read_run(run)
     file = folder / f"{name(analysis, place.stem, run_record)}.json"
@@ -62,7 +64,7 @@ def run(
     measurement = Measurement(folder / f".{file.name}", report)
     try:
         found = analysis.measure(loaded, measurement)
-    except ValueError as error:  # the analysis refuses its options in one sentence
+    except ValueError as error:  # invalid options, explained in one sentence
         raise InputError(str(error)) from None
     repeated = loaded.record.model_dump(include=set(OF_THE_RUN))
     record = AnalysisRecord(
@@ -83,20 +85,33 @@ def run(
 
 
 def name(analysis: Analysis, run: str, record: RunRecord | AnalysedRun) -> str:
-    """The name of an analysis record: another one for other options and for another run."""
+    """The name of an analysis record, which depends on the options and on the run.
+
+    Args:
+        analysis: The analysis.
+        run: The name of the run.
+        record: The record of the run.
+    """
     text = json.dumps([analysis.options(), record.identity], sort_keys=True)
     return f"{analysis.kind}-{run}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def restored(record: AnalysisRecord) -> Analysis:
-    """The analysis that a record is of."""
+    """The analysis, with its options, that made a record."""
     if record.kind not in KINDS:
         raise InputError(f"the kind of an analysis must be one of {', '.join(KINDS)}, got {record.kind!r}")
     return TypeAdapter(KINDS[record.kind]).validate_python(record.options)
 
 
 def save(analysis: Analysis, found: Sequence[AnalysisRecord], labels: Labels, folder: Path) -> list[str]:
-    """Write the table as JSON and Markdown and the picture as PNG and SVG, all under one name."""
+    """Write the table as JSON and Markdown and the picture as PNG and SVG, and return the names of the files.
+
+    Args:
+        analysis: The analysis.
+        found: Its records, one for each run.
+        labels: The labels of the runs.
+        folder: Where to write the files.
+    """
     from gasam.analysis import pictures
 
     table = analysis.table(found, labels)

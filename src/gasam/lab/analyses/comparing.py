@@ -1,4 +1,4 @@
-"""Analysed runs side by side: their baselines, a sentence that compares them, their lines in a picture."""
+"""Comparison of analysed runs: their baselines, a sentence that compares them, and their lines in a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 class Measure(NamedTuple):
-    """A number that says how flat the minimum of a run is: None if it was not reached, then `text` says why."""
+    """A measure of flatness of one run.
+
+    Args:
+        name: The name of the measure.
+        value: The number; None if the search did not reach it.
+        text: The number as text, or the reason why there is none.
+        more_is_flatter: Whether a larger number means a flatter minimum.
+    """
 
     name: str
     value: float | None
@@ -26,9 +33,9 @@ Measures = Callable[[AnalysisRecord], Sequence[Measure]]
 
 
 class Plotted(NamedTuple):
-    """The line of a run in a picture, and what the picture is about.
+    """The line of a run in a picture, and the titles of the picture.
 
-    A y of None is a gap. `log` names the axes with a logarithmic scale. `marked` is a place on the x axis to be shown.
+    A y of None is a gap. `log` names the axes with a logarithmic scale. `marked` is a position on the x axis to mark.
     """
 
     title: str
@@ -41,7 +48,10 @@ class Plotted(NamedTuple):
 
 
 def compared(measures: Measures, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
-    """Each measure of each run that is not a baseline, beside its baselines'; without any, of all runs."""
+    """A sentence that compares the measures of each run with those of its baselines.
+
+    If no run has a baseline to compare with, it lists the measures of all runs.
+    """
     clauses = []
     for number, each in enumerate(found):
         rivals = [] if each.run.method == "baseline" else baselines(each, found)
@@ -52,9 +62,10 @@ def compared(measures: Measures, found: Sequence[AnalysisRecord], labels: Sequen
 
 
 def baselines(ours: AnalysisRecord, found: Sequence[AnalysisRecord]) -> list[int]:
-    """The places of the baselines to compare with: on the same data, and with the same seed if there are any.
+    """The indices of the baselines to compare a run with.
 
-    These are the one with the same settings, and the one with the nearest number of gradient evaluations.
+    They are on the same data, and have the same seed if possible. One has the same settings, the other has the nearest
+    number of gradient evaluations.
     """
     plain = [i for i, other in enumerate(found) if other.run.method == "baseline" and _same_data(other.run, ours.run)]
     plain = [i for i in plain if found[i].run.seed == ours.run.seed] or plain
@@ -71,8 +82,8 @@ def norm_name(norm: float) -> str:
     return "L-inf" if math.isinf(norm) else f"L{norm:g}"
 
 
-def counted(found: Sequence[AnalysisRecord]) -> str:
-    """How many examples the loss was taken on: fewer than asked for if a split has no more."""
+def example_count(found: Sequence[AnalysisRecord]) -> str:
+    """The number of examples that were used, which is smaller than `rows` if a split has fewer."""
     counts = [each.examples or each.options["rows"] for each in found]
     least, most = min(counts), max(counts)
     return f"{most} examples" if least == most else f"{least} to {most} examples"
@@ -81,9 +92,9 @@ def counted(found: Sequence[AnalysisRecord]) -> str:
 def panels(
     found: Sequence[AnalysisRecord], labels: Sequence[str], plotted: Callable[[AnalysisRecord], Plotted]
 ) -> Figure:
-    """A panel for each task and size, a line for each run: grey for the baselines, orange for GA-SAM.
+    """A picture with a panel for each task and size, and a line for each run.
 
-    Runs of one method differ in their dashes.
+    Baselines are grey and GA-SAM is orange. Runs of the same method have different dashes.
     """
     from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, PlotLine, draw_lines, sheet
 
@@ -106,7 +117,7 @@ def panels(
 
 
 def _without_kind(label: str, run: RunSummary) -> str:
-    """The title of a panel names task and size already."""
+    """The label without task and size, which the title of the panel has already."""
     for kind in (f"{run.task}, size {run.size}", run.task, f"size {run.size}"):
         label = label.removeprefix(f"{kind}: ")
     return label
@@ -117,7 +128,7 @@ def _same_data(one: RunSummary, other: RunSummary) -> bool:
 
 
 def _clauses(measures: Measures, named: Sequence[tuple[AnalysisRecord, str]]) -> list[str]:
-    """For each measure its name, and its number for each of the runs."""
+    """A clause for each measure, with its number for each run."""
     numbers: dict[str, list[str]] = {}
     for each, label in named:
         for measure in measures(each):

@@ -1,4 +1,4 @@
-"""What an analysis of finished runs is: options, measurement, table, picture and sentence, all in one class."""
+"""The base class of analyses of finished runs: options, measurement, table, picture and summary."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 Found = dict[str, Any]
 Labels = Sequence[str]
 Cells = dict[str, str]
-"""A row of a table: text by column."""
+"""A row of a table: the text of each column."""
 KINDS: dict[str, type[Analysis]] = {}
-"""Every kind of analysis by the name that its records have."""
+"""Every kind of analysis by its name in records."""
 
 
 class Measurement:
-    """A measurement under way. `report` tells users how far it is; `kept` is what an interrupted one left in `file`."""
+    """A measurement in progress.
+
+    `report` shows the progress to the user. `kept` is the intermediate result of an interrupted measurement, from
+    `file`.
+    """
 
     def __init__(self, file: Path, report: Callable[[str], None]) -> None:
         self.file, self.report = file, report
@@ -39,14 +43,15 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """Of this process and of those that were interrupted."""
+        """The time of the measurement, including interrupted attempts."""
         return round(time.perf_counter() - self._begun, 2)
 
     def counting(self, what: str) -> Callable[[int, int], None]:
-        """Reports how many evaluations are done, and of how many."""
+        """A callback that reports the number of finished evaluations and their total."""
         return lambda done, of: self.report(f"{what} {done}/{of}")
 
     def keep(self, found: Found) -> None:
+        """Save an intermediate result, so that an interrupted measurement can continue."""
         write_json(self.file, plain_value(found) | {"seconds": self.seconds})
 
 
@@ -73,7 +78,7 @@ def option(
         default: Value of the field. Without it the option is required.
         help: Help text on the command line.
         flag: Name on the command line, if it is not the field's name.
-        text: Default on the command line, if users give text there which `from_command` turns into a value.
+        text: Default on the command line, if the option is text that `from_command` parses.
         panel: Heading of the group of options that it is listed under.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "text": text, "panel": panel})
@@ -81,18 +86,19 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis(ABC):
-    """A kind of analysis. Its fields are the options, which alone decide the numbers.
+    """A kind of analysis. Its fields are the options, which determine the numbers.
 
     A subclass that has a `kind` registers itself. If it also has a `command`, then `gasam` has a command of this name,
     whose options are the fields and whose help is the docstring of the class. Two kinds may share a command: the one
-    with a required option is measured if the user gives this option, and the other one if not.
+    with a required option is used if the user gives this option, and the other one if not.
 
-    `title` is that of the table. `found` are records of this analysis, one for each run, and `labels` their names.
+    `title` is the title of the table. In the methods, `found` are records of this analysis, one for each run, and
+    `labels` are the labels of these runs.
     """
 
-    split: str = option("train", help="train, valid or test: where the loss is taken.", panel="The examples")
-    rows: int = option(512, help="How many examples of it, always the same.", panel="The examples")
-    seed: int = option(0, help="All randomness comes from it.", panel="The run")
+    split: str = option("train", help="Split on which to compute the loss: train, valid or test.", panel="The examples")
+    rows: int = option(512, help="Number of examples of the split; always the same ones.", panel="The examples")
+    seed: int = option(0, help="Seed of all randomness.", panel="The run")
 
     kind: ClassVar[str]
     command: ClassVar[str | None] = None
@@ -111,29 +117,29 @@ class Analysis(ABC):
 
     @classmethod
     def from_command(cls, **given: Any) -> Self:
-        """The analysis that the options of the command line ask for."""
+        """Make the analysis from the options of the command line."""
         return cls(**given)
 
     def options(self) -> dict[str, Any]:
-        """As JSON holds them."""
+        """The options as JSON values."""
         return {each.name: plain_value(getattr(self, each.name)) for each in fields(self)}
 
     @property
     def filed(self) -> str:
-        """The beginning of the names of its tables and pictures."""
+        """The beginning of the file names of its tables and pictures."""
         return self.kind
 
     @property
     def manner(self) -> str:
-        """How it is measured, in a few words that tell two analyses of one kind apart."""
+        """A few words about the options, which distinguish two analyses of one kind."""
         return f"{self.split} split"
 
     @abstractmethod
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        """The numbers of a run."""
+        """Measure a run and return the numbers."""
 
     def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
-        """The rows of the table that are about one run."""
+        """The rows of the table for one run."""
         raise NotImplementedError(f"{type(self).__name__} must define `cells`, or a `table` of its own")
 
     def values(self, record: AnalysisRecord) -> Found | None:
@@ -141,7 +147,7 @@ class Analysis(ABC):
         return record.found
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        """A sentence beneath the table."""
+        """A sentence below the table."""
         return ""
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
@@ -149,11 +155,11 @@ class Analysis(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define `plotted`, or `draw` a picture of its own")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
-        """How flat the minimum of one run is, if the analysis is about that."""
+        """The measures of flatness of one run, if the analysis has any."""
         return ()
 
     def clause(self, record: AnalysisRecord, label: str) -> str:
-        """What the analysis shows of one run, if it has no measures of flatness."""
+        """The result of one run in words, for an analysis without measures of flatness."""
         return ""
 
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
@@ -171,7 +177,7 @@ class Analysis(ABC):
         return panels(found, labels, self.plotted)
 
     def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        """What the analysis shows, with its numbers."""
+        """The result in one sentence, with its numbers."""
         if self.measures(found[0]):
             return compared(self.measures, found, labels)
         clauses = [self.clause(each, label) for each, label in zip(found, labels, strict=True)]

@@ -1,4 +1,4 @@
-"""The loss along the line from a run's weights to another run's."""
+"""The loss along the line from the weights of a run to those of another run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gasam.analysis.landscape import line
-from gasam.lab.analyses.comparing import Plotted, counted
+from gasam.lab.analyses.comparing import Plotted, example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun, read_weights
 from gasam.lab.errors import InputError
@@ -17,12 +17,12 @@ from gasam.lab.records import AnalysisRecord
 
 @dataclass(frozen=True, kw_only=True)
 class LossLine(Analysis):
-    """The loss at w + alpha (other - w), where `other` is a run of the same model; both runs are among the points."""
+    """The loss at w + alpha (other - w), where `other` is a run of the same model. Both runs are among the points."""
 
-    other: Path = option(help="The loss along the line to this run, instead of a plane.", flag="to")  # noqa: RUF009
+    other: Path = option(help="Measure along the line to this run instead of on a plane.", flag="to")  # noqa: RUF009
     points: int = 15
-    start: float = option(-0.5, help="Where the line begins; 0 is the run, 1 the other.")
-    stop: float = option(1.5, help="Where the line ends.")
+    start: float = option(-0.5, help="Start of the line; 0 is the run, 1 is the run of --to.")
+    stop: float = option(1.5, help="End of the line.")
 
     kind = "line"
     command = "landscape"
@@ -41,7 +41,7 @@ class LossLine(Analysis):
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
         weights = read_weights(self.other)
         if not weights:
-            raise InputError(f"--to must be the record of a run whose weights lie beside it, got {self.other}")
+            raise InputError(f"--to must be the record of a run with saved weights, NAME/model.pt, got {self.other}")
         step = (self.stop - self.start) / (self.points - 1)
         alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
         losses = {}
@@ -62,7 +62,9 @@ class LossLine(Analysis):
         return None
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        return f"alpha = 0 is the run, alpha = 1 is {self.other.stem}; {counted(found)} of the {self.split} split."
+        return (
+            f"alpha = 0 is the run, alpha = 1 is {self.other.stem}; {example_count(found)} of the {self.split} split."
+        )
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
         title = f"{self.split} loss along a line"

@@ -1,4 +1,4 @@
-"""A finished run, loaded to be analysed: its model, its data, its loss and its metric."""
+"""Loading of a finished run for an analysis: its model, its data, its loss and its metric."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from gasam.lab.training.plan import make
 
 @dataclass(frozen=True)
 class LoadedRun:
+    """A finished run with its record, its family of models and its trained model."""
+
     name: str
     record: RunRecord
     family: Family[Any]
@@ -33,22 +35,22 @@ class LoadedRun:
         return self.family.objective()
 
     def examples(self, split: str, rows: int) -> list[tuple[Tensor, ...]]:
-        """Batches of examples, always the same, on the model's device."""
+        """Batches with about `rows` examples of a split, always the same ones, on the model's device."""
         device = next(self.model.parameters()).device
         batches = self.family.examples(checked(split), rows)
         return [tuple(part.to(device) for part in batch) for batch in batches]
 
     def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[tuple[Tensor, ...]]]:
-        """Model, loss and examples: what every measurement of `gasam.analysis` takes first."""
+        """Model, loss and examples: the first arguments of every measurement in `gasam.analysis`."""
         return self.model, self.objective, self.examples(split, rows)
 
     def count(self, split: str, rows: int) -> int:
-        """How many examples those are."""
+        """The number of examples that `examples` gives."""
         batches = self.family.examples(checked(split), rows)
         return sum(batch[0].shape[self.family.example_dim] for batch in batches)
 
     def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
-        """The task's metric on the first rows; the worst value there is if the model's outputs are not finite."""
+        """The task's metric on the first `rows` examples; the worst possible value if it is not finite."""
         value = self.family.score(model, checked(split), rows)
         if math.isfinite(value):
             return value
@@ -63,11 +65,17 @@ def checked(split: str) -> Split:
 
 
 def load(run: Path, origin: Origin, *, cpu: bool = False) -> LoadedRun:
-    """The run whose record is `run`, NAME.json, or whose folder is NAME; its weights are in NAME/model.pt."""
+    """Load a finished run with its weights.
+
+    Args:
+        run: The record of the run, NAME.json, or its folder, NAME. The weights are in NAME/model.pt.
+        origin: Where the run's data is.
+        cpu: Use the CPU even if there is a GPU.
+    """
     file, record = read_run(run)
     weights = read_weights(file)
     if not weights:
-        reason = "the run diverged" if record.test is None else f"{file.with_suffix('')}/model.pt is not there"
+        reason = "the run diverged" if record.test is None else f"{file.with_suffix('')}/model.pt does not exist"
         raise InputError(f"{file.stem} has no weights to analyse: {reason}; run it again with another --out")
     family = _family(record, origin)
     model = family.model()
@@ -86,7 +94,7 @@ def read_run(run: Path) -> tuple[Path, RunRecord]:
     """The file of a run's record, and the record."""
     file = run if run.suffix == ".json" else run.parent / f"{run.name}.json"
     if not file.is_file():
-        raise InputError(f"{file} is not there: name the record of a finished run, such as runs/NAME.json")
+        raise InputError(f"{file} does not exist: name the record of a finished run, such as runs/NAME.json")
     return file, records.read(file)
 
 
@@ -96,19 +104,19 @@ def read_weights(run: Path) -> Weights | None:
 
 
 def _family(record: RunRecord, origin: Origin) -> Family[Any]:
-    """The family with the run's settings and data; refused if the data is not the run's."""
+    """The family with the run's settings and data; raise if the data is not the run's."""
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in record.settings.items()}
     plan = make(record.task, size=record.size, origin=origin, settings=given)
     data = plan.data()
     if data.hash != record.data.hash:
         raise InputError(
-            f"the data found for {record.task} is not the data of this run: name the run's own with --data-dir, "
+            f"the data found for {record.task} is not the data of this run: give the run's data with --data-dir, "
             "or with --train, --valid and --test"
         )
-    encoding = record.data.encoding or data.version  # the first records do not say
+    encoding = record.data.encoding or data.version  # the first records do not hold it
     if data.version != encoding:
         raise InputError(
-            f"the data of {record.task} is encoded otherwise since this run was made (version {data.version}, "
-            f"not {encoding}): run it again with another --out"
+            f"the encoding of {record.task} has changed since this run (now version {data.version}, "
+            f"then {encoding}): run it again with another --out"
         )
     return plan.family(data)

@@ -1,4 +1,4 @@
-"""How far the minimum moves when a share of the data is shifted: the trial of the paper's Figure 2."""
+"""The shift of the minimum against the share of shifted data: the experiment of the paper's Figure 2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixtures(Shift):
-    """|delta| for test sets of which a share eta is shifted: eta = 1/trials, 2/trials, .., 1, and 0 as a control."""
+    """|delta| for data of which a share eta is shifted: eta = 1/trials, 2/trials, .., 1, and 0 as a control."""
 
     trials: int = 100
     controls: int = 5
@@ -30,7 +30,7 @@ class Mixtures(Shift):
     title = "|delta| against the share of shifted data"
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        """By the paper's protocol on mixed sets that are drawn, and by the regularised one on the exact mixtures."""
+        """Measure with the paper's protocol on drawn mixtures, and with the regularised one on exact mixtures."""
         run = on_the_cpu(run)
         etas = [number / self.trials for number in range(1, self.trials + 1)]
         planned = {"controls": [0.0] * self.controls, "fine_tuned": etas, "regularised": etas}
@@ -51,7 +51,7 @@ class Mixtures(Shift):
         control = statistics.fmean(trial["norm"] for trial in found["controls"])
         fits = {
             "fine-tuned": straight(found["fine_tuned"], control),
-            "regularised": straight(found["regularised"], 0.0),  # solved from its own minimum
+            "regularised": straight(found["regularised"], 0.0),  # it starts at its minimum
         }
         return found | {"fits": fits}
 
@@ -102,7 +102,7 @@ class Mixtures(Shift):
 
 
 def drawn_mixture(run: LoadedRun, eta: float, seed: int) -> Labelled:
-    """As many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
+    """Draw as many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
     (train, train_labels), (test, test_labels) = (run.family.data[split] for split in ("train", "test"))
     generator = torch.Generator().manual_seed(seed)
     count = min(len(train_labels), len(test_labels))
@@ -113,7 +113,7 @@ def drawn_mixture(run: LoadedRun, eta: float, seed: int) -> Labelled:
 
 
 def straight(trials: Sequence[dict[str, Any]], control: float) -> dict[str, float]:
-    """|delta| = intercept + slope eta by least squares over the trials; `control` is |delta| at eta = 0."""
+    """Fit |delta| = intercept + slope eta to the trials by least squares; `control` is |delta| at eta = 0."""
     from scipy.stats import linregress  # type: ignore[import-untyped]
 
     norms = [trial["norm"] for trial in trials]

@@ -1,4 +1,4 @@
-"""The loss over a plane through a run's weights."""
+"""The loss on a plane through the weights of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gasam.analysis.landscape import plane
-from gasam.lab.analyses.comparing import counted
+from gasam.lab.analyses.comparing import example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlane(Analysis):
-    """The loss around the weights: over a filter-normalised plane, or along the line to another run.
+    """Measure the loss around the weights: on a filter-normalised plane, or along the line to another run.
 
-    `gasam landscape runs/A.json runs/B.json`, `gasam landscape runs/A.json --to runs/B.json`
+    Examples: `gasam landscape runs/A.json runs/B.json`, `gasam landscape runs/A.json --to runs/B.json`
     """
 
-    radius: float = option(1.0, help="How far the plane goes, in lengths of each filter.")
-    points: int = option(15, help="Places in each direction; odd for a plane.")
+    radius: float = option(1.0, help="Half the width of the plane, in units of each filter's norm.")
+    points: int = option(15, help="Number of points in each direction; odd for a plane.")
 
     kind = "plane"
     command = "landscape"
@@ -51,7 +51,7 @@ class LossPlane(Analysis):
         ]
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        return f"The loss on {counted(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
+        return f"The loss on {example_count(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
 
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
         from gasam.analysis.pictures import draw_plane, sheet

@@ -1,4 +1,4 @@
-"""The metric of a run under corrupted weights: the paper's Table 4, and on to the radius where half of it is lost."""
+"""The metric of a run under corrupted weights, as in the paper's Table 4, and the radius at which half is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
-from gasam.lab.analyses.comparing import Measure, Plotted, counted, norm_name
+from gasam.lab.analyses.comparing import Measure, Plotted, example_count, norm_name
 from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
@@ -34,19 +34,24 @@ COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness(Analysis):
-    """How much of the metric is left under corrupted weights: adversarial, random, quantised, pruned.
+    """Measure the metric under corrupted weights: attacked, random, quantised and pruned.
 
-    `gasam attack runs/A.json runs/B.json --norm inf --radii table4`
+    Example: `gasam attack runs/A.json runs/B.json --norm inf --radii table4`
     """
 
-    norm: float = option(2.0, help="2, inf, or any number > 1.", text="2")
+    norm: float = option(2.0, help="Norm of the ball: 2, inf, or any number > 1.", text="2")
     radii: tuple[float, ...] = option(
-        (), help="collapse (searched for), table4 (the paper's), or numbers with commas.", text="collapse"
+        (),
+        help="Radii: collapse (search until half of the metric is lost), table4 (the paper's), or numbers separated "
+        "by commas.",
+        text="collapse",
     )
-    steps: int = option(10, help="K, the steps of an attack.")
-    restarts: int = option(1, help="Further walks from random points of the ball.")
-    draws: int = option(1, help="Random corruptions at each radius.")
-    judged: int | None = option(None, help="Take the metric on that many test examples only.", panel="The examples")
+    steps: int = option(10, help="Number of ascent steps of an attack, K.")
+    restarts: int = option(1, help="Number of further attacks, from random points of the ball.")
+    draws: int = option(1, help="Number of random corruptions at each radius.")
+    judged: int | None = option(
+        None, help="Number of test examples for the metric. Default: all.", panel="The examples"
+    )
 
     kind = command = "attack"
     title = "Metric under corrupted weights"
@@ -108,7 +113,7 @@ class Robustness(Analysis):
         }
 
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        """Corruptions in the rows, runs in the columns, as in Table 4."""
+        """A table with a row for each corruption and a column for each run, as in Table 4."""
         rows = [("none", *(_shown(each.found["clean_metric"]) for each in found))]
         if any(each.found["floor"] for each in found):
             rows.append(("a model that knows nothing", *map(_floor, found)))
@@ -127,7 +132,7 @@ class Robustness(Analysis):
         metrics = " and ".join(dict.fromkeys(each.run.metric for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
         return (
-            f"The attack maximises the loss on {counted(found)} of the {self.split} split by {self.steps} steps, "
+            f"The attack maximises the loss on {example_count(found)} of the {self.split} split by {self.steps} steps, "
             f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples."
         )
 
@@ -153,7 +158,7 @@ class Robustness(Analysis):
 
 
 def loss_of_half(record: AnalysisRecord) -> str:
-    """What it means for this run's metric."""
+    """What losing half means for this run's metric."""
     metric, found = record.run.metric, record.found
     if not found["higher_is_better"]:
         return f"{metric} is doubled"
@@ -162,14 +167,14 @@ def loss_of_half(record: AnalysisRecord) -> str:
 
 
 def _parsed_radii(text: str, norm: float) -> tuple[float, ...]:
-    """The radii that a word stands for, or that are listed with commas."""
+    """Parse the radii: `collapse`, `table4`, or numbers separated by commas."""
     if text == "collapse":
         return ()
     if text == "table4":
         if norm not in TABLE4:
-            raise InputError(f"--radii table4 is for the norms 2 and inf, got {norm:g}: name radii with commas")
+            raise InputError(f"--radii table4 needs --norm 2 or inf, got {norm:g}: give radii separated by commas")
         return TABLE4[norm]
-    return parsed_numbers("--radii", text, "collapse, table4 or numbers with commas")
+    return parsed_numbers("--radii", text, "collapse, table4 or numbers separated by commas")
 
 
 def _shown(value: Any) -> str:
@@ -182,7 +187,7 @@ def _floor(record: AnalysisRecord) -> str:
 
 
 def _metric_at(record: AnalysisRecord, radius: float, key: str) -> str:
-    """With its difference to the clean metric; nothing if it was not measured at this radius."""
+    """The metric at a radius and its difference to the clean metric; empty if it was not measured."""
     for point in record.found["points"]:
         if point["radius"] == radius and point[key] is not None:
             value = float(point[key])
@@ -193,7 +198,7 @@ def _metric_at(record: AnalysisRecord, radius: float, key: str) -> str:
 
 
 def _half(half: dict[str, Any]) -> str:
-    """A radius, or the bounds at which the search ended: `> 0.2` is beyond all that was tried."""
+    """The radius, or the bounds at which the search ended: `> 0.2` means larger than all radii that were tried."""
     if half["radius"] is not None:
         return f"{half['radius']:.3g}"
     low = f"> {half['low']:g}" if half["low"] else ""

@@ -1,4 +1,4 @@
-"""The rise of a run's loss in balls around its weights: the worst and the average, with confidence over batches."""
+"""The worst and the average rise of a run's loss in balls around its weights, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gasam.analysis.results import plain_value
 from gasam.analysis.sharpness import sharpness
-from gasam.lab.analyses.comparing import Measure, Plotted, compared, counted, norm_name
+from gasam.lab.analyses.comparing import Measure, Plotted, compared, example_count, norm_name
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
@@ -18,19 +18,19 @@ from gasam.perturbation import Perturbation
 
 @dataclass(frozen=True, kw_only=True)
 class Rises(Analysis):
-    """The rise of the loss in a ball around the weights: the worst and the average, with confidence over batches.
+    """Measure the worst and the average rise of the loss in a ball around the weights.
 
-    `gasam sharpness runs/A.json runs/B.json --epsilon 0.05,0.1`
+    Example: `gasam sharpness runs/A.json runs/B.json --epsilon 0.05,0.1`
     """
 
     epsilons: tuple[float, ...] = option(
-        (0.01, 0.05, 0.1), help="Radii of the ball, with commas.", flag="epsilon", text="0.01,0.05,0.1"
+        (0.01, 0.05, 0.1), help="Radii of the ball, separated by commas.", flag="epsilon", text="0.01,0.05,0.1"
     )
-    norm: float = option(2.0, help="2, inf, or any number > 1.", text="2")
-    steps: int = option(10, help="K, the steps of a walk.")
-    scale: str = option("one", help="T, e.g. gradient_strength.")
-    granularity: str = option("model", help="element, filter, layer, module or model.")
-    draws: int = option(8, help="Random points for the average, in each batch.")
+    norm: float = option(2.0, help="Norm of the ball: 2, inf, or any number > 1.", text="2")
+    steps: int = option(10, help="Number of ascent steps, K.")
+    scale: str = option("one", help="Scale T, e.g. gradient_strength.")
+    granularity: str = option("model", help="Group of weights with its own T: element, filter, layer, module or model.")
+    draws: int = option(8, help="Number of random points for the average, in each batch.")
 
     kind = command = "sharpness"
     title = "Sharpness"
@@ -84,7 +84,7 @@ class Rises(Analysis):
         return (
             f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
             f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
-            f"on {counted(found)} of the {self.split} split; mean over batches with its 95% interval."
+            f"on {example_count(found)} of the {self.split} split; mean over batches with its 95% interval."
         )
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
@@ -101,7 +101,7 @@ class Rises(Analysis):
         return found
 
     def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        """The largest ball only."""
+        """Compare the runs in the last ball only."""
         return compared(lambda each: self.measures(each)[-1:], found, labels)
 
 

@@ -1,4 +1,4 @@
-"""The shift of the minimum between training and test data: what the trials of the paper's Figures 1 and 2 share."""
+"""The shift of the minimum between training and test data: the base of the experiments of Figures 1 and 2."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Labelled = tuple[Tensor, Tensor]
 class Shift(Analysis):
     """Two protocols that find the minimum again on other data.
 
-    The paper's: the run is fine-tuned for `epochs`, with its own optimizer, batch size and learning rate.
-    Regularised: a softmax regression on `rows` examples of training and of test data, with `ridge`/2 |w|^2 added to the
-    loss. It is strongly convex, as the propositions require, and solved until |gradient| is at most `tolerance`.
+    Fine-tuned, the paper's protocol: the run is trained further for `epochs`, with its own optimizer, batch size and
+    learning rate. Regularised: a softmax regression on `rows` examples of training and of test data, with
+    `ridge`/2 |w|^2 added to the loss. It is strongly convex, as the propositions require, and solved until |gradient|
+    is at most `tolerance`.
     """
 
     rows: int = 2000
@@ -42,12 +43,12 @@ class Shift(Analysis):
     tolerance: float = 1e-8
 
     def problem(self, run: LoadedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
-        """The model at its regularised minimum on training data, training data and test data."""
+        """The model at its regularised minimum on the training data, the training data, and the test data."""
         train, test = _in_double(whole(run, "train", self.rows)), _in_double(whole(run, "test", self.rows))
         model = _softmax_regression(run)
         found = settle(model, run.objective, train, **self._search())
         if not found.stationary:
-            raise ValueError(f"the regularised minimum was not found: {found.sentence}; raise ridge or tolerance")
+            raise ValueError(f"the regularised minimum was not found ({found.sentence}): raise ridge or tolerance")
         return model, train, test
 
     def solved(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Minimum:
@@ -60,25 +61,31 @@ class Shift(Analysis):
 
 def check_images(task: str) -> None:
     if not issubclass(tasks.find(task).family, ImageClassification):
-        raise InputError(f"shifts are measured on mnist and digits, got a run of {task}")
+        raise InputError(f"shifts can be measured only on mnist and digits, got a run of {task}")
 
 
 def on_the_cpu(run: LoadedRun) -> LoadedRun:
-    """Small models in double precision, which not every accelerator has."""
+    """The run with its model on the CPU, because not every accelerator has double precision."""
     check_images(run.record.task)
     return replace(run, model=run.model.cpu())
 
 
 def whole(run: LoadedRun, split: Split, rows: int) -> list[Labelled]:
-    """Large batches: nothing here depends on how examples are batched."""
+    """Examples of a split in large batches; the results do not depend on the batch size."""
     inputs, labels = run.family.data[split]
     return [(inputs[some], labels[some]) for some in torch.split(drawn(rows, len(labels)), 5000)]
 
 
 def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[Weights, float]:
-    """Continue training from the run's weights on other data: the change of the weights, and |gradient| at the end.
+    """Train the run's model further on other data; return the change of the weights, and |gradient| at the end.
 
-    The last weights are taken, not those that validation would choose.
+    The last weights are used, not those that validation would choose.
+
+    Args:
+        run: The run to continue.
+        data: The inputs and labels to train on.
+        epochs: Number of epochs.
+        seed: The seed of the order of the batches.
     """
     from accelerate import Accelerator
 
@@ -99,7 +106,7 @@ def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[
 
 
 def length(tensors: Weights) -> float:
-    """The 2-norm of all of them together."""
+    """The 2-norm of all tensors together."""
     return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())
 
 
@@ -108,7 +115,7 @@ def _in_double(batches: list[Labelled]) -> list[Labelled]:
 
 
 def _softmax_regression(run: LoadedRun) -> nn.Module:
-    """All weights zero, in double precision, on brightness as in the run's own model."""
+    """A softmax regression with zero weights in double precision, on the same inputs as the run's model."""
     data = run.family.data.shared
     linear = nn.Linear(data["pixels"], len(data["classes"]), dtype=torch.float64)
     for weight in linear.parameters():

@@ -1,4 +1,4 @@
-"""The training loss, moved by the shift, beside the test loss: the trial of the paper's Figure 1."""
+"""The shifted training loss compared with the test loss: the experiment of the paper's Figure 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedLine(Shift):
-    """Training loss, test loss and shifted training loss along the line through both minima."""
+    """Training loss, test loss and shifted training loss along the line through the two minima."""
 
     points: int = 31
 
@@ -41,7 +41,9 @@ class ShiftedLine(Shift):
         model, train, test = self.problem(run)
         minimum = self.solved(run, model, test)
         if not minimum.stationary:
-            raise ValueError(f"the regularised minimum on test data was not found: {minimum.sentence}")
+            raise ValueError(
+                f"the regularised minimum on test data was not found ({minimum.sentence}): raise ridge or tolerance"
+            )
         measurement.report("the line of the regularised problem")
         solved = self._losses(run, model, minimum.offset, train, test, ridge=self.ridge)
         return {"fine-tuned": tuned, "regularised": solved}
@@ -56,7 +58,7 @@ class ShiftedLine(Shift):
         *,
         ridge: float,
     ) -> dict[str, Any]:
-        """At theta + alpha delta: L(w; D), L(w; D*) and L(w - delta; D) + constant."""
+        """L(w; D), L(w; D*) and L(w - delta; D) + constant at the points w = theta + alpha delta."""
         alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
         with risks(model, run.objective, train_data, test_data, ridge=ridge) as (train, test):
             step = train.flat("delta", {name: delta[name] for name in train.names})
@@ -124,5 +126,5 @@ class ShiftedLine(Shift):
 
 
 def _distance(one: Sequence[float], other: Sequence[float], places: Sequence[int]) -> float:
-    """The root mean square difference at these places."""
+    """The root mean square difference at these indices."""
     return math.sqrt(statistics.fmean((one[place] - other[place]) ** 2 for place in places))

@@ -1,11 +1,11 @@
-"""The largest eigenvalues of a run's Hessian or Fisher matrix: the paper's Figure 3."""
+"""The largest eigenvalues of a run's Hessian or Fisher matrix, as in the paper's Figure 3."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gasam.lab.analyses.comparing import Measure, Plotted, counted
+from gasam.lab.analyses.comparing import Measure, Plotted, example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.records import AnalysisRecord
@@ -15,13 +15,13 @@ WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum(Analysis):
-    """The largest eigenvalues of the loss's curvature at the weights.
+    """Compute the largest eigenvalues of the Hessian or Fisher matrix at the weights.
 
-    `gasam spectrum runs/A.json runs/B.json --matrix hessian --k 20`
+    Example: `gasam spectrum runs/A.json runs/B.json --matrix hessian --k 20`
     """
 
-    matrix: str = option("empirical_fisher", help="empirical_fisher (the paper's), fisher or hessian.")
-    k: int = option(50, help="How many of the largest eigenvalues.")
+    matrix: str = option("empirical_fisher", help="Matrix: empirical_fisher (as in the paper), fisher or hessian.")
+    k: int = option(50, help="Number of eigenvalues.")
 
     kind = command = "spectrum"
     title = "Largest eigenvalues"
@@ -65,7 +65,7 @@ class Spectrum(Analysis):
         return {"eigenvalues": record.found["values"], "converged": _converged(record)}
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        return f"{WORDS[self.matrix]} of the training loss on {counted(found)} of the {self.split} split."
+        return f"{WORDS[self.matrix]} of the training loss on {example_count(found)} of the {self.split} split."
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
         top = record.found["values"]

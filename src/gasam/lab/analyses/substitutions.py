@@ -1,4 +1,4 @@
-"""Two substitutions of the paper on a run: a batch's gradient for an example's, the Fisher matrix for the Hessian."""
+"""The error of two substitutions in the paper: batch gradients for example gradients, Fisher matrix for Hessian."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Substitutions(Analysis):
-    """Runs of one task that were trained for different numbers of epochs show the substitutions over training."""
+    """The substitutions over training, from runs of one task that were trained for different numbers of epochs."""
 
     rows: int = 256
     probes: int = 8

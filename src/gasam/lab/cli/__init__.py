@@ -1,4 +1,4 @@
-"""The command `gasam`: trains, compares, reports. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+"""The entry point of the command `gasam` and its exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main() -> None:
         sys.exit(_say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2))
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            _say("interrupted; run the same command to go on", INTERRUPTED)
+            _say("interrupted; run the same command to continue", INTERRUPTED)
         raise
 
 

@@ -17,20 +17,20 @@ from gasam.lab.cli.grouping import keyword, with_parameters
 from gasam.lab.cli.options import DataOptions
 from gasam.lab.errors import InputError
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, runs/NAME.json.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]
 
 
 @dataclass(frozen=True)
 class AnalysisOutput:
-    """Where the records of analyses go."""
+    """The options for the output and the device of an analysis."""
 
-    out: Annotated[Path, opt.option(opt.RUN, "Folder of the records and pictures.")] = opt.RUNS / "analysis"
+    out: Annotated[Path, opt.option(opt.RUN, "Folder for the records and pictures.")] = opt.RUNS / "analysis"
     cpu: opt.Cpu = False
     json: opt.Json = False
 
 
 def show(analysis: Analysis, runs: Runs, data: DataOptions, output: AnalysisOutput) -> None:
-    """Measure what is missing, then print and save a table, a picture and a sentence."""
+    """Measure the runs that have no record yet, then print and save the table, the picture and the summary."""
     from gasam.lab.cli.display import console, errors, print_json, print_table
     from gasam.lab.report.labels import run_labels
     from gasam.lab.tables import as_json
@@ -55,7 +55,7 @@ def show(analysis: Analysis, runs: Runs, data: DataOptions, output: AnalysisOutp
 
 
 def generated(name: str) -> Callable[..., None]:
-    """A command with the options of the kinds of analysis that have this command, and those that all share."""
+    """Make a command with the options of its kinds of analysis and the options that all analyses share."""
     kinds = sorted((kind for kind in KINDS.values() if kind.command == name), key=lambda kind: len(_required(kind)))
     own: dict[str, inspect.Parameter] = {}
     for kind in kinds:
@@ -72,7 +72,7 @@ def generated(name: str) -> Callable[..., None]:
 
 
 def _analysis(name: str, kinds: Sequence[type[Analysis]], given: Mapping[str, Any]) -> Analysis:
-    """Of the kinds whose required options are given, the one that requires most."""
+    """Make the analysis: of the kinds whose required options are given, the one that requires the most."""
     for kind in reversed(kinds):
         if all(given[flag] is not None for flag in _required(kind)):
             return kind.from_command(**{field: given[flag] for field, flag in _flags(kind).items()})
@@ -80,7 +80,7 @@ def _analysis(name: str, kinds: Sequence[type[Analysis]], given: Mapping[str, An
 
 
 def _parameters(kind: type[Analysis]) -> Iterator[inspect.Parameter]:
-    """The options of a kind, as typer reads them from the signature of a function."""
+    """The options of a kind as parameters of a function signature, from which typer reads them."""
     types, flags = get_type_hints(kind), _flags(kind)
     for field in fields(kind):
         described = field.metadata

@@ -1,4 +1,4 @@
-"""The command line `gasam`: its commands, each in the file of its group. What is slow is imported where it is used."""
+"""The commands of `gasam`, each from the file of its group; slow imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    help="Sharpness-aware training: train, compare and report. `gasam compare` alone is a demonstration; nothing is "
-    "downloaded.",
-    epilog="Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Finished runs are not run again; "
-    "interrupted ones go on.",
+    help="Train models with sharpness-aware methods, compare them and report the results. Run `gasam compare` without "
+    "arguments for a demonstration, which downloads nothing.",
+    epilog="Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Finished runs are skipped; interrupted "
+    "runs are continued.",
 )
 app.add_typer(listings.data_app, name="data")
 COMMANDS: tuple[Callable[..., None], ...] = (

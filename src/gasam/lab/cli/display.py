@@ -1,4 +1,4 @@
-"""What the commands show: tables, and one live line for each run."""
+"""Terminal output: tables, JSON, and the live progress of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.progress import Update
 
-# Names of files and messages of libraries may look like markup.
+# Markup is off, because file names and error messages may look like markup.
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 STYLES = {"done": "none", "failed": "red"}
@@ -54,7 +54,7 @@ def describe(record: RunRecord) -> str:
 
 
 def describe_trial(outcome: Outcome) -> str:
-    """Of a search, which knows validation only."""
+    """One line about a trial, which has only a validation score."""
     spent = f"{outcome.gradient_evaluations} gradient evaluations, {outcome.seconds:.0f} s"
     if outcome.valid is not None:
         return f"valid {outcome.valid:.2f}; {spent}"
@@ -62,9 +62,10 @@ def describe_trial(outcome: Outcome) -> str:
 
 
 class Live:
-    """A bar for each running job on a terminal. Elsewhere a line when a run ends, and for a single run every epoch.
+    """Live progress: on a terminal, a bar for each running job.
 
-    `total` None: nobody knows how many there will be.
+    If the output is not a terminal, it prints a line when a run ends, and for a single run also after every epoch.
+    `total` is the number of runs; None if it is not known.
     """
 
     def __init__(self, total: int | None, describe: Callable[[Any], str] = describe) -> None:
@@ -96,7 +97,7 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = self.describe(value) if kind == "done" else f"failed: {value} (all of it: {job.log})"
+            result = self.describe(value) if kind == "done" else f"failed: {value} (full message: {job.log})"
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
             errors.print(f"{count} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
 

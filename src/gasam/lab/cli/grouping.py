@@ -1,4 +1,4 @@
-"""Groups of options: a parameter of a command that is a dataclass stands for its fields."""
+"""Groups of options: a dataclass parameter of a command is expanded into one option for each field."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, get_type_hints
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each field of such a parameter."""
+    """The command with its dataclass parameters expanded into options."""
     return with_parameters(command, inspect.signature(command, eval_str=True).parameters.values())
 
 
 def with_parameters(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """The command with the options that stand in `parameters`: typer reads options from a signature."""
+    """The command with these parameters in its signature, from which typer reads the options."""
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []
     for each in parameters:

@@ -1,4 +1,4 @@
-"""The commands that only list: tasks, methods and data; and the download of data."""
+"""The commands `gasam tasks`, `gasam methods` and `gasam data`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from gasam.lab.errors import InputError
 if TYPE_CHECKING:
     from gasam.lab.data.published import FileState
 
-data_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="What data each task needs and has.")
+data_app = typer.Typer(
+    no_args_is_help=False,
+    invoke_without_command=True,
+    help="Show which data files of each task exist, or download them.",
+)
 
 
 def tasks(json: opt.Json = False) -> None:
-    """The tasks, their data and sizes."""
+    """List the tasks with their data and metrics; --json adds the settings of each size."""
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.tables import Table
     from gasam.lab.tasks import TASKS
@@ -28,18 +32,18 @@ def tasks(json: opt.Json = False) -> None:
         return
     rows = [(name, task.kind, task.about, task.family.metric.name) for name, task in TASKS.items()]
     notes = (
-        "Sizes: paper, small (default), small@1 (its first version), tiny.",
-        "A twin needs no download; `gasam data` shows what the others need.",
+        "Sizes: paper, small (default, the newest version), small@1 (the first version), tiny.",
+        "A twin needs no download. `gasam data` shows the files that the paper's tasks need.",
     )
     print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
 
 
 def methods(
-    task: Annotated[str, typer.Option(help="The task whose walks are shown.")] = "imdb",
+    task: Annotated[str, typer.Option(help="Task whose walks to show.")] = "imdb",
     size: opt.Size = "small",
     json: opt.Json = False,
 ) -> None:
-    """The methods, with what they use for a task and where that comes from."""
+    """List the methods with the walk that each uses on a task, and the source of its size."""
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.methods import METHODS
     from gasam.lab.tables import Table
@@ -58,13 +62,13 @@ def methods(
         print_json(found)
         return
     rows = tuple((name, entry["about"], _walk(entry), entry["epsilon_source"]) for name, entry in found.items())
-    columns = ("method", "minimises", "walk", "where from")
+    columns = ("method", "minimises", "walk", "source")
     print_table(Table(f"Methods, as used for {task} in size {size}", columns, rows))
 
 
 @data_app.callback()
 def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = False) -> None:
-    """What each task needs, where it was looked for, and what was found. `gasam data get TASK` downloads it."""
+    """Show the files that each task needs, and which of them exist. `gasam data get TASK` downloads them."""
     if context.invoked_subcommand is not None:
         return
     from gasam.lab.cli.display import print_json, print_table
@@ -81,28 +85,28 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
         return
     rows = [(task, file.name, *_state(file)) for task, files in states.items() for file in files]
     notes = (
-        f"looked in {directory}: --data-dir or GASAM_DATA name another folder",
-        "`gasam data get TASK` downloads; the embedded tasks and your own files need nothing of this",
+        f"searched in {directory}; --data-dir or GASAM_DATA sets another folder",
+        "`gasam data get TASK` downloads the files of a task; the twins and your own data do not need them",
     )
     print_table(Table("Data", ("task", "file", "size", "checksum"), tuple(rows), notes))
 
 
 @data_app.command()
 def get(task: opt.TaskName, data_dir: opt.DataDir = None) -> None:
-    """Download a task's data from the Hugging Face hub into the local layout. Needs gasam[download]."""
+    """Download the missing files of a task from the Hugging Face hub or the web. Needs gasam[download]."""
     for file in get_data(task, data_dir):
         typer.echo(f"{file.path}: {file.size} bytes, content {file.checksum}")
 
 
 def get_data(name: str, given: Path | None) -> list[FileState]:
-    """Download what is not there."""
+    """Download the missing files of a task."""
     from gasam.lab.data import published
     from gasam.lab.data.locations import data_directory
     from gasam.lab.tasks import TASKS
 
     known = {task.name: task.published for task in TASKS.values() if task.published}
     if name not in known:
-        raise InputError(f"data of {name!r} cannot be downloaded: those of {', '.join(known)} can")
+        raise InputError(f"the data of {name!r} cannot be downloaded: name one of {', '.join(known)}")
     return published.get(name, known[name], data_directory(given))
 
 
@@ -127,4 +131,4 @@ def _walk(entry: dict[str, Any]) -> str:
 def _state(file: FileState) -> tuple[str, str]:
     if not file.found:
         return "optional" if file.substitute else "missing", ""
-    return f"{file.size / 2**20:.1f} MB", {"ok": "as known", "unknown": "none known"}.get(file.checksum, "different")
+    return f"{file.size / 2**20:.1f} MB", {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")

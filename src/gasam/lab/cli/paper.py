@@ -1,4 +1,4 @@
-"""The commands about the paper and about all records: a table or a figure again, and the tables of a folder."""
+"""The commands `gasam reproduce` and `gasam results`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 FirstSize = Annotated[
-    str, typer.Option(help="paper (its appendix), small (its first version, small@1, minutes) or tiny (seconds).")
+    str,
+    typer.Option(help="paper (the paper's settings), small (the first version, small@1: minutes) or tiny (seconds)."),
 ]
 
 
@@ -31,16 +32,17 @@ def reproduce(
     output: OutputOptions,
     size: FirstSize = "small",
     tasks: Annotated[
-        str | None, typer.Option(help="Only these of a table's tasks, or any others for a figure, with commas.")
+        str | None, typer.Option(help="Tasks, separated by commas: some of a table's tasks, or any tasks for a figure.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each row; the paper's 4 by default, 1 for figures and table4.")
+        int | None,
+        typer.Option(help="Number of runs of each row. Default: 4 as in the paper, 1 for figures and table4."),
     ] = None,
     tuned: opt.Tuned = False,
     data_dir: opt.DataDir = None,
     jobs: opt.Jobs = None,
 ) -> None:
-    """Run a table or a figure of the paper, or what is missing of it, and show it beside the paper's numbers."""
+    """Run a table or figure of the paper, and show the results next to the paper's. Finished runs are skipped."""
     from gasam.lab.paper.figures import FIGURE_STUDIES
     from gasam.lab.tasks import Origin
 
@@ -52,19 +54,19 @@ def reproduce(
     if study not in FIGURE_STUDIES:
         _table(study, size, chosen, numbers, Origin(data_dir), jobs, output, tuned)
     elif tuned:
-        raise InputError(f"{study} takes the paper's radii: leave --tuned out")
+        raise InputError(f"{study} always uses the paper's radii: leave out --tuned")
     else:
         _figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, output)
 
 
 def results(
-    folder: Annotated[Path, typer.Argument(help="Folder of records.")] = opt.RUNS,
+    folder: Annotated[Path, typer.Argument(help="Folder with records.")] = opt.RUNS,
     write: Annotated[
-        Path | None, typer.Option(help="Write docs/results.md and README's table in this checkout of the project.")
+        Path | None, typer.Option(help="Write docs/results.md and the README's table in this checkout of the project.")
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Tables of all records in a folder; nothing is run."""
+    """Print tables of all records in a folder. Nothing is trained."""
     from gasam.lab import records
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.report import pages
@@ -73,7 +75,7 @@ def results(
 
     if write is not None:
         if json or folder != opt.RUNS:
-            raise InputError("--write takes the records of that checkout's results folder: leave FOLDER and --json out")
+            raise InputError("--write uses the records in that checkout's results folder: leave out FOLDER and --json")
         for file in pages.write(write):
             typer.echo(f"wrote {file}")
         return
@@ -130,7 +132,7 @@ def _figure(
     folder = output.out / "gradient-norms" if study.gradient_norms else output.out
     chosen = study.usual_tasks(origin) if tasks is None else tasks
     if tasks is None and chosen != study.tasks:
-        errors.print(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is not there")
+        errors.print(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is missing")
     done = run_many(study.plans(size, chosen, seeds, origin), folder, jobs, output.cpu, study.gradient_norms)
     failed = [failure(job) for job in done if job.record is None]
     for each in failed:

@@ -1,4 +1,4 @@
-"""Running plans in front of the user: one here, or many in processes; then the table, saved with its figure."""
+"""The execution of plans and searches with progress on the terminal, and the output of their results."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gasam.lab.training.run import run
 
 
 def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool = False) -> None:
-    """In this process, so that torchrun and debuggers see it; of many processes only the first speaks."""
+    """Run one plan in this process, as torchrun and debuggers need. Of several processes only the first prints."""
     if os.environ.get("RANK", "0") != "0":
         run(plan, out, cpu=cpu, gradient_norms=gradient_norms)
         return
     [job] = prepared([plan], out)
-    if job.record is None or gradient_norms:  # whether a finished record has them is known there
+    if job.record is None or gradient_norms:  # `run` checks whether a finished record has them
         with Live(1) as live:
             live.watch(job, ("start", None))
             job.record = run(
@@ -61,14 +61,14 @@ def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, grad
 
 
 def search(question: Question, out: Path, jobs: int | None, cpu: bool, json: bool) -> None:
-    """Tune, with a line for every trial, and at the end the picture and the one line that matters."""
+    """Run a search with a line for every trial, then save a picture and print a table and the conclusion."""
     prepared([question.plan(None)], out)
     parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
     try:
         with Live(None, describe_trial) as live:
             finding = tune(question, out, parallel=parallel, watch=live.watch, cpu=cpu)
     except TrialFailedError as error:
-        errors.print(f"failed: {error}; the same command goes on", soft_wrap=True)
+        errors.print(f"failed: {error}; run the same command to continue", soft_wrap=True)
         raise typer.Exit(1) from None
     place = out / "tuning" / finding.name
     pictures.save(tuning_figure([finding]), place)
@@ -89,12 +89,12 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
 
 
 def timed(done: Sequence[Job], jobs: int | None, cpu: bool) -> dict[str, float]:
-    """Step times over the baseline's; nothing if they can't be measured, because the comparison is worth more."""
+    """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
     try:
-        with errors.status("measuring the time of a step"):
+        with errors.status("measuring step times"):
             return mean_step_times(done, default_jobs() if jobs is None else jobs, cpu=cpu)
     except (Exception, KeyboardInterrupt) as error:
-        errors.print(f"the time of a step was not measured: {type(error).__name__} {error}", soft_wrap=True)
+        errors.print(f"step times were not measured: {type(error).__name__} {error}", soft_wrap=True)
         return {}
 
 
@@ -106,7 +106,7 @@ def show(
     json: bool,
     times: Mapping[str, float] | None = None,
 ) -> None:
-    """Print and save the table; the exit code says whether every run ended well."""
+    """Print and save the table; exit with code 1 if a run failed."""
     failed = [job for job in jobs if job.record is None]
     if records:
         write_json(place.with_suffix(".json"), as_json(table))

@@ -1,4 +1,4 @@
-"""The commands that train: one run, or a comparison of many."""
+"""The commands `gasam train` and `gasam compare`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions, W
 
 GradientNorms = Annotated[
     bool,
-    opt.option(opt.RUN, "Put each epoch's mean gradient norm of every tensor into the record.", "--gradient-norms"),
+    opt.option(opt.RUN, "Record the mean gradient norm of every tensor in each epoch.", "--gradient-norms"),
 ]
-Walks = Annotated[list[str], opt.option(opt.WALK, "E.g. ga-sam.epsilon=1e-3.", "--walk", metavar="METHOD.NAME=VALUE")]
+Walks = Annotated[
+    list[str],
+    opt.option(
+        opt.WALK,
+        "Change an option of a method's walk, e.g. ga-sam.epsilon=1e-3.",
+        "--walk",
+        metavar="METHOD.NAME=VALUE",
+    ),
+]
 
 
 @expanded
@@ -26,12 +34,12 @@ def train(
     output: OutputOptions,
     method: opt.MethodName = "baseline",
     size: opt.Size = "small",
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 1,
     gradient_norms: GradientNorms = False,
 ) -> None:
-    """Train one model by one method.
+    """Train one model with one method.
 
-    `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
+    Examples: `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
     """
     from gasam.lab.cli.sessions import run_here
     from gasam.lab.tasks import recorded_size
@@ -55,17 +63,19 @@ def compare(
     changes: SettingsOptions,
     output: OutputOptions,
     task: opt.TaskName = "docstrings",
-    methods: Annotated[str | None, typer.Option(help="Names with commas; the six of Table 1 by default.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas. Default: the six of Table 1.")
+    ] = None,
     size: opt.Size = "small",
-    seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds 1, 2, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with the seeds 1, 2, ...")] = 1,
     walks: Walks = [],  # noqa: B006  typer reads it
     tuned: opt.Tuned = False,
     same_noise: opt.SameNoise = False,
     jobs: opt.Jobs = None,
 ) -> None:
-    """Compare methods on one task: all of them, all seeds, in parallel; a table and a figure at the end.
+    """Train several methods on one task in parallel, and compare them in a table and a figure.
 
-    `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
+    Example: `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
     """
     from gasam.lab.cli.sessions import run_many, show, timed
     from gasam.lab.methods import TABLE1

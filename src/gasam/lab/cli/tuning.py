@@ -1,4 +1,4 @@
-"""`gasam tune`: the search for the size of the walk, shown to the user."""
+"""The command `gasam tune`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ search_option = partial(opt.option, "The search")
 
 Quantity = Annotated[
     str | None,
-    search_option("budget (default, with a cap and the recommended schedule) or epsilon (the paper's form)."),
+    search_option("Quantity to search: budget (default, with a cap and the recommended schedule) or epsilon."),
 ]
 Norms = Annotated[
-    str | None, search_option("inf, 2 or inf,2; by default the method's own for a budget, both for epsilon.")
+    str | None,
+    search_option("Norms to search: inf, 2 or inf,2. Default: the method's own for a budget, both for epsilon."),
 ]
 Exponents = Annotated[
     str | None,
-    search_option("The smallest and the largest power of ten; by default -2,-1 for a budget, -6,0 for epsilon."),
+    search_option("Smallest and largest power of ten. Default: -2,-1 for a budget, -6,0 for epsilon."),
 ]
 Trials = Annotated[int | None, search_option("Maximum number of trials.")]
 Seeds = Annotated[
     int, search_option("Run the baseline and up to three finalists with this many seeds, and choose by the mean.")
 ]
 Cap = Annotated[
-    float, search_option("Cap of the trials with a budget; the recommended walk, with its cap, is tried as well.")
+    float, search_option("Cap of the trials with a budget. The recommended walk, with its own cap, is tried as well.")
 ]
 Tolerance = Annotated[
     float,
     search_option(
-        "A trial that loses more than this share of what the baseline has learned has collapsed. Losses within the "
-        "noise of the validation split never count."
+        "A trial has collapsed if it loses more than this share of the baseline's gain over guessing (or of its "
+        "perplexity), and more than the noise of the validation split."
     ),
 ]
 FullGrid = Annotated[
@@ -62,12 +63,12 @@ def tune(
     cap: Cap = 0.1,
     tolerance: Tolerance = 0.02,
     full_grid: FullGrid = False,
-    seed: Annotated[int, typer.Option(help="Seed of the trials; take results with other seeds.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the trials. Use other seeds for results.")] = 0,
     jobs: opt.Jobs = None,
 ) -> None:
     """Choose a method's budget (or epsilon) on the validation split: bisect for the power of ten, then try a grid.
 
-    `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
+    Example: `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
     """
     from gasam.lab.cli.sessions import search
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
@@ -101,5 +102,5 @@ def _exponents(text: str) -> tuple[int, int]:
     try:
         low, high = (int(part) for part in opt.listed("--exponents", text))
     except ValueError:
-        raise InputError(f"--exponents must be two whole numbers with a comma, as -6,0, got {text!r}") from None
+        raise InputError(f"--exponents must be two whole numbers such as -6,0, got {text!r}") from None
     return low, high

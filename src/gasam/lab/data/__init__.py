@@ -1,1 +1,1 @@
-"""Files and folders of data: where they lie, how they are read, split and fetched."""
+"""Reading, downloading and splitting of data."""

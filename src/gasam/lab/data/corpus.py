@@ -1,4 +1,4 @@
-"""What a task reads: the examples of three splits, before any model's encoding of them, and where they come from."""
+"""The examples of a task before their encoding: a corpus with three splits, and the source that reads it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples by split: (text, label) for classification, a line of words for language models, (source line, target
-    line) for translation, (pixels as bytes, label) for images. Labels are indices into `classes`.
+    """The examples of each split.
 
-    `vocabularies` are word lists that come with the data. `notes` say how the data differs from the paper's and are
-    shown beside every number made on it.
+    An example is (text, label) for text classification, (pixels as bytes, label) for images, a line of words for
+    language models, and (source line, target line) for translation. Labels are indices into `classes`.
+
+    `vocabularies` are word lists that come with the data. `notes` say how the data differs from the paper's; they are
+    shown next to results on this data.
     """
 
     train: list[Any]
@@ -40,7 +42,7 @@ class Corpus:
         return {"train": self.train, "valid": self.valid, "test": self.test}[name]
 
     def digest(self) -> str:
-        """A hash of the content: equal for equal examples, wherever they were read from."""
+        """A hash of the content, which does not depend on where it was read from."""
         sha = hashlib.sha256()
         for part in self._parts():
             sha.update(part)
@@ -60,7 +62,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Source:
-    """`read()` gives the corpus, out of `files` or out of installed `packages`; `options` say how, as text."""
+    """Reads a corpus.
+
+    Args:
+        name: The name of the task.
+        read: Reads the corpus.
+        files: The files that it reads.
+        packages: The installed packages that it reads or uses.
+        options: Everything else that the result depends on, as text.
+    """
 
     name: str
     read: Callable[[], Corpus]
@@ -70,7 +80,7 @@ class Source:
 
     @cached_property
     def key(self) -> str:
-        """A hash of what would be read and of the code that reads it: encoded data is cached under it."""
+        """A hash of the files, package versions, options and reading code; the cache key of encoded data."""
         sha = hashlib.sha256(f"{self.name}\n{self.options}\n".encode())
         with suppress(TypeError, OSError):  # code that is in no file
             sha.update(Path(inspect.getfile(self.read)).read_bytes())
@@ -85,14 +95,14 @@ class Source:
 
 
 def permuted(items: Iterable[T]) -> list[T]:
-    """The items in an order that depends on their number alone: the same on every machine, whatever a run's seed."""
+    """The items in a fixed random order. It depends only on their number, not on the machine or a run's seed."""
     order = list(items)
     random.Random(SEED).shuffle(order)
     return order
 
 
 def cut(items: Sequence[T], *sizes: int) -> list[list[T]]:
-    """Consecutive pieces of these sizes; the last piece is whatever remains."""
+    """Consecutive pieces of these sizes, and the rest as the last piece."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(list(items[start : start + size]))

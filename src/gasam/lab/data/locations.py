@@ -1,4 +1,4 @@
-"""Where data, caches and packages are: what the caller says, else the environment, else the user's own folders."""
+"""The folders of data and caches, and the check for installed packages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ APPLICATION = "gasam"
 
 
 def data_directory(given: Path | None = None) -> Path:
-    """The folder of the local layout: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
+    """The folder of the paper's data: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
     if given is not None:
         return given.expanduser()
     return _named_by("GASAM_DATA") or platformdirs.user_data_path(APPLICATION, appauthor=False)
 
 
 def cache_directory() -> Path:
-    """Where encoded corpora are kept: GASAM_CACHE, else the user's cache folder. All in it can be made again."""
+    """The cache of encoded corpora: GASAM_CACHE, else the user's cache folder. It can be deleted at any time."""
     return _named_by("GASAM_CACHE") or platformdirs.user_cache_path(APPLICATION, appauthor=False)
 
 
 def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
-    """Where a package is that a task reads or uses; it is not imported."""
+    """Find a package that a task needs, without importing it; raise if it is not installed.
+
+    Args:
+        task: The name of the task, for the error message.
+        module: The name of the package.
+        extra: The extra of gasam that installs it.
+    """
     spec = importlib.util.find_spec(module)
     if spec is None:
         raise InputError(f"{task} needs the package {module}, which is not installed: run `pip install gasam[{extra}]`")
@@ -35,6 +41,6 @@ def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
 
 
 def _named_by(variable: str) -> Path | None:
-    """An empty variable counts as none."""
+    """The path in an environment variable; None if it is empty or not set."""
     named = os.environ.get(variable)
     return Path(named).expanduser() if named else None

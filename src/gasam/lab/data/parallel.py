@@ -1,4 +1,4 @@
-"""Parallel corpora in the local layout: aligned, tokenised lines, a file a language, with substitutes for training."""
+"""Parallel corpora in the local layout: two aligned, tokenised files for each split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from gasam.lab.data.reading import aligned, lines, required
 
 @dataclass(frozen=True)
 class Layout:
-    """Names in the local layout: `{folder}/{split}.{language}.gz`, and what stands in for a missing training file."""
+    """The names of the files: `{folder}/{split}.{language}.gz`.
+
+    Args:
+        task: The name of the task.
+        folder: The folder of the task within the data folder.
+        languages: The source and the target language.
+        valid: The name of the validation split.
+        test: The name of the test split.
+        substitutes: Splits that replace missing training files.
+        note: The note to show if they do; {} is the number of pairs.
+        has_vocabularies: Whether there are word lists, `vocab.{language}`.
+    """
 
     task: str
     folder: str
@@ -31,7 +42,8 @@ class Layout:
 
 
 def parallel_source(layout: Layout, directory: Path) -> Source:
-    """Trains on `train` where that is, else on the substitutes if they are; training pairs with an empty side go."""
+    """The training split is `train`, or the substitutes if only they exist. Training pairs with a blank line are left
+    out."""
     genuine = _there(directory, layout.files("train"))
     training = ("train",) if genuine or not _there(directory, layout.files(*layout.substitutes)) else layout.substitutes
     splits = (*training, layout.valid, layout.test)

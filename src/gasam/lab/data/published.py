@@ -1,4 +1,4 @@
-"""Published data: what a task's files are, which of them are there, and how to fetch the rest into the local layout."""
+"""Published data: the files of a task, the check of existing files, and the download of missing ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ Fetch = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class HubSplit:
-    """Files made out of one split of a dataset on the Hugging Face hub; `convert` gives their contents."""
+    """Files made from one split of a dataset on the Hugging Face hub.
+
+    Args:
+        files: The names of the files in the local layout.
+        convert: Turns the rows of the split into the contents of these files.
+        repository: The name of the dataset on the hub.
+        configuration: The configuration of the dataset.
+        split: The split of the dataset.
+    """
 
     files: tuple[str, ...]
     convert: Callable[[list[Row]], list[bytes]]
@@ -38,7 +46,7 @@ class HubSplit:
 
 @dataclass(frozen=True)
 class WebFile:
-    """A text file at an address of its own."""
+    """A text file on the web."""
 
     files: tuple[str]
     address: str
@@ -48,7 +56,7 @@ class WebFile:
 
 
 class Known(NamedTuple):
-    """What is known of a file's content: its rows, and its checksum where a whole copy was at hand."""
+    """The known number of rows of a file, and its checksum; None if no complete copy was available."""
 
     rows: int
     checksum: str | None
@@ -56,15 +64,16 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """The files of a task in the local layout, and where to get them.
+    """The files of a task in the local layout, and where to download them.
 
-    None of the addresses could be tried where they were written down.
+    The addresses have not been tested.
 
     Args:
-        parts: What is fetched.
-        form: What is in the files, for who puts them there by hand.
-        contents: A line a file: its name, its rows, and the checksum of its content, or - if that is not known.
-        substitutes: Files that may stand in for training files. They are not fetched.
+        parts: What to download.
+        form: The format of the files, for users who copy them by hand.
+        contents: One line for each file: its name, its number of rows, and the checksum of its content, or - if that is
+            not known.
+        substitutes: Files that may replace missing training files. They are not downloaded.
     """
 
     parts: tuple[HubSplit | WebFile, ...]
@@ -84,7 +93,16 @@ class Published:
 
 @dataclass(frozen=True)
 class FileState:
-    """`checksum` is "unknown" where there is nothing to compare, also for want of the file."""
+    """The state of a file.
+
+    Args:
+        name: The name in the local layout.
+        path: The full path.
+        found: Whether the file exists.
+        size: The size in bytes.
+        checksum: "unknown" if the file is missing or no checksum is known.
+        substitute: Whether it is a substitute for a training file.
+    """
 
     name: str
     path: Path
@@ -95,25 +113,32 @@ class FileState:
 
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
-    """All files of a task, whether they are there or not."""
+    """The state of all files of a task."""
     return [_state(published, directory, name) for name in (*published.files, *published.substitutes)]
 
 
 def get(
     task: str, published: Published, directory: Path, load: Load | None = None, fetch: Fetch | None = None
 ) -> list[FileState]:
-    """Fetch the files that are not there, convert them, and give the state of all; nothing is written over.
+    """Download and convert the missing files of a task, and return the state of all files.
 
-    What is fetched must have the known number of rows. A file whose content is not the known one is kept, and its
-    state says "different".
+    Existing files are not overwritten. A download must have the known number of rows. A file with another checksum is
+    kept, and its state says "different".
+
+    Args:
+        task: The name of the task, for error messages.
+        published: The files of the task.
+        directory: The data folder.
+        load: Loads a split from the Hugging Face hub; for tests.
+        fetch: Downloads a web file; for tests.
     """
     for part in published.parts:
         missing = [name for name in part.files if not (directory / name).is_file()]
         if missing:
             try:
                 made = _fetched(part, published, load or load_from_hub, fetch or fetch_from_web)
-            except Exception as error:  # the libraries below have no common class for a failed download
-                reason = f"{part} did not give it ({_sentence(error)})"
+            except Exception as error:  # the libraries have no common exception for a failed download
+                reason = f"the download from {part} failed ({_sentence(error)})"
                 raise _by_hand(task, published, directory, reason) from error
             for name in missing:
                 _write(directory / name, made[name])
@@ -121,7 +146,7 @@ def get(
 
 
 def load_from_hub(repository: str, configuration: str, split: str) -> Iterable[Row]:
-    """The rows of a split, from the branch where the hub keeps every dataset as parquet, also those made by scripts."""
+    """The rows of a split, from the hub's branch with parquet files, which also exists for datasets made by scripts."""
     installed("downloading", "datasets", extra="download")
     datasets: Any = importlib.import_module("datasets")
     files = f"hf://datasets/{repository}@refs/convert/parquet/{configuration}/{split}/*.parquet"
@@ -135,12 +160,12 @@ def fetch_from_web(address: str) -> bytes:
 
 
 def as_lines(sentences: Iterable[str]) -> bytes:
-    """A line each, whatever breaks they had inside."""
+    """One line for each sentence; newlines inside a sentence become blanks."""
     return "".join(sentence.strip().replace("\n", " ") + "\n" for sentence in sentences).encode()
 
 
 def checksum(path: Path) -> str:
-    """Of what is in a file, however packed: its bytes, its lines without outer blanks, or its reviews in any order."""
+    """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews."""
     if path.name.endswith(".jsonl.gz"):
         text = sorted(f"{label} {text}" for _, (text, label) in rows(path, ("text", "label")))
     elif "ubyte" in path.name:
@@ -162,12 +187,12 @@ def _judged(path: Path, known: str | None) -> Literal["ok", "different", "unknow
         return "unknown"
     try:
         return "ok" if checksum(path) == known else "different"
-    except InputError:  # not even readable as what it should be
+    except InputError:  # the file cannot be read in its format
         return "different"
 
 
 def _fetched(part: HubSplit | WebFile, published: Published, load: Load, fetch: Fetch) -> dict[str, bytes]:
-    """The content of each file of a part, if it has as many rows as it must."""
+    """Download the contents of a part's files; raise if the number of rows is not the known one."""
     if isinstance(part, WebFile):
         text = fetch(part.address)
         count = sum(1 for _ in io.BytesIO(text))
@@ -178,7 +203,7 @@ def _fetched(part: HubSplit | WebFile, published: Published, load: Load, fetch: 
         contents = part.convert(table) if table else []
     expected = published.known[part.files[0]].rows
     if count != expected:
-        raise InputError(f"it has {count:,} rows for {part.files[0]}, which must have {expected:,}")
+        raise InputError(f"it has {count:,} rows, but {part.files[0]} must have {expected:,}")
     return dict(zip(part.files, contents, strict=True))
 
 
@@ -190,12 +215,12 @@ def _write(path: Path, data: bytes) -> None:
 def _by_hand(task: str, published: Published, directory: Path, reason: str) -> InputError:
     names = ", ".join(name for name in published.files if not (directory / name).is_file())
     return InputError(
-        f"{task} is not complete because {reason}: run `gasam data get {task}` where there is a connection, "
-        f"or put {names} into {directory} by hand ({published.form})"
+        f"the data of {task} is incomplete because {reason}: run `gasam data get {task}` with an internet connection, "
+        f"or copy {names} into {directory} ({published.form})"
     )
 
 
 def _sentence(error: Exception) -> str:
-    """The start of a message, in one line."""
+    """The beginning of an error's message on one line."""
     message = " ".join(str(error).split())
     return message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"[:200]

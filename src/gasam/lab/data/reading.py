@@ -1,4 +1,4 @@
-"""How text gets from files into examples: plain or gzip, UTF-8, and every fault told with its file and line."""
+"""Readers of text files, plain or gzip, in UTF-8; every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ FIELD_LIMIT = 2**31 - 1
 
 
 def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """The paths of a task's files in the local layout, once they are all there."""
+    """The paths of a task's files in the local layout; raise if one is missing.
+
+    Args:
+        task: The name of the task, for the error message.
+        directory: The data folder.
+        names: The names of the files.
+    """
     for name in names:
         if not (directory / name).is_file():
             raise InputError(
-                f"{task} needs {name} in {directory}, which is not there: run `gasam data get {task}`, "
-                "or point --data-dir or GASAM_DATA at a folder that has it"
+                f"{task} needs {name}, which is not in {directory}: run `gasam data get {task}`, "
+                "or set --data-dir or GASAM_DATA to a folder that has it"
             )
     return tuple(directory / name for name in names)
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file, unpacked when its name ends in .gz."""
+    """The bytes of a file, uncompressed if its name ends in .gz."""
     with _opened(path) as stream:
         return stream.read()
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file with their ends, which only a newline makes: other separators of Unicode are text.
+    """The lines of a text file with their line ends.
 
-    A byte order mark at the start is left out.
+    Only a newline ends a line, not the other line separators of Unicode. A byte order mark at the start is left out.
     """
     with _opened(path) as stream:
         for number, line in enumerate(stream, start=1):
@@ -49,29 +55,27 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
-    """The pairs of equal lines of two files, stripped."""
+    """Pairs of lines with the same number in two files, stripped."""
     first, second = ([line.strip() for line in lines(path)] for path in (source, target))
     if len(first) != len(second):
         raise InputError(
-            f"{source} has {len(first)} lines and {target} has {len(second)}, but line n of one must translate line n "
-            "of the other: give files of equal length"
+            f"{source} has {len(first)} lines and {target} has {len(second)}, but line n of one must be the "
+            "translation of line n of the other: give files of equal length"
         )
     return list(zip(first, second, strict=True))
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """(line number, the values of `columns`) of each row of a CSV, TSV or JSONL file; blank lines are skipped.
+    """The line number and the values of `columns` for each row of a CSV, TSV or JSONL file, without blank lines.
 
-    A row of a table that spans several lines is known by its first.
+    If a row spans several lines, the number is that of the first.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in TABLES:
         return _table_rows(path, columns, TABLES[suffix])
     if suffix == ".jsonl":
         return _json_rows(path, columns)
-    raise InputError(
-        f"{path}: the name ends in {suffix or 'nothing'!r}, but must in .csv, .tsv or .jsonl, or these + .gz"
-    )
+    raise InputError(f"{path} must end in .csv, .tsv or .jsonl (or these + .gz), got {suffix or 'no ending'!r}")
 
 
 def _table_rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -115,9 +119,11 @@ def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[
         except (ValueError, RecursionError) as error:
             raise fault_at(path, number, f"not JSON ({error}): a line must hold one object") from None
         if not isinstance(row, dict):
-            raise fault_at(path, number, f"a {type(row).__name__}, but must be an object with {_quoted(columns)}")
+            raise fault_at(
+                path, number, f"a {type(row).__name__}, but a line must be an object with {_quoted(columns)}"
+            )
         if "\\ud" in line.lower() and not _encodable(row):
-            raise fault_at(path, number, "half of a surrogate pair, which is no text: remove it")
+            raise fault_at(path, number, "half of a surrogate pair, which is not valid text: remove it")
         for column in columns:
             _position(path, number, list(row), column)
         yield number, tuple(row[column] for column in columns)
@@ -125,7 +131,7 @@ def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[
 
 def _position(path: Path, line: int, found: list[str], column: str) -> int:
     if column not in found:
-        raise fault_at(path, line, f"no column {column!r} among {_quoted(found)}: rename one, or name the one to read")
+        raise fault_at(path, line, f"no column {column!r} among {_quoted(found)}: rename a column, or name another one")
     return found.index(column)
 
 
@@ -142,14 +148,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: not a whole gzip file ({error}): copy or download it again") from None
+        raise InputError(f"{path}: not a complete gzip file ({error}): copy or download it again") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): check its path and permissions") from None
 
 
 @contextlib.contextmanager
 def _long_fields() -> Iterator[None]:
-    """The csv module's limit of 131,072 characters a field is for all of the process, so it is put back."""
+    """Raise the csv module's limit of 131,072 characters per field. It is global to the process, so restore it."""
     limit = csv.field_size_limit(FIELD_LIMIT)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Where many runs are computed."""
+"""The execution of many runs, and the measurement of their step times."""

@@ -1,4 +1,4 @@
-"""Many runs at once on this machine: a process each, one watcher, finished ones skipped, failures kept apart."""
+"""Parallel execution of runs on this machine, one process each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ from gasam.lab.training.run import run
 
 @dataclass
 class Job:
-    """A run to be computed; `record` is its result, None before and when it failed."""
+    """A run to execute.
+
+    Args:
+        plan: What to train.
+        name: The name of the run and its record.
+        notes: Notes about the data.
+        record: The result; None before the run has finished, and if it failed.
+        error: The first line of the error message, if it failed.
+        log: The file with the whole error message, if it failed.
+        detail: Text to add to the run's label in the display.
+    """
 
     plan: Plan
     name: str
@@ -40,13 +50,15 @@ class Job:
 
 Event = tuple[str, Any]
 OnEvent = Callable[[Job, Event], None]
-"""Told of ("start", None), ("update", an Update), ("done", its record) and ("failed", message) of each job."""
+"""Called for each job with ("start", None), ("update", an Update), ("done", its record) or ("failed", message)."""
 Work = Callable[[Any, Path, OnUpdate], Any]
-"""What a process does for a job, telling how far it is; it can be pickled."""
+"""The function that a process calls with the job, the folder and a callback for updates; it must be picklable."""
 
 
 @dataclass
 class Worker:
+    """The process of a job, and the pipe that it reports through."""
+
     job: Job
     process: BaseProcess
     pipe: Connection
@@ -54,24 +66,24 @@ class Worker:
 
 
 def default_jobs() -> int:
-    """One run for each core; one alone where there is an accelerator."""
+    """The default number of parallel runs: one for each core, or 1 if there is an accelerator."""
     return 1 if torch.accelerator.is_available() else cores()
 
 
 def cores() -> int:
-    """Those that this process may use, where the system says so."""
+    """The number of cores that this process may use, or of all cores if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_of_a_run(parallel: int) -> int:
-    """The cores are divided among the runs, unless OMP_NUM_THREADS says otherwise."""
+    """The threads of each run: the cores are divided among the parallel runs, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     return max(1, cores() // parallel)
 
 
 def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
-    """Jobs with their data encoded, once, before any process starts; those that have a record hold it already."""
+    """Make the jobs of plans. Their data is encoded here, once, before any process starts. Known records are read."""
     jobs: dict[str, Job] = {}
     known: dict[Hashable, Encoded] = {}
     for plan in plans:
@@ -87,13 +99,24 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
 def run_all(
     jobs: list[Job], folder: Path, parallel: int, on_event: OnEvent, *, cpu: bool = False, gradient_norms: bool = False
 ) -> None:
-    """Run what has no record yet."""
+    """Train every job that has no record yet.
+
+    Args:
+        jobs: The jobs from `prepare`; their `record` or `error` is set.
+        folder: The folder for records and checkpoints.
+        parallel: Number of processes at a time.
+        on_event: Called with every event of every job.
+        cpu: Use the CPU even if there is a GPU.
+        gradient_norms: Record gradient norms, see `training.run.run`.
+    """
     do_all(jobs, folder, parallel, on_event, partial(_train, cpu=cpu, gradient_norms=gradient_norms))
 
 
 def do_all(jobs: Sequence[Job], folder: Path, parallel: int, on_event: OnEvent, work: Work) -> None:
-    """`work` on every job that has no record yet, each in a process. Ctrl-C, or whatever else ends this early, lets
-    every running one write its checkpoint first."""
+    """Call `work` for every job that has no record yet, each in its own process.
+
+    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
+    """
     if parallel < 1:
         raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
     waiting = [job for job in jobs if job.record is None]
@@ -127,14 +150,14 @@ def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
 
 
 def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) -> None:
-    """A process of its own: a crash, of whatever kind, is this run's alone."""
+    """The main function of a job's process. A crash here does not affect other jobs."""
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C reaches the watcher only, which then asks every run to stop, once
+        os.setsid()  # Ctrl-C then reaches only the parent, which stops every run once
     torch.set_num_threads(threads)
     try:
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
     except KeyboardInterrupt:
-        _send_failure(pipe, "interrupted; run the same command to go on")
+        _send_failure(pipe, "interrupted; run the same command to continue")
     except InputError as error:
         _send_failure(pipe, str(error))
     except Exception as error:
@@ -142,16 +165,16 @@ def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) ->
 
 
 def _send_failure(pipe: Connection, message: str) -> None:
-    with suppress(BrokenPipeError):  # the watcher was killed: nobody wants to know
+    with suppress(BrokenPipeError):  # the parent was killed
         pipe.send(("failed", message))
 
 
 def _listen(worker: Worker, folder: Path, on_event: OnEvent) -> None:
-    """What a worker says. One that was killed says nothing, or half of something."""
+    """Handle one message of a worker. A worker that was killed sends nothing, or part of a message."""
     job = worker.job
     try:
         kind, value = worker.pipe.recv()
-    except Exception:  # EOFError, OSError, or whatever the torn bytes of a message raise
+    except Exception:  # EOFError, OSError, or any error from unpickling part of a message
         kind, value = "ended", None
     if kind == "ended":
         worker.process.join()
@@ -163,12 +186,12 @@ def _listen(worker: Worker, folder: Path, on_event: OnEvent) -> None:
     else:
         if kind == "done":
             job.record = value
-            _log(job, folder).unlink(missing_ok=True)  # of an attempt before
+            _log(job, folder).unlink(missing_ok=True)  # from an earlier attempt
         on_event(job, (kind, value))
 
 
 def _fail(job: Job, message: str, folder: Path, on_event: OnEvent) -> None:
-    """The first line is for the eye, all of it is kept in a file."""
+    """Keep the first line of the message for display, and write all of it to a file."""
     job.error = message.partition("\n")[0]
     job.log = _log(job, folder)
     job.log.parent.mkdir(parents=True, exist_ok=True)

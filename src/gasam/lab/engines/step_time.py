@@ -1,4 +1,4 @@
-"""How long a step of each method takes compared with the baseline's: measured in one process, in turn."""
+"""The time of a training step of each method relative to the baseline, measured in one process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ from gasam.lab.training.plan import Plan
 from gasam.lab.training.progress import nobody
 
 ROUNDS, SECONDS = 15, 20.0
-"""A measurement ends after that many rounds, or after that many seconds and at least one round."""
+"""A measurement ends after this many rounds, or after this many seconds and at least one round."""
 STEPS = 4
-"""Steps of a round, at least: batches may differ in length."""
+"""The minimum number of steps in a round; more than one, because batches may differ in length."""
 
 
 def mean_step_times(jobs: Iterable[Job], parallel: int = 1, *, cpu: bool = False) -> dict[str, float]:
-    """The time of a step over that of plain training, averaged over a run: some steps may not walk."""
+    """The mean time of a step over a whole run, including steps without a walk, relative to plain training.
+
+    Args:
+        jobs: The jobs that were compared; jobs without a record are ignored.
+        parallel: Number of runs at a time, which sets the number of threads.
+        cpu: Use the CPU even if there is a GPU.
+    """
     done = [job for job in jobs if job.record is not None]
     times = step_times([job.plan for job in done], parallel, cpu=cpu)
     return {job.plan.key: 1 + _share_of_walks(job) * (times[job.plan.key] - 1) for job in done if job.plan.key in times}
 
 
 def _share_of_walks(job: Job) -> float:
-    """Of the walks that a run at full strength from the first step would have; 1 for plain training."""
+    """The share of steps with a walk, relative to walking at full strength from the start; 1 for plain training."""
     record, most = job.record, job.plan.choice.passes(job.plan.settings.epochs)
     if most == 1 or record is None or not record.updates:
         return 1.0
@@ -41,15 +47,15 @@ def _share_of_walks(job: Job) -> float:
 
 
 def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -> dict[str, float]:
-    """The median time of a step over that of plain training, by configuration; nothing without a baseline.
+    """The median time of a step relative to plain training, by configuration; empty without a baseline.
 
-    All methods train side by side, a few steps each in turn, so that other programs on the machine slow all of them
-    alike. The walk has its full strength. A method that walks on every n-th step is measured over n steps or more.
+    The methods take turns, a few steps each, so that other programs on the machine slow all of them equally. The walk
+    has its full strength. A method that walks on every n-th step is measured over at least n steps.
 
     Args:
-        plans: What was compared; one seed of each configuration is enough.
-        parallel: How many runs at a time there were: this process uses as many threads as each of them.
-        cpu: Do not use an accelerator.
+        plans: The plans that were compared; one seed of each configuration is used.
+        parallel: Number of runs at a time; this process uses as many threads as each of them did.
+        cpu: Use the CPU even if there is a GPU.
     """
     single = {plan.key: plan for plan in reversed(plans)}
     baselines = [each for each, plan in single.items() if plan.choice.moved == "nothing"]
@@ -59,7 +65,7 @@ def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -
     torch.set_num_threads(threads_of_a_run(parallel))
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the walks of the runs themselves were watched
+            warnings.simplefilter("ignore")  # the runs themselves have already given these warnings
             seconds = _measured(_trainings(single, cpu))
     finally:
         torch.set_num_threads(before)
@@ -68,7 +74,7 @@ def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -
 
 
 def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
-    """At full strength from the first step; nothing is written."""
+    """Training at full strength from the first step, without writing any file."""
     data: dict[object, Encoded] = {}
     found = {}
     for name, plan in plans.items():
@@ -82,7 +88,7 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
 
 
 def _measured(trainings: Mapping[str, Training]) -> dict[str, list[float]]:
-    """The seconds of a step in each round; the first round is not counted."""
+    """The seconds per step in each round, without the first round, which is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in trainings}
     begun = time.perf_counter()
     for count in range(ROUNDS + 1):

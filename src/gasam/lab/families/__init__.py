@@ -1,4 +1,4 @@
-"""Families of models: what one is, and the numbers of how it is trained; one file each."""
+"""The base classes of model families and their settings; each family has a file in this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.values import check
+from gasam.lab.families.setting_checks import check_settings
 
 Settings = TypeVar("Settings", bound="Recipe")
 T = TypeVar("T")
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Metric:
+    """The name of a metric, whether higher is better, and its unit."""
+
     name: str
     higher_is_better: bool
     unit: str = ""
@@ -35,7 +37,7 @@ class Metric:
 
 
 class Score(NamedTuple):
-    """A metric on a split, and its standard error from the choice of the split's examples; None if that is unknown."""
+    """A metric on a split, and its standard error over the examples of the split; None if that is not known."""
 
     value: float
     error: float | None
@@ -43,10 +45,22 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained, whatever it is; a family's settings add what the model is.
+    """The settings of training that all families share; each family adds the settings of its model.
 
-    `batch` counts rows, for translation tokens. `rows` limits the training examples. `average` is the number of last
-    epochs whose weights are averaged; 0 takes the epoch that is best on validation.
+    Args:
+        epochs: Number of epochs.
+        batch: Batch size in rows, or in tokens for translation.
+        learning_rate: The learning rate, before the schedule.
+        dropout: The dropout probability.
+        rows: Maximum number of training examples; None for all.
+        optimizer: The name of the optimizer.
+        betas: The betas of Adam and AdamW.
+        weight_decay: The weight decay.
+        clip: Maximum norm of the gradient; None for no clipping.
+        schedule: The learning-rate schedule, see `training.optimisation.learning_rate`.
+        warmup: Number of warm-up updates of "inverse_sqrt".
+        halve_after: The last epoch at the full learning rate of "halving".
+        average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.
     """
 
     epochs: int
@@ -64,12 +78,12 @@ class Recipe:
     average: int = 0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows",)
-    """The settings that encoded data depends on."""
+    """The names of the settings that the encoded data depends on."""
     later: ClassVar[dict[str, Any]] = {}
-    """Settings that came after the first records, with the values that these were made with."""
+    """Settings that were added after the first records, with the values that the first records used."""
 
     def __post_init__(self) -> None:
-        check(
+        check_settings(
             self,
             zero=("weight_decay", "warmup", "halve_after", "average"),
             below_one=("dropout", "betas", "smoothing"),
@@ -80,27 +94,30 @@ class Recipe:
         return tuple(field.name for field in fields(cls))
 
     def recorded(self) -> dict[str, Any]:
-        """The settings as JSON holds them, without later ones at their old values: old records keep their identity."""
+        """The settings as JSON values.
+
+        Later settings are left out at their old values, so that old records keep their identity.
+        """
         values = {name: getattr(self, name) for name in self.names()}
         kept = {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
 
 
 def drawn(count: int, of: int) -> Tensor:
-    """That many of the first `of` numbers, the same every time; all of them where there are no more."""
+    """`count` of the numbers below `of`, in a fixed random order; all of them if there are fewer."""
     return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
 
 
 class Family(ABC, Generic[Settings]):
-    """A model, its loss and its metric, on one encoded corpus in one size."""
+    """A model with its loss and its metric, for one encoded corpus and one size."""
 
     metric: ClassVar[Metric]
     settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
-    """What `validate` gives; the metric itself unless a family says otherwise."""
+    """The metric that `validate` returns; by default the same as `metric`."""
     has_embeddings: ClassVar[bool] = True
     example_dim: ClassVar[int] = 0
-    """The dimension of an embedding's output that counts examples."""
+    """The dimension of batches and of embeddings' outputs that indexes examples."""
 
     def __init_subclass__(cls) -> None:
         if "followed" not in cls.__dict__:
@@ -112,7 +129,7 @@ class Family(ABC, Generic[Settings]):
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
-        """The examples of a split that are used: `rows` of the training split, drawn once and for all."""
+        """The examples of a split to use. Of the training split these are `rows`, the same in every run."""
         if split != "train" or settings.rows is None or settings.rows >= len(examples):
             return examples
         return random.Random(0).sample(examples, settings.rows)
@@ -120,7 +137,7 @@ class Family(ABC, Generic[Settings]):
     @staticmethod
     @abstractmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
-        """What the encoding of all splits needs, such as a vocabulary. The corpus has its training split alone."""
+        """Learn what the encoding of all splits needs, such as a vocabulary, from the training split only."""
 
     @staticmethod
     @abstractmethod
@@ -129,7 +146,7 @@ class Family(ABC, Generic[Settings]):
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
-        """What should be said of the encoding."""
+        """Notes about the encoding, to show next to results."""
         return []
 
     @abstractmethod
@@ -137,42 +154,42 @@ class Family(ABC, Generic[Settings]):
 
     @abstractmethod
     def batches(self, order: Generator) -> Sequence[Any]:
-        """One epoch's training batches, in the order that `order` draws, as what `batch` makes tensors of."""
+        """The training batches of one epoch, in random order; `batch` turns each into tensors."""
 
     @abstractmethod
     def batch(self, chosen: Any) -> tuple[Tensor, ...]: ...
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
-        """The mean loss, and what is carried to the next batch: every pass of a step starts from the same."""
+        """The mean loss, and the state to carry to the next batch. Every pass of a step starts from the same state."""
 
     @abstractmethod
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        """The metric that is reported; of the first `rows` examples only, where that is enough."""
+        """The reported metric on a split, or on its first `rows` examples."""
 
     def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
         return self.measure(model, split, rows).value
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
-        """The metric at guessing level: without reading the input."""
+        """The metric of guessing without reading the input."""
         return 0.0
 
     def validate(self, model: nn.Module) -> float:
-        """The number that follows training, once an epoch."""
+        """The validation score after an epoch."""
         return self.score(model, "valid")
 
     @abstractmethod
     def objective(self) -> Objective:
-        """The training loss, one an example, as analyses want it."""
+        """The training loss of each example, for analyses."""
 
     @abstractmethod
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        """About that many examples of a split, always the same, in batches for the objective."""
+        """About `rows` examples of a split, always the same ones, in batches for the objective."""
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
-        """Those of words: FreeLB's noise goes on their outputs."""
+        """The word embeddings, to whose outputs FreeLB adds its noise."""
         return [module for module in model.modules() if isinstance(module, nn.Embedding)]
 
     def remarks(self) -> dict[str, Any]:
-        """What a record should say of this family besides."""
+        """Further entries for the record of a run."""
         return {}

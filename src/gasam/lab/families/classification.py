@@ -1,4 +1,4 @@
-"""Text classification: a convolutional network over word embeddings (TextCNN), judged by accuracy."""
+"""Text classification by a convolutional network over word embeddings (TextCNN), measured by accuracy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families import Recipe
-from gasam.lab.families.labelled import Labelled
+from gasam.lab.families.labelled import Classification
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 PADDING = "<pad>"
@@ -21,7 +21,16 @@ WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 @dataclass(frozen=True, kw_only=True)
 class TextCNNSettings(Recipe):
-    """`embedding_scale` is the standard deviation of the initial embeddings."""
+    """Settings of a TextCNN.
+
+    Args:
+        vocabulary: Number of words, including padding and <unk>.
+        length: Number of words that are read of each text.
+        embedding: Size of the embeddings.
+        maps: Number of feature maps of each window.
+        windows: Widths of the convolutions.
+        embedding_scale: Standard deviation of the initial embeddings.
+    """
 
     vocabulary: int
     length: int
@@ -34,7 +43,7 @@ class TextCNNSettings(Recipe):
     later: ClassVar[dict[str, Any]] = {"embedding_scale": 1.0}
 
 
-class TextClassification(Labelled[TextCNNSettings]):
+class TextClassification(Classification[TextCNNSettings]):
     settings_type = TextCNNSettings
 
     @staticmethod
@@ -57,9 +66,10 @@ class TextClassification(Labelled[TextCNNSettings]):
 
 
 class TextCNN(nn.Module):
-    """Embeddings, convolutions of several windows, the largest value over time of each map, a linear layer.
+    """Embeddings, convolutions of several widths, the maximum over time of each feature map, and a linear layer.
 
-    A text is an image one pixel high, for in two dimensions torch takes embeddings as they lie in memory.
+    The convolutions are two-dimensional, on a text of height 1, because torch can then read the embeddings in their
+    memory layout.
     """
 
     def __init__(self, words: int, classes: int, settings: TextCNNSettings) -> None:

@@ -1,4 +1,4 @@
-"""Corpora as tensors: encoded once, kept on disk under a hash of all that this depends on, and divided by split."""
+"""Corpora encoded as tensors, and their cache on disk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from gasam.lab.families import Family, Recipe
 
 VERSION = 5
-"""Raised whenever the same source and settings give other numbers. Records hold it."""
+"""The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
 FORMAT = 2
-"""Raised whenever the files of the cache are arranged otherwise."""
+"""The version of the cache's files. Increase it if their layout changes."""
 
 
 class WithheldError(LookupError):
-    """A search asked for the test split: the number that it looks for would be worth nothing."""
+    """A search asked for the test split, which it must not see."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Encoded:
     """A corpus as tensors.
 
     Args:
-        shared: What was learnt from the training split alone, such as a vocabulary.
+        shared: What was learnt from the training split, such as a vocabulary.
         splits: The examples of each split, in the family's own form.
-        hash: Of the content of the corpus.
-        notes: What should be said beside every number made on it.
-        version: Of the encoding.
+        hash: The hash of the corpus.
+        notes: Notes to show next to results on this data.
+        version: The version of the encoding.
     """
 
     shared: Mapping[str, Any]
@@ -55,18 +55,25 @@ class Encoded:
         return replace(self, splits={**self.splits, "train": examples})
 
     def without_test(self) -> Encoded:
-        """What a search may see. `shared` is made of the training split, so nothing of the test split is left."""
+        """The data without its test split, for searches. `shared` was learnt from the training split only."""
         return replace(self, splits={split: part for split, part in self.splits.items() if split != "test"})
 
 
 def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directory: Path) -> Encoded:
-    """What the cache in `directory` holds, else what the family makes of the source."""
+    """Read the encoded data from the cache, or encode it and write it to the cache.
+
+    Args:
+        family: The family that encodes the data.
+        source: The data.
+        settings: The settings, some of which change the encoding.
+        directory: The folder of the cache.
+    """
     file = directory / f"{source.name}-{_key(family, source, settings)}.pt"
     try:
         return Encoded(**torch.load(file, weights_only=True))
     except FileNotFoundError:
         pass
-    except Exception:  # a damaged file, whatever damaged it, is made again
+    except Exception:  # a damaged file is made again; the kind of error depends on the damage
         file.unlink(missing_ok=True)
     data = encode(family, source.read(), settings)
     fields = {name: getattr(data, name) for name in ("shared", "splits", "hash", "notes", "version")}
@@ -76,7 +83,13 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
 
 
 def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encoded:
-    """Whatever is learnt is learnt from the training split: the family is given nothing else for it."""
+    """Encode a corpus. `family.learn` gets only the training split.
+
+    Args:
+        family: The family that encodes the corpus.
+        corpus: The examples.
+        settings: The settings, some of which change the encoding.
+    """
     chosen = {split: family.select(split, corpus.split(split), settings) for split in SPLITS}
     shared = family.learn(replace(corpus, train=chosen["train"], valid=[], test=[]), settings)
     splits = {split: family.encode(split, examples, shared, settings) for split, examples in chosen.items()}

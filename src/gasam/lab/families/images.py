@@ -1,4 +1,4 @@
-"""Image classification by a multi-layer perceptron, judged by accuracy."""
+"""Image classification by a multi-layer perceptron, measured by accuracy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families import Recipe
-from gasam.lab.families.labelled import Labelled
+from gasam.lab.families.labelled import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class MLPSettings(Recipe):
     hidden: tuple[int, ...] = (100, 100)
 
 
-class ImageClassification(Labelled[MLPSettings]):
+class ImageClassification(Classification[MLPSettings]):
     settings_type = MLPSettings
     has_embeddings = False
 
@@ -47,7 +47,7 @@ class ImageClassification(Labelled[MLPSettings]):
 
 
 class Brightness(nn.Module):
-    """Bytes to numbers from 0 to 1."""
+    """Scales bytes to numbers from 0 to 1."""
 
     def __init__(self, brightest: int) -> None:
         super().__init__()

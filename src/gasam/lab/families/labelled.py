@@ -1,4 +1,4 @@
-"""What all classification shares: rows of inputs with labels, cross-entropy, accuracy."""
+"""The base class of classification on labelled examples: batches, cross-entropy loss and accuracy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gasam.lab.data.corpus import Split
 from gasam.lab.families import Family, Metric, Score, Settings, drawn
 
 
-class Labelled(Family[Settings]):
-    """`data[split]` is (inputs, labels)."""
+class Classification(Family[Settings]):
+    """Classification of examples; `data[split]` is (inputs, labels)."""
 
     metric = Metric("accuracy", higher_is_better=True, unit="%")
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """The numbers of all rows in random order, a batch at a time."""
+        """The indices of all rows in random order, in batches."""
         rows = len(self.data["train"][1])
         return torch.split(torch.randperm(rows, generator=order), self.settings.batch)
 
@@ -43,11 +43,11 @@ class Labelled(Family[Settings]):
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         inputs, labels = self.data[split]
         value, count = accuracy(model, inputs[:rows], labels[:rows]), len(labels[:rows])
-        share = (value / 100 * count + 1) / (count + 2)  # one more of each kind: no error of 0 at 0 or 100 percent
+        share = (value / 100 * count + 1) / (count + 2)  # add-one smoothing, so that the error is not 0 at 0 or 100 %
         return Score(value, 100 * math.sqrt(share * (1 - share) / count))
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
-        """The accuracy of always naming the commonest class."""
+        """The accuracy of always predicting the most frequent class."""
         labels = self.data[split][1][:rows]
         return 100 * int(labels.bincount().max()) / len(labels)
 

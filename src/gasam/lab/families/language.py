@@ -1,4 +1,4 @@
-"""Language modelling: an LSTM with tied embeddings that carries its state from batch to batch, by perplexity."""
+"""Language modelling by an LSTM with tied embeddings that carries its state between batches, measured by perplexity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMSettings(Recipe):
-    """`length` is the number of words that gradients go back; `hidden` is the embedding's size too: they are tied."""
+    """Settings of an LSTM language model.
+
+    Args:
+        vocabulary: Number of words, including <unk> and <eos>.
+        length: Number of words of backpropagation through time.
+        hidden: Size of the hidden layers and of the embeddings, which are tied to the output layer.
+        layers: Number of LSTM layers.
+    """
 
     vocabulary: int
     length: int
@@ -40,7 +47,7 @@ class LanguageModel(Family[LSTMSettings]):
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
-        """The first `rows` lines of the training text: they belong together."""
+        """The first `rows` lines of the training text, because lines follow each other."""
         return examples[: settings.rows] if split == "train" else examples
 
     @staticmethod
@@ -50,7 +57,7 @@ class LanguageModel(Family[LSTMSettings]):
 
     @staticmethod
     def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> Tensor:
-        """The words of all lines, one after the other."""
+        """The words of all lines as one sequence of numbers."""
         vocabulary = Vocabulary(shared["words"])
         numbers: list[int] = []
         for line in examples:
@@ -61,7 +68,7 @@ class LanguageModel(Family[LSTMSettings]):
         return LSTM(len(self.data.shared["words"]), self.settings)
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """Text in its own order: the state is carried on, so nothing is drawn."""
+        """Windows of the text in its own order, because the state is carried from one to the next."""
         return windows(self.data["train"], self.settings.batch, self.settings.length)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
@@ -73,7 +80,7 @@ class LanguageModel(Family[LSTMSettings]):
         return cross_entropy(scores.flatten(0, 1), following.flatten()), (hidden.detach(), cell.detach())
 
     def objective(self) -> Objective:
-        """An example is a column of a window, its state from zero: what went before is not carried on."""
+        """An example is a column of a window; its state starts at zero and is not carried over."""
         return Objective(lambda model, batch: model(batch[0], None)[0].transpose(0, 1), CrossEntropy(_following))
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
@@ -90,7 +97,7 @@ class LanguageModel(Family[LSTMSettings]):
         return Score(_perplexity(losses, counts), _bootstrap_error(losses, counts))
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
-        """The perplexity of the words' frequencies in the training text, each counted once more than seen."""
+        """The perplexity of the word frequencies in the training text, with add-one smoothing."""
         seen = self.data["train"].long().bincount(minlength=len(self.data.shared["words"])) + 1
         read = None if rows is None else rows * self.settings.length + 1
         return math.exp(-float((seen / seen.sum()).log()[self.data[split][1:read].long()].mean()))
@@ -99,8 +106,10 @@ class LanguageModel(Family[LSTMSettings]):
     def _losses(
         self, model: nn.Module, split: Split, columns: int, windows_read: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the number of words of every window, without the first word of each column: one column is
-        exact, and many are fast."""
+        """The summed loss and the number of words of every window, without the first word of each column.
+
+        One column is exact; more columns are faster.
+        """
         device = next(model.parameters()).device
         found, carried = [], None
         for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
@@ -113,7 +122,7 @@ class LanguageModel(Family[LSTMSettings]):
 
 
 class LSTM(nn.Module):
-    """Embedding, LSTM layers with ordinary dropout between all of them, the embedding again as the output layer."""
+    """Embedding, LSTM layers with dropout between all layers, and an output layer tied to the embedding."""
 
     def __init__(self, words: int, settings: LSTMSettings) -> None:
         super().__init__()
@@ -136,7 +145,7 @@ def _perplexity(losses: Tensor, counts: Tensor) -> float:
 
 
 def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float | None:
-    """The standard deviation of the perplexity when windows are drawn with replacement; None for a single window."""
+    """The bootstrap standard error of the perplexity over windows; None for a single window."""
     if len(losses) < 2:
         return None
     generator = Generator().manual_seed(0)
@@ -149,9 +158,9 @@ def _following(batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:
-    """The text cut into columns that are read side by side, by `length` words and the one that follows.
+    """Cut the text into parallel columns, and these into windows of `length` words and the next word.
 
-    A text too short for two words a column has fewer columns.
+    A text with fewer than two words per column gets fewer columns.
     """
     columns = max(1, min(columns, len(stream) // 2))
     rows = len(stream) // columns

@@ -1,4 +1,4 @@
-"""The Transformer of translation: its settings, the model (transformers' Marian, built afresh), and its scores."""
+"""The Transformer for translation: its settings and its model, an untrained Marian of the transformers library."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, EN
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSettings(Recipe):
-    """`vocabularies` are the sizes for the two languages, specials included; `length` drops longer training pairs;
-    `judged` limits the sentences of validation and test that are translated."""
+    """Settings of a Transformer.
+
+    Args:
+        vocabularies: Sizes of the two vocabularies, including special tokens.
+        units: Whole words, or byte-pair encoding.
+        width: Size of the embeddings and hidden states.
+        layers: Number of layers of the encoder and of the decoder.
+        heads: Number of attention heads.
+        feedforward: Size of the feed-forward layers.
+        smoothing: Label smoothing.
+        length: Training pairs with more tokens than this are left out.
+        beam: Number of beams when translating.
+        judged: Maximum number of sentences of validation and of test; None for all.
+    """
 
     vocabularies: tuple[int, int]
     units: Literal["words", "bpe"]
@@ -35,7 +47,7 @@ class TransformerSettings(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width % self.heads or self.width % 2:
-            raise ValueError(f"width must be even and a multiple of the heads ({self.heads}), got {self.width}")
+            raise ValueError(f"width must be even and a multiple of heads ({self.heads}), got {self.width}")
 
 
 def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int) -> nn.Module:
@@ -67,7 +79,7 @@ def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int
 
 
 def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """The decoder's scores for every place of the target, from the words before it."""
+    """The decoder's logits for every position of the target, given the words before it."""
     before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
     output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
     return output.logits  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Text as numbers for translation: whole words, or byte-pair pieces of them learnt from the training text."""
+"""Tokenisers for translation: whole words, or byte-pair encoding, learnt from the training text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT = frozenset(SPECIALS.index(special) for special in (PADDING, START, END))
 
 
 class Subwords:
-    """One language's pieces. `saved` is all of it as text, as the tokenizers library writes it."""
+    """The tokeniser of one language; `saved` is its JSON from the tokenizers library."""
 
     def __init__(self, saved: str) -> None:
         self.saved = saved
@@ -35,7 +35,14 @@ class Subwords:
     def learn(
         cls, lines: Sequence[str], units: Literal["words", "bpe"], size: int, shipped: Sequence[str] = ()
     ) -> Subwords:
-        """At most `size` pieces, specials included; a `shipped` list of words says which words may be among them."""
+        """Learn a tokeniser.
+
+        Args:
+            lines: The training text.
+            units: Whole words, or byte-pair encoding.
+            size: Maximum number of tokens, including special ones.
+            shipped: The words that may be used, if a word list comes with the data.
+        """
         tokenizer = _words(lines, size, shipped) if units == "words" else _byte_pairs(lines, size)
         tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, SPECIALS.index(END))])
         return cls(tokenizer.to_str())
@@ -44,13 +51,13 @@ class Subwords:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, lines: Sequence[str]) -> list[Tensor]:
-        """Numbers with one END, the last: a text that spells a special piece has an unknown word there."""
+        """The token numbers of each line, with END as the last. Special tokens spelled in the text become <unk>."""
         found = [line.ids[:-1] for line in self.tokenizer.encode_batch(list(lines))]
         numbers = ([UNKNOWN_NUMBER if n in SILENT else n for n in line] for line in found)
         return [torch.tensor([*line, END_NUMBER], dtype=torch.int32) for line in numbers]
 
     def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
-        """Words with blanks between them, <unk> where a piece is unknown; start, end and padding are silent."""
+        """Words separated by blanks, with <unk> for unknown tokens, without start, end and padding."""
         spoken = [[n for n in line if n not in SILENT] for line in numbers]
         return self.tokenizer.decode_batch(spoken, skip_special_tokens=False)
 
@@ -69,8 +76,11 @@ def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer
 
 
 def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
-    """The trainer numbers the last letters of words in the order of a hash table, which is another every time, and
-    breaks ties by these numbers. Named beforehand, they have the same numbers always, and so have all pieces."""
+    """Learn a byte-pair encoding that is the same in every process.
+
+    The trainer numbers the last letters of words in the order of a hash table, which varies, and breaks ties by these
+    numbers. Declaring them as special tokens fixes their numbers, and so all tokens.
+    """
     endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
     trainer = BpeTrainer(
         vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False

@@ -1,4 +1,4 @@
-"""Translation: a Transformer (transformers' Marian, built afresh) with label smoothing and beam search, by BLEU."""
+"""Translation by a Transformer with label smoothing and beam search, measured by BLEU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Metric, Score, drawn
+from gasam.lab.families.bleu import bleu, bleu_error
 from gasam.lab.families.marian import PAD, TransformerSettings, logits, marian
-from gasam.lab.families.scoring import bleu, bleu_error
 from gasam.lab.families.subwords import Subwords
 
 Side = Literal["source", "target"]
@@ -31,12 +31,12 @@ class Translation(Family[TransformerSettings]):
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
-        """Of validation and test the first that are judged."""
+        """The examples to use: of validation and test only the first `judged`."""
         return Family.select(split, examples, settings) if split == "train" else examples[: settings.judged]
 
     @staticmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
-        """The pieces of both languages; word lists that come with the data say which words may be among them."""
+        """Learn the tokenisers of both languages, limited to the word lists that come with the data, if any."""
         found = []
         for side, size in enumerate(settings.vocabularies):
             text = [pair[side] for pair in training.train]
@@ -46,9 +46,9 @@ class Translation(Family[TransformerSettings]):
 
     @staticmethod
     def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> dict[str, Any]:
-        """The numbers of both sides; pairs that are too long are dropped from the training split only.
+        """The token numbers of both sides. Pairs that are too long are dropped from the training split only.
 
-        The text is kept where it is judged: BLEU is taken of text.
+        Validation and test also keep the text, because BLEU is computed from text.
         """
         sources, targets = ([pair[side] for pair in examples] for side in (0, 1))
         source_lines = Subwords(shared["subwords"][0]).encode(sources)
@@ -59,7 +59,7 @@ class Translation(Family[TransformerSettings]):
         pairs = zip(source_lines, target_lines, strict=True)
         kept = [(s, t) for s, t in pairs if max(len(s), len(t)) <= settings.length]
         if not kept:
-            raise InputError(f"no training pair has at most {settings.length} pieces in both languages: raise length")
+            raise InputError(f"no training pair has at most {settings.length} tokens in both languages: raise length")
         numbers = {"source": joined([s for s, _ in kept]), "target": joined([t for _, t in kept])}
         return numbers | {"dropped": len(examples) - len(kept)}
 
@@ -87,7 +87,7 @@ class Translation(Family[TransformerSettings]):
         return marian(self.settings, len(self.subwords[0]), len(self.subwords[1]))
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
-        """Without the table of positions, which is an embedding as well."""
+        """The word embeddings, without the position embeddings."""
         return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
 
     @cached_property
@@ -95,12 +95,12 @@ class Translation(Family[TransformerSettings]):
         return self._lengths("train")
 
     def _lengths(self, split: Split) -> Tensor:
-        """Of the longer side of each pair."""
+        """The length of the longer side of each pair."""
         pairs = zip(self.lines[split, "source"], self.lines[split, "target"], strict=True)
         return torch.tensor([max(len(source), len(target)) for source, target in pairs])
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """Pairs of like length together, at most `batch` tokens with padding; the batches in random order."""
+        """Batches of pairs of similar length, with at most `batch` tokens including padding, in random order."""
         shuffled = torch.randperm(len(self.lengths), generator=order)
         by_length = shuffled[self.lengths[shuffled].sort(stable=True).indices]
         chosen = packed(by_length, self.lengths[by_length].tolist(), self.settings.batch)
@@ -120,7 +120,7 @@ class Translation(Family[TransformerSettings]):
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
 
     def objective(self) -> Objective:
-        """An example is a sentence, its loss the mean over its words; training takes the mean over all words."""
+        """An example is a sentence; its loss is the mean over its words. Training uses the mean over all words."""
         smoothing = spread(self.settings.smoothing, len(self.subwords[1]))
         return Objective(
             lambda model, batch: logits(model, *batch), CrossEntropy(ignored=PAD, label_smoothing=smoothing)
@@ -134,13 +134,13 @@ class Translation(Family[TransformerSettings]):
         return [self._pairs(split, some.tolist()) for some in batches]
 
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's scores and the words that were right, padding left out."""
+        """The decoder's logits and the target words, without padding."""
         words = target != PAD
         return logits(model, source, target)[words], target[words]
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> float:
-        """Perplexity, without smoothing: BLEU needs a beam search and is taken of the final weights only."""
+        """The perplexity without label smoothing. BLEU needs a beam search, so only the final weights get it."""
         device = next(model.parameters()).device
         total, count = 0.0, 0
         for rows in self._sorted("valid"):
@@ -155,7 +155,7 @@ class Translation(Family[TransformerSettings]):
         return Score(bleu(lines, references)[0], bleu_error(lines, references))
 
     def remarks(self) -> dict[str, Any]:
-        """What BLEU is, and what it would be for the source itself, untranslated."""
+        """The signature of BLEU, and the BLEU of copying the source without translation."""
         test = self.data["test"]
         value, signature = bleu(test["source_text"], test["target_text"])
         return {"bleu_signature": signature, "bleu_of_copying": value}
@@ -177,14 +177,14 @@ class Translation(Family[TransformerSettings]):
         return [lines[row] for row in sorted(lines)]
 
     def _sorted(self, split: Split, rows: int = 64, count: int | None = None) -> list[list[int]]:
-        """Rows of like length together: little padding."""
+        """Batches of rows of similar length, to reduce padding."""
         lines = self.lines[split, "source"][:count]
         order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 
 
 def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All words, and how many each line has: a file of one tensor a line takes as long to read as to make."""
+    """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
     return torch.cat(lines), torch.tensor([len(line) for line in lines])
 
 
@@ -193,7 +193,7 @@ def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
 
 
 def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
-    """Rows, sorted by length, in batches of at most `tokens` with padding."""
+    """Rows, sorted by length, in batches of at most `tokens` tokens including padding."""
     cuts, first = [0], 0
     for row, length in enumerate(lengths):
         if row > first and length * (row - first + 1) > tokens:
@@ -203,10 +203,13 @@ def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
 
 
 def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:
-    """fairseq's: the right word has 1 - smoothing, the V - 1 others share the rest evenly."""
+    """fairseq's smoothed loss: the right word has probability 1 - smoothing, the V - 1 others share the rest evenly."""
     return cross_entropy(scores, right, label_smoothing=spread(smoothing, scores.shape[1]))
 
 
 def spread(smoothing: float, words: int) -> float:
-    """torch's `label_smoothing` is over all V words, the right one too: V / (V - 1) times as much is fairseq's."""
+    """The value of torch's `label_smoothing` that gives fairseq's smoothing.
+
+    torch spreads it over all V words, including the right one, so it must be V / (V - 1) times as large.
+    """
     return smoothing * words / (words - 1)

@@ -1,4 +1,4 @@
-"""Words and their numbers: the most frequent of a training text, after the special ones."""
+"""A vocabulary: the most frequent words of a training text, and their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNKNOWN = "<unk>"
 
 
 class Vocabulary:
-    """Numbers `specials` first, then `words`; what is not listed becomes <unk>, which must be among them."""
+    """Numbers the words, `specials` first. Other words become <unk>, which must be one of the words."""
 
     def __init__(self, words: Iterable[str], specials: Sequence[str] = ()) -> None:
         self.words = list(dict.fromkeys([*specials, *words]))
@@ -20,7 +20,13 @@ class Vocabulary:
     def most_frequent(
         cls, texts: Iterable[Sequence[str]], size: int, specials: Sequence[str] = (UNKNOWN,)
     ) -> Vocabulary:
-        """At most `size` entries, specials included; of equally frequent words the alphabetically first."""
+        """Make a vocabulary of the most frequent words; equally frequent words are in alphabetical order.
+
+        Args:
+            texts: The words of each text.
+            size: Maximum number of entries, including `specials`.
+            specials: The entries with the first numbers.
+        """
         counts: Counter[str] = Counter()
         for words in texts:
             counts.update(words)

@@ -1,4 +1,4 @@
-"""What a study of one of the paper's figures is: runs that are trained, what is measured on them, what is shown."""
+"""The base class of studies of the paper's figures: the runs to train, and the analysis of these runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIGURE_STUDIES: dict[str, FigureStudy] = {}
 
 @dataclass(frozen=True)
 class FigureResult:
-    """What a study found: its numbers, its picture, and one sentence that says what they show."""
+    """The result of a study: its numbers, its picture, its tables, and one sentence that says what they show."""
 
     title: str
     data: dict[str, Any]
@@ -44,7 +44,15 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class TrainedRuns:
-    """The finished runs of a study, in files `NAME.json`; `analyse` measures some of them, `labels` names them."""
+    """The finished runs of a study.
+
+    Args:
+        size: The name of the size.
+        files: The files of the records, `NAME.json`.
+        records: The records.
+        analyse: Runs an analysis on some of the files.
+        labels: Gives the labels of analysed runs.
+    """
 
     size: str
     files: Sequence[Path]
@@ -56,8 +64,8 @@ class TrainedRuns:
 class FigureStudy:
     """A figure of the paper: by default one analysis of all runs. A subclass with a `name` registers itself.
 
-    `tasks` are those of the paper; users may name others. `substitutes` are taken if the data of `tasks` is missing.
-    `analyses` has an analysis for each size. `gradient_norms` says whether training records them.
+    `tasks` are the paper's tasks; users may name others. `substitutes` are used if the data of `tasks` is missing.
+    `analyses` has an analysis for each size. `gradient_norms` says whether training records gradient norms.
     """
 
     name: ClassVar[str]
@@ -73,6 +81,7 @@ class FigureStudy:
             FIGURE_STUDIES[cls.name] = cls()
 
     def usual_tasks(self, origin: Origin) -> tuple[str, ...]:
+        """The paper's tasks, or the substitutes if the data of one of them is missing."""
         try:
             for task in self.tasks:
                 tasks.find(task).source(origin)
@@ -96,7 +105,7 @@ class FigureStudy:
         return self.shown(analysis, runs.analyse(analysis, runs.files), runs)
 
     def shown(self, analysis: Analysis, found: Sequence[AnalysisRecord], runs: TrainedRuns) -> FigureResult:
-        """What an analysis shows of the runs."""
+        """The result of one analysis of the runs."""
         labels = runs.labels(found)
         data = {"records": [records.as_json(each) for each in found]}
         table = analysis.table(found, labels)

@@ -1,4 +1,4 @@
-"""The paper's figures and its Table 4, which is about robustness: what is trained, measured and drawn for each."""
+"""The studies of the paper's figures and of its Table 4, robustness."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ class Figure3(FigureStudy):
     analyses: ClassVar = {"paper": Spectrum(rows=1024), "small": Spectrum(rows=512), "tiny": Spectrum(rows=64, k=10)}
 
 
-class GradientNorms(FigureStudy):
-    """Gradient norms over training, from the records of the runs themselves."""
+class GradientNormStudy(FigureStudy):
+    """Gradient norms over training, from the records of the runs."""
 
     tasks = ("en-vi",)
     methods = ("baseline",)
     gradient_norms = True
 
 
-class Figure4(GradientNorms):
+class Figure4(GradientNormStudy):
     name = "figure4"
     title = "Figure 4: gradient norms over training"
 
@@ -102,7 +102,7 @@ class Figure4(GradientNorms):
         return FigureResult(self.title, data, norms_by_epoch({"gradient norm over training": norms}), sentence)
 
 
-class Figure5(GradientNorms):
+class Figure5(GradientNormStudy):
     name = "figure5"
     title = "Figure 5: gradient norms of the layers of encoder and decoder"
 
@@ -123,7 +123,7 @@ class Figure5(GradientNorms):
 
 
 class Table4(FigureStudy):
-    """At the paper's radii, and on to the radius at which half of the metric is lost."""
+    """The metric at the paper's radii, and the radius at which half of the metric is lost."""
 
     name = "table4"
     title = "Table 4: the metric under corrupted weights"
@@ -152,9 +152,9 @@ class Table4(FigureStudy):
 
 
 class SubstitutionsOverTraining(FigureStudy):
-    """Runs of 1, 2, 4, .. epochs: with a constant learning rate and one seed each is the beginning of the next.
+    """Runs of 1, 2, 4, .. epochs. With a constant learning rate and one seed, each is the beginning of the next.
 
-    Their last weights (`average` 1) are taken, because validation may choose the same epoch for all.
+    The last weights of each run are used (`average` 1), because validation may choose the same epoch for all.
     """
 
     name = "substitutions"
@@ -187,7 +187,7 @@ def paper_table() -> Table:
 
 
 def has_half(record: AnalysisRecord) -> bool:
-    """Whether the metric is above that of a model that knows nothing: a search asks when half of it is lost."""
+    """Whether the clean metric is better than guessing, so that half of it can be lost."""
     found = record.found
     return not found["higher_is_better"] or float(found["clean_metric"]) > found["floor"]
 
@@ -200,7 +200,7 @@ def layers_of(record: RunRecord, side: str) -> dict[str, list[float]]:
 
 
 def doubling(last: int) -> list[int]:
-    """1, 2, 4, .. and the last."""
+    """The powers of 2 below `last`, and `last`."""
     return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables as studies: which rows are run on which tasks, and what the paper found there."""
+"""The paper's tables as studies: the runs that each row needs, and the results that the paper prints."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Expected:
-    """A result of the paper, as printed: mean ± standard deviation over its four runs.
+    """A result of the paper.
 
-    `baseline` is that of its table. `slip` is the difference to it that the paper prints, where its own means give
-    another.
+    Args:
+        text: The result as printed: mean ± standard deviation over four runs.
+        baseline: The result of the baseline in the same table.
+        slip: The difference to the baseline as printed, if the printed means give another one.
     """
 
     text: str
@@ -49,7 +51,7 @@ class Expected:
 
     @property
     def difference(self) -> Decimal | None:
-        """Of the printed means, with no more digits than either of them has; the baseline has none."""
+        """The printed mean minus the baseline's, rounded to the fewer digits of the two; None for the baseline."""
         if self.baseline is None:
             return None
         coarser = max(self.mean, self.baseline.mean, key=lambda mean: mean.as_tuple().exponent)
@@ -58,12 +60,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table on one task: a method, what it sets in the method's walk, and what the paper found.
+    """A row of a table on one task.
 
     Args:
-        walk: The options that it sets; `own` are those of them that another task sets differently.
-        times: Which multiple of the best radius of its ladder it is, for a row that sets a radius. The best is that of
-            the paper's means among the rows of its method and norm; a tuned radius is the best one here.
+        study: The name of the study.
+        task: The name of the task.
+        label: The row's label in the paper.
+        method: The name of the method.
+        walk: The options of the walk that the row sets.
+        own: Those of these options that are set for this task only.
+        expected: The paper's result.
+        times: For a row that sets a radius: its ratio to the radius with the best mean in the paper among the rows of
+            the same method and norm. With tuned radii, the tuned one takes the place of the best.
     """
 
     study: str
@@ -76,7 +84,14 @@ class Row:
     times: float | None = None
 
     def plan(self, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None) -> Plan:
-        """`tuned` is a folder whose searches say how far to walk, instead of the paper."""
+        """The plan of this row.
+
+        Args:
+            size: The name of the size as records hold it.
+            seed: The seed of the run.
+            origin: Where the data is.
+            tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
+        """
         made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk)
         if tuned is not None:
             return with_tuned_walk(made, tuned, self.times)
@@ -87,7 +102,10 @@ class Row:
 
 
 class RowInFile(BaseModel):
-    """A row on all tasks: `walk` holds options of the walk, and under the name of a task those of its own."""
+    """A row in a study's file, for all tasks.
+
+    `walk` holds options of the walk, and under the name of a task the options for this task only.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -99,7 +117,7 @@ class RowInFile(BaseModel):
 
 
 class Study(BaseModel):
-    """A table of the paper, as its file holds it; the first row is the baseline. `seeds` is their number."""
+    """A table of the paper, as its file holds it; the first row is the baseline. `seeds` is the number of seeds."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -132,7 +150,15 @@ class Study(BaseModel):
         origin: Origin | None = None,
         tuned: Path | None = None,
     ) -> list[Plan]:
-        """Every run that the table needs, each once, though two rows may be the same walk."""
+        """Every run that the table needs; rows with the same walk share their runs.
+
+        Args:
+            size: The name of the size as records hold it.
+            tasks: Some of the table's tasks; by default all.
+            seeds: The seeds; by default 1 to `self.seeds`.
+            origin: Where the data is.
+            tuned: A folder of records; the sizes of the walks are taken from its searches instead of the paper.
+        """
         chosen = self.tasks if tasks is None else tasks
         if unknown := sorted(set(chosen) - set(self.tasks)):
             raise InputError(f"{self.name} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
@@ -164,7 +190,7 @@ def load(name: str) -> Study:
 
 
 def parse(name: str, raw: Mapping[str, Any]) -> Study:
-    """A study from what its file holds; every plan is made once, so that nothing wrong is found only later."""
+    """Make a study from the content of its file. All plans are made once, so that mistakes are found here."""
     try:
         study = Study.model_validate({"name": name, **raw})
     except ValidationError as error:
@@ -184,7 +210,7 @@ def parse(name: str, raw: Mapping[str, Any]) -> Study:
 
 
 def relative_cost(run: Plan) -> float:
-    """Gradient evaluations over those of plain training for as many epochs."""
+    """Gradient evaluations relative to plain training for the same number of epochs."""
     epochs = run.settings.epochs
     return math.fsum(run.choice.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
 

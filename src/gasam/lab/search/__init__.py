@@ -1,1 +1,1 @@
-"""The search for the size of a walk on the validation split: `gasam tune`."""
+"""The search of `gasam tune` for the size of a walk, on the validation split."""

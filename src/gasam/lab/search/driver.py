@@ -1,7 +1,7 @@
-"""Runs a search: rounds of trials in processes, until the strategy proposes nothing more.
+"""The driver of a search: it runs rounds of trials until the strategy proposes no more.
 
-A trial stores its outcome in a file of its own, and the finding is written after every round. So the same command
-continues a search that was killed: it proposes the same trials, and reads those that ended.
+Each trial stores its outcome in its own file, and the finding is written after every round. So the same command
+continues a search that was killed: it proposes the same trials, and reads the finished ones.
 """
 
 from __future__ import annotations
@@ -27,20 +27,25 @@ from gasam.lab.storage import write_json
 
 
 class TrialFailedError(RuntimeError):
-    """A trial ended without an outcome; the same command runs it again."""
+    """A trial failed. Calling `tune` again repeats it."""
 
 
 def tune(
     question: Question, out: Path, *, parallel: int = 1, watch: OnEvent = lambda job, event: None, cpu: bool = False
 ) -> Finding:
-    """Search, continuing what an earlier call left; the answer is in `out/tuning/NAME.json` after every round.
+    """Search for the size of a walk, and continue the search if an earlier call was interrupted.
+
+    The finding is written to `out/tuning/NAME.json` after every round.
 
     Args:
-        question: What to search.
+        question: The task, the method, and the range of the search.
         out: The folder of records.
-        parallel: Runs at a time.
-        watch: Is told how far each run is.
-        cpu: Do not use an accelerator.
+        parallel: Number of trials at a time, each in its own process.
+        watch: Called with each job and its events, see `engines.local.OnEvent`.
+        cpu: Use the CPU even if there is a GPU.
+
+    Raises:
+        TrialFailedError: If a trial fails. Its message names the log file.
     """
     folder = out / "tuning"
     runner = Runner(question, folder / "tries", parallel, watch, cpu)
@@ -50,7 +55,7 @@ def tune(
         with runner.shared_lock("baseline"):
             [baseline] = runner.outcomes([(None, 0)])
         if baseline.valid is None:
-            raise InputError(f"the baseline of {question.task} diverges: change its settings before you tune a walk")
+            raise InputError(f"the baseline of {question.task} diverged: change its settings before you tune a walk")
         found = _without_trials(question, file.stem, data_hash, baseline)
         pruner = None if question.full_grid else found.pruner(max(question.tolerance, found.noise))
         if file.exists():
@@ -67,7 +72,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trials in processes. `folder` holds a folder for each trial, which searches of all methods share."""
+    """Runs trials in processes. `folder` has a subfolder for each trial, and searches of all methods share it."""
 
     question: Question
     folder: Path
@@ -78,11 +83,12 @@ class Runner:
     def outcomes(
         self, wanted: Sequence[tuple[Candidate | None, int]], pruner: BehindBaseline | None = None
     ) -> list[Outcome]:
-        """The outcomes of walks, read if they are known. Raises `TrialFailedError` if any of them fails.
+        """The outcomes of trials, read from files or run now. Raises `TrialFailedError` if one of them fails.
 
         Args:
-            wanted: Candidates, None for the baseline, each with its repetition: 0 has the seed of the search.
-            pruner: Gives hopeless trials up; by default all run to their end.
+            wanted: Pairs of a candidate, or None for the baseline, and a repetition. Repetition 0 has the seed of the
+                search.
+            pruner: Decides which trials to stop early; by default all are run to completion.
         """
         jobs = prepare((self.question.plan(*each) for each in wanted), self.folder)
         for job, (candidate, _) in zip(jobs, wanted, strict=True):
@@ -99,7 +105,7 @@ class Runner:
         return [job.record for job in jobs]
 
     def shared_lock(self, name: str) -> FileLock:
-        """For trials that searches of other methods need as well: one that comes meanwhile waits, then reads them."""
+        """A lock for trials that searches of other methods need as well. They wait for it, then read the outcomes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return FileLock(self.folder / f"{self.question.task}-{self.question.size}-{name}.lock")
 
@@ -124,7 +130,7 @@ def _without_trials(question: Question, name: str, data_hash: str, baseline: Out
 
 
 def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file: Path) -> Finding:
-    """Rounds of trials with one seed."""
+    """Run rounds of trials with one seed until the strategy proposes no more."""
     question = runner.question
     strategy = question.strategy(found.noise)
     while True:
@@ -140,7 +146,7 @@ def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file:
 
 
 def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
-    """Run the finalists and the baseline with as many seeds as wanted, or as an earlier call had."""
+    """Repeat the finalists and the baseline with more seeds, as many as asked for now or by an earlier call."""
     question = runner.question
     best = finalists(found.gains_of_first_seed(question.norms), found.noise)
     repetitions = range(1, max(question.seeds, len(found.seeds)))
@@ -156,7 +162,7 @@ def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Inside, no other process runs the same search."""
+    """Lock the search for this process; raise if another process runs it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file.with_suffix(".lock"), timeout=0):

@@ -1,4 +1,4 @@
-"""What a search found: every trial, the walk to use, its gain and its cost."""
+"""The finding of a search: every trial, the chosen walk, its gain and its cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gasam.lab.search.worth import BehindBaseline, Worth
 
 SCHEMA = 1
 GRID = "-grid"
-"""Ends the name of a full grid, which is there to judge searches by and chooses nothing."""
+"""The end of the name of a full grid. Searches are compared with it; it chooses no walk."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,21 @@ class Finding:
     """Everything a search has measured. Files of older searches lack the fields that have defaults.
 
     Args:
+        schema: The version of the format of the file.
+        name: The name of the search and its file.
+        task: The name of the task.
+        size: The name of the size.
+        method: The name of the method.
+        seed: The seed of the search.
+        settings: The settings of the task.
         data: The hash of the data.
+        exponents: The smallest and the largest power of ten that were searched.
+        tolerance: The loss of worth at which a trial has collapsed, see `Question`.
         baseline: Plain training with the seed of the search.
-        tries: The trials with that seed.
-        quantity: What was searched, budget or epsilon.
-        walk: The options that all walks have, such as their cap.
-        repeats: The finalists and the baseline again, each with another seed.
+        tries: The trials with the seed of the search.
+        quantity: The searched quantity, "budget" or "epsilon".
+        walk: The options that all trials share, such as the cap.
+        repeats: The finalists and the baseline with other seeds.
     """
 
     schema: int
@@ -71,13 +80,13 @@ class Finding:
         return Worth(self.metric, self.baseline.worthless)
 
     def pruner(self, tolerance: float) -> BehindBaseline:
-        """Follows the metric of the curves, which may differ from that of the scores."""
+        """The rule that stops trials early. It uses the metric of the curves, which may differ from the scores'."""
         followed = tasks.find(self.task).family.followed
         return BehindBaseline(Worth(followed, self.baseline.worthless), self.baseline.curve, tolerance)
 
     @property
     def baseline_score(self) -> float:
-        """With the seed of the search, which is refused if its baseline diverges."""
+        """The baseline's score with the seed of the search. `tune` raises if this baseline diverges."""
         assert self.baseline.valid is not None
         return self.baseline.valid
 
@@ -85,17 +94,17 @@ class Finding:
     def error(self) -> float:
         """The standard error of a difference between two scores on the validation split, in units of the metric.
 
-        It is that of independent splits, an upper bound: here both scores are of the same examples.
+        It assumes independent splits, so it is an upper bound: here both scores are of the same examples.
         """
         return math.sqrt(2) * (self.baseline.error or 0.0)
 
     @property
     def noise(self) -> float:
-        """The same as a share of the baseline's worth."""
+        """`error` as a share of the baseline's worth."""
         return self.error / self.worth.of(self.baseline_score)
 
     def gains(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
-        """The gain of each walk over the baseline; for a finalist it is the mean over its seeds."""
+        """The gain of each candidate over the baseline; for a finalist, the mean over its seeds."""
         found = {}
         for candidate in self.gains_of_first_seed(norms):
             gains = [self._gain(ours, plain) for ours, plain in self.pairs(candidate)]
@@ -109,7 +118,7 @@ class Finding:
         return -math.inf if value is None else self.worth.gain(value, baseline)
 
     def pairs(self, candidate: Candidate) -> list[tuple[float | None, float]]:
-        """The scores of a candidate and of the baseline, seed by seed; seeds whose baseline diverged are left out."""
+        """Pairs of scores, the candidate's and the baseline's, by seed, without seeds whose baseline diverged."""
         baselines = {one.seed: one.valid for one in self.repeats if not isinstance(one, Trial)}
         found = [(self.one(candidate).valid, self.baseline_score)]
         for one in self._repeated_trials():
@@ -119,7 +128,7 @@ class Finding:
         return found
 
     def means(self, candidate: Candidate) -> tuple[float, float]:
-        """The mean score of a candidate and of the baseline, over the seeds that the candidate has."""
+        """The mean scores of a candidate and of the baseline, over the candidate's seeds."""
         pairs = [(ours, plain) for ours, plain in self.pairs(candidate) if ours is not None]
         return sum(ours for ours, _ in pairs) / len(pairs), sum(plain for _, plain in pairs) / len(pairs)
 
@@ -130,7 +139,7 @@ class Finding:
         return [one for one in self.repeats if isinstance(one, Trial)]
 
     def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
-        """The best of the finalists, if they were repeated with other seeds and did not all diverge, else of all."""
+        """The best of the repeated finalists; the best of the others if no finalist was repeated or all diverged."""
         gains = self.gains(norms)
         finalists = {each: gains[each] for each in self.repeated() if each in gains}
         return best_of(finalists) or best_of({each: gain for each, gain in gains.items() if each not in finalists})
@@ -142,7 +151,7 @@ class Finding:
         return candidate.options(self.quantity, self.walk or {})
 
     def by_norm(self) -> list[Finding]:
-        """What was found in each norm, as if it alone had been searched; the one to use comes first."""
+        """The finding of each norm, as if only this norm had been searched; the norm of the chosen walk is first."""
         parts = []
         for norm in dict.fromkeys(one.norm for one in self.tries):
             tries = tuple(one for one in self.tries if one.norm == norm)
@@ -161,7 +170,7 @@ class Finding:
 
     @property
     def finished(self) -> bool:
-        """Whether the search would try nothing more, in the norms that it began with."""
+        """Whether the search has no more trials to propose, in the norms that it began with."""
         norms = tuple(dict.fromkeys(one.norm for one in self.tries if one.cap is None))
         search = TwoStages(norms, *self.exponents, self.tolerance, self.noise)
         return bool(norms) and not search.propose(self.gains_of_first_seed(norms))
@@ -176,18 +185,18 @@ class Finding:
 
     @property
     def never_walked(self) -> bool:
-        """Whether no trial needed more gradients than the baseline: the schedule never let the walk begin."""
+        """Whether no trial needed more gradients than the baseline, because the schedule never started the walk."""
         return all(one.gradient_evaluations <= self.baseline.gradient_evaluations for one in self.tries)
 
     def at_guessing_level(self, one: Outcome) -> bool:
-        """Whether a trial, or the baseline, is no better than guessing; False if its error is not known."""
+        """Whether a trial or the baseline is no better than guessing; False if its standard error is not known."""
         if one.valid is None or one.error is None:
             return False
         return Worth(self.metric, one.worthless).is_guessing(one.valid, one.error)
 
 
 def read_all(folder: Path) -> Iterator[Finding]:
-    """The searches in a folder of records, in the order of their names."""
+    """Read the searches in a folder of records, in the order of their names."""
     return map(Finding.read, files(folder))
 
 

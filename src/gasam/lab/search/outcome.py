@@ -1,4 +1,4 @@
-"""What a trial measured on the validation split, as the files of a search hold it."""
+"""The outcome of a trial on the validation split, as the files of a search hold it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from gasam.lab.search.worth import BehindBaseline
 
 
 class Outcome(BaseModel):
-    """What training with one seed gave, with or without a walk.
+    """The outcome of training with one seed, with or without a walk.
 
-    `valid` is the score, None if training diverged or was given up; `error` is its standard error, which older files
-    lack. `worthless` is the score of guessing. `curve` has a score for each epoch. `seed` is there only if it is not
-    the seed of the search.
+    Args:
+        valid: The score; None if training diverged or was stopped early.
+        error: The standard error of the score; older files lack it.
+        worthless: The score of guessing.
+        diverged: Whether the loss became infinite or NaN.
+        curve: The score after each epoch.
+        gradient_evaluations: Number of gradient evaluations.
+        seconds: Time of training.
+        commit: The commit of the code; None if it is not known.
+        dirty: Whether the code had uncommitted changes.
+        seed: The seed, only if it is not the seed of the search.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,18 +40,18 @@ class Outcome(BaseModel):
     seed: int | None = None
 
     def is_final(self, epochs: int, pruner: BehindBaseline | None) -> bool:
-        """Whether it ran to its end, diverged, or would be given up now too; otherwise it has to be run again."""
+        """Whether the trial was completed, diverged, or would be stopped early again. If not, it has to be rerun."""
         if self.diverged or len(self.curve) == epochs:
             return True
         return pruner is not None and pruner.hopeless(self.curve)
 
     def as_json(self) -> dict[str, Any]:
-        """Without the fields that were never given, so that an older file stays as it is."""
+        """The fields that were set, so that older files do not change."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Trial(Outcome):
-    """The outcome of a walk."""
+    """The outcome of training with a walk, and the walk: its norm, mantissa, exponent and cap, see `Candidate`."""
 
     norm: Annotated[float, PlainSerializer("{:g}".format)]
     exponent: int

@@ -1,4 +1,4 @@
-"""What a search is about: the task, the method, the range of its walks, and how thoroughly they are tried."""
+"""The question of a search: the task, the method, the range of its walks, and the number of trials and seeds."""
 
 from __future__ import annotations
 
@@ -21,35 +21,43 @@ from gasam.lab.training.plan import Plan
 TOLERANCE = 0.02
 EXPONENTS = {"budget": (-2, -1), "epsilon": (-6, 0)}
 SEED = 0
-"""Not one of those that results are taken with."""
+"""The default seed of searches; results use the seeds from 1."""
 SEED_STEP = 1_000_000
 """Finalists are repeated with the seeds SEED + 1,000,000, SEED + 2,000,000 and so on."""
 CAP = 0.1
-"""Ten times the recommended one: validation decides here, and on some tasks it allows three times the gain."""
+"""Ten times the recommended cap. A search can try it because validation decides; on some tasks it triples the gain."""
 
 
 def usual_quantity(method: str) -> str:
-    """What is searched by default: methods that move embeddings have no budget."""
+    """The quantity to search by default: a budget, or epsilon for methods that move embeddings."""
     return "epsilon" if method in METHODS and METHODS[method].moved == "embeddings" else "budget"
 
 
 def usual_norms(method: str, quantity: str) -> tuple[float, ...]:
-    """For a budget the norm of the recommended walk, for an epsilon both."""
+    """The norms to search by default: the method's own norm for a budget, both norms for epsilon."""
     return NORMS if quantity == "epsilon" or method not in METHODS else (METHODS[method].preset.norm,)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be tuned.
+    """What to tune.
 
     Args:
+        task: The name of the task.
+        method: The name of the method; not the baseline.
+        size: The name of the size as records hold it.
+        seed: The seed of the trials; results should use other seeds.
+        origin: Where the data is.
+        settings: Settings of the task to change.
         quantity: "budget", with a cap and the recommended schedule, or "epsilon", the paper's form.
+        norms: The norms to search: inf, 2 or both.
         exponents: The smallest and the largest power of ten of the quantity.
-        tolerance: A trial that loses more of the baseline's worth, and more than the noise of the split, has collapsed.
-        cap: For a budget. The recommended walk, with its own cap, is always tried as well.
-        trials: At most that many trials; None has no limit.
-        seeds: Repeat the finalists and the baseline until they have that many seeds, and choose by the means.
-        full_grid: Run every point of the grid to completion.
+        tolerance: A trial has collapsed if it loses more than this share of the baseline's worth, and more than the
+            noise of the validation split.
+        cap: The cap of the trials with a budget. The recommended walk, with its own cap, is always tried as well.
+        trials: Maximum number of trials; None for no limit.
+        seeds: Repeat the finalists and the baseline until they have this many seeds, and choose by the mean.
+        full_grid: Run every point of the grid to completion (expensive).
     """
 
     task: str
@@ -68,7 +76,7 @@ class Question:
     full_grid: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for whatever is wrong before anything is prepared."""
+        """Raise `InputError` for invalid values before anything is run."""
         if self.method == "baseline":
             raise InputError("the baseline does not walk: name a method to tune")
         if self.quantity not in EXPONENTS:
@@ -91,7 +99,7 @@ class Question:
         self.plan(Candidate(math.inf, 0), self.seeds - 1)
 
     def plan(self, candidate: Candidate | None, repetition: int = 0) -> Plan:
-        """Of a trial, or of the baseline if there is no candidate; repetition 0 has the seed of the search."""
+        """The plan of a trial, or of the baseline if the candidate is None. Repetition 0 has the seed of the search."""
         method, walk = "baseline", None
         if candidate is not None:
             method, walk = self.method, candidate.options(self.quantity, self.fixed())
@@ -99,17 +107,17 @@ class Question:
         return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=self.settings, walk=walk)
 
     def fixed(self) -> dict[str, Any]:
-        """The options of the walk that every trial has."""
+        """The options of the walk that all trials share."""
         return {} if self.quantity == "epsilon" else {"cap": self.cap, "walk_progress": recommended()[1].progress}
 
     def strategy(self, noise: float) -> FullGrid | TwoStages:
-        """How to search, given the noise of the validation split as a share of the baseline's worth."""
+        """The search strategy, given the noise of the validation split as a share of the baseline's worth."""
         if self.full_grid:
             return FullGrid(self.norms, *self.exponents)
         return TwoStages(self.norms, *self.exponents, self.tolerance, noise, self.always())
 
     def always(self) -> tuple[Candidate, ...]:
-        """The recommended walk, if its norm is searched."""
+        """The candidates that are always tried: the recommended walk, if its norm is searched."""
         if self.quantity == "epsilon":
             return ()
         norm, perturbation = METHODS[self.method].preset.norm, recommended()[0]
@@ -118,7 +126,7 @@ class Question:
         return (Candidate(norm, int(exponent), int(mantissa), cap),) if norm in self.norms else ()
 
     def name(self, data_hash: str) -> str:
-        """Of the search: another for other settings, data or seeds, the same for other ranges."""
+        """The name of the search. It depends on the settings, the data and the seed, but not on the ranges."""
         config = self.plan(Candidate(math.inf, 0)).config()
         config["method"] = {k: v for k, v in config["method"].items() if k not in ("epsilon", "budget", "norm")}
         text = json.dumps([config, data_hash, self.seed], sort_keys=True)

@@ -1,8 +1,8 @@
-"""Which size of the walk to try next: the paper's two stages, as a function of what was tried before.
+"""The search strategy: which sizes of the walk to try next, given the outcomes so far.
 
-First the order of magnitude, by bisection on the exponent between a walk that does nothing and one at which training
-collapses; then the grid {1, 2, 5, 8} within it. Because it only depends on outcomes, a search that was killed continues
-where it was, and a search can be replayed on a full grid that was measured before.
+It has the paper's two stages. The first finds the order of magnitude, by bisection on the exponent for the largest one
+at which training does not collapse. The second tries the grid {1, 2, 5, 8} within it. Because the strategy depends only
+on outcomes, a search that was killed can continue, and a search can be replayed on a measured full grid.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 NORMS = (math.inf, 2.0)
 MANTISSAS = (1, 2, 5, 8)
 GRID_ORDER = (5, 2, 8, 1)
-"""The middle first, should the trials end here; 1 was mostly tried by the bisection."""
+"""The middle comes first, in case the number of trials is limited; the bisection has usually tried 1 already."""
 
 CLEAR = 0.25
-"""Up to this share of the tolerance a loss may be chance."""
+"""A loss up to this share of the tolerance may be chance."""
 
 
 class Candidate(NamedTuple):
     """A norm, and a budget or an epsilon as mantissa times ten to the exponent.
 
-    `cap` is another cap than that of the search, as the recommended walk has it.
+    `cap` is None for the cap of the search; the recommended walk has its own.
     """
 
     norm: float
@@ -42,12 +42,12 @@ class Candidate(NamedTuple):
         return f"{in_words(self.norm)} {self.value:g}{cap}"
 
     def options(self, quantity: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the walk: its size, those that all walks of the search have, and its own cap."""
+        """The options of the walk: its size, the options that all trials share, and its own cap."""
         own = {} if self.cap is None else {"cap": self.cap}
         return {"norm": self.norm, quantity: self.value} | dict(fixed) | own
 
     def neighbour(self, step: int) -> Candidate:
-        """That many places further in the grid; -1 is the next smaller size."""
+        """The candidate `step` places further in the grid; -1 gives the next smaller size."""
         decades, place = divmod(MANTISSAS.index(self.mantissa) + step, len(MANTISSAS))
         return self._replace(exponent=self.exponent + decades, mantissa=MANTISSAS[place])
 
@@ -57,16 +57,21 @@ def in_words(norm: float) -> str:
 
 
 Gains = Mapping[Candidate, float]
-"""Over the baseline in units of the baseline's worth, so that more is better for every metric; -inf where there is no
-number, because it diverged or was given up."""
+"""Gains over the baseline as a share of the baseline's worth, so that more is better for every metric; -inf if the
+trial diverged or was stopped early."""
 
 
 @dataclass(frozen=True)
 class TwoStages:
-    """A walk that loses more than `tolerance` and `noise` of the baseline's worth has collapsed.
+    """Bisection on the exponent, then a grid.
 
-    `noise` is the standard error of a difference on the validation split: a smaller loss is no reason to go elsewhere.
-    `always` are tried first.
+    Args:
+        norms: The norms to search.
+        low: The smallest power of ten.
+        high: The largest power of ten.
+        tolerance: A trial has collapsed if it loses more than this share of the baseline's worth and more than `noise`.
+        noise: The standard error of a difference on the validation split, as a share of the baseline's worth.
+        always: Candidates that are tried first in any case.
     """
 
     norms: tuple[float, ...]
@@ -77,7 +82,7 @@ class TwoStages:
     always: tuple[Candidate, ...] = ()
 
     def propose(self, known: Gains) -> list[Candidate]:
-        """All that may be tried now, the norms in turn; nothing when the search is done."""
+        """The candidates to try now, alternating between norms; empty if the search is finished."""
         searched = {each: gain for each, gain in known.items() if each.cap is None}
         wanted = [self._of_norm(norm, searched) for norm in self.norms]
         in_turn = [each for turn in zip_longest(*wanted) for each in turn if each is not None]
@@ -85,7 +90,7 @@ class TwoStages:
         return first + [each for each in in_turn if each not in first]
 
     def decade(self, norm: float, known: Gains) -> int | Candidate:
-        """The largest order of magnitude that has not collapsed, or what must be tried to know it."""
+        """The largest exponent that has not collapsed, or the candidate to try next in the bisection."""
         fine, collapsed = self.low - 1, self.high + 1
         while collapsed - fine > 1:
             middle = Candidate(norm, (fine + collapsed) // 2)
@@ -101,7 +106,8 @@ class TwoStages:
         return gain < -max(self.tolerance, self.noise)
 
     def _barren(self, grid: Sequence[Candidate], known: Gains) -> bool:
-        """Whether what is better lies beneath: the power of ten loses more than noise, or all of its grid loses."""
+        """Whether to search the next lower decade: this power of ten is clearly worse than the baseline, or all of the
+        grid is."""
         gains = {each: known[each] for each in grid if each in known}
         clear = max(CLEAR * self.tolerance, self.noise)
         clear_loss = any(gain < -clear for each, gain in gains.items() if each.mantissa == 1)
@@ -111,7 +117,7 @@ class TwoStages:
         decade = self.decade(norm, known)
         if isinstance(decade, Candidate):
             return [decade]
-        if decade < self.low:  # even the smallest collapses
+        if decade < self.low:  # even the smallest size collapses
             return []
         grid = _grid(norm, decade)
         while decade > self.low and self._barren(grid, known):
@@ -123,7 +129,7 @@ class TwoStages:
         best = best_of({each: gain for each, gain in known.items() if each.norm == norm})
         if best is None or known[best] <= 0:
             return []
-        beside = [best.neighbour(-1), best.neighbour(1)]  # a better one may lie just outside of what was tried
+        beside = [best.neighbour(-1), best.neighbour(1)]  # the best may be at the edge of what was tried
         return [each for each in beside if self.low <= each.exponent <= self.high and each not in known]
 
 
@@ -133,7 +139,7 @@ def _grid(norm: float, exponent: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class FullGrid:
-    """Every size of the grid: expensive, and what a search is judged by."""
+    """Every size of the grid (expensive); searches are compared with it."""
 
     norms: tuple[float, ...]
     low: int
@@ -150,7 +156,7 @@ class FullGrid:
 
 
 def best_of(known: Gains) -> Candidate | None:
-    """The one with the largest gain, of equal ones the smallest; None where nothing gave a number."""
+    """The candidate with the largest gain, and the smallest of equal ones; None if all diverged or were stopped."""
     return next(iter(ranked(known)), None)
 
 
@@ -160,13 +166,19 @@ def ranked(known: Gains) -> list[Candidate]:
 
 
 def finalists(known: Gains, noise: float, most: int = 3) -> list[Candidate]:
-    """The best, and those that are within the noise of it."""
+    """The best candidates: at most `most`, all within the noise of the first."""
     best = ranked(known)[:most]
     return [each for each in best if known[each] >= known[best[0]] - noise]
 
 
 def replayed(strategy: TwoStages, measured: Gains, budget: int | None = None) -> Sequence[Candidate]:
-    """What the search would have tried, in its order, had it been given these outcomes one by one."""
+    """The candidates that a search would try, in its order, if its trials had the measured gains.
+
+    Args:
+        strategy: The search.
+        measured: The gains of all candidates, from a full grid.
+        budget: Maximum number of trials; None for no limit.
+    """
     known: dict[Candidate, float] = {}
     while proposed := strategy.propose(known)[: None if budget is None else budget - len(known)]:
         known |= {each: measured[each] for each in proposed}

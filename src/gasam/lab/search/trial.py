@@ -1,4 +1,4 @@
-"""One trial: training that is judged on the validation split alone, and given up when it is hopeless."""
+"""One trial of a search: training that sees only the validation split, and may be stopped early."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gasam.lab.training.progress import OnUpdate
 from gasam.lab.training.run import judge
 
 OUTCOME = "outcome.json"
-"""The name of the file that a trial leaves in its folder."""
+"""The name of the file with a trial's outcome, in the trial's folder."""
 
 
 def run_trial(
     job: Job, folder: Path, on_update: OnUpdate, *, pruner: BehindBaseline | None = None, cpu: bool = False
 ) -> Outcome:
-    """Train, going on from a checkpoint if there is one. The outcome is stored before checkpoints are deleted.
+    """Train a trial, or resume it from its checkpoint. The outcome is stored before the checkpoints are deleted.
 
     Args:
         job: What to train.
         folder: The folder of all trials.
-        on_update: Is told how far the training is.
-        pruner: Decides after each epoch whether to give up; by default all epochs are run.
-        cpu: Do not use an accelerator.
+        on_update: Called with an `Update` during training.
+        pruner: Decides after each epoch whether to stop early; by default all epochs are run.
+        cpu: Use the CPU even if there is a GPU.
     """
     checkpoints = Checkpoints(folder / job.name)
     with checkpoints.alone():

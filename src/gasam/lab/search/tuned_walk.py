@@ -1,4 +1,4 @@
-"""Plans with the walk that a search chose."""
+"""The use of tuned walks: plans with the walk that a search chose."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gasam.lab.walks import WALK, choose
 
 
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
-    """The plan with the walk that was found for its method with its settings and data; the baseline has none.
+    """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
 
     Args:
-        plan: What is to be trained.
+        plan: The plan to change.
         folder: The folder of records whose `tuning` folder holds the searches.
-        times: Use this multiple of the epsilon that was found in the plan's own norm.
+        times: Use this multiple of the epsilon that was tuned in the plan's own norm.
     """
     method = plan.choice.method
     if plan.choice.moved == "nothing":
         return plan
     if times is None and plan.choice.epsilon_source.kind == "given":
-        raise InputError(f"{method} is given a radius and is to use the tuned one: leave out one of the two")
+        raise InputError(f"{method} has a given radius and --tuned: leave out one of the two")
     norms = NORMS if times is None else (plan.choice.norm,)
     found = _best_search(plan, folder, norms, only_epsilon=times is not None)
     best = None if found is None else found.chosen(norms)
@@ -53,7 +53,7 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
 
 
 def _own_options(plan: Plan) -> dict[str, Any]:
-    """What the user changed in the method's walk, without its size."""
+    """The options that the user changed in the method's walk, without its size."""
     default = choose(plan.choice.method, plan.task, plan.settings.epochs, None, plan.size)
     names = WALK - {"epsilon", "budget", "norm", "cap", "walk_progress"}
     values = {name: getattr(plan.choice, name) for name in names}
@@ -61,7 +61,7 @@ def _own_options(plan: Plan) -> dict[str, Any]:
 
 
 def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
-    """The search with the largest gain; a budget comes before an epsilon, because it is what is searched by default."""
+    """The search with the largest gain. Searches for a budget, the default quantity, come before those for epsilon."""
     data_hash = plan.data().hash
     usable = []
     for file in files(folder):
@@ -74,14 +74,14 @@ def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon:
 
 
 def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
-    """Whether it was found for what the plan trains, and with seeds that the plan does not test."""
+    """Whether the search has the plan's task, method, settings and data, and other seeds than the plan."""
     searched = (found.task, found.size, found.method, found.settings, found.data)
     planned = (plan.task, plan.size, plan.choice.method, plan.config()["settings"], data_hash)
     return searched == planned and plan.seed not in found.seeds and not found.full_grid
 
 
 def _read_when_ended(file: Path) -> Finding:
-    """While a search runs, what it has found so far is not yet what it will choose."""
+    """Read a finding; raise if its search is still running, because it may yet choose another walk."""
     lock = file.with_suffix(".lock")
     if not lock.exists():
         return Finding.read(file)
@@ -91,8 +91,8 @@ def _read_when_ended(file: Path) -> Finding:
     except Timeout:
         found = Finding.read(file)
     raise InputError(
-        f"{file.stem} is still being tuned: wait for it; `gasam compare` also takes "
-        f"--walk {found.method}.{found.quantity}=VALUE in place of --tuned"
+        f"{file.stem} is still being tuned: wait for it, or give `gasam compare` "
+        f"--walk {found.method}.{found.quantity}=VALUE instead of --tuned"
     )
 
 
@@ -101,7 +101,7 @@ def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
     wanted = "" if times is None else f" --quantity epsilon --norms {plan.choice.norm:g}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(
-        f"no search in {folder / 'tuning'} found the {what} of {method} on {plan.task} in size {plan.size} with these "
+        f"{folder / 'tuning'} has no search for the {what} of {method} on {plan.task} in size {plan.size} with these "
         f"settings and this data: run `gasam tune {plan.task} --method {method} --size {size}{wanted} "
         f"--out {shlex.quote(str(folder))}` first, with the same --epochs, --set and files and another --seed"
     )

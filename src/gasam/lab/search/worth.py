@@ -1,4 +1,4 @@
-"""What a score is worth beside the baseline's, and when a trial is too far behind to go on."""
+"""The gain of a score over the baseline's, and the rule that stops trials early."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import NamedTuple
 from gasam.lab.families import Metric
 
 HOPELESS = 3
-"""How many times the tolerance a trial may be behind the baseline."""
+"""A trial is stopped early if it is behind the baseline by more than this multiple of the tolerance."""
 
 
 class Worth(NamedTuple):
-    """Compares scores so that more is better for every metric; `worthless` is the score of guessing."""
+    """Compares scores such that more is better for every metric; `worthless` is the score of guessing."""
 
     metric: Metric
     worthless: float
 
     def gain(self, value: float, baseline: float) -> float:
-        """0 is as good as the baseline, -1 is worth nothing (for a perplexity: twice as high)."""
+        """The gain over the baseline: 0 for an equal score, -1 for guessing or for twice the perplexity."""
         difference = value - baseline if self.metric.higher_is_better else baseline - value
         return difference / self.of(baseline)
 
     def of(self, baseline: float) -> float:
-        """What the baseline has learned: accuracy or BLEU above guessing, or its perplexity."""
+        """The worth of the baseline: its accuracy or BLEU above guessing, or its perplexity."""
         return max(abs(baseline - self.worthless), 1e-12) if self.metric.higher_is_better else abs(baseline)
 
     def is_guessing(self, value: float, error: float) -> bool:
-        """Whether a score is no better than guessing by two standard errors."""
+        """Whether a score is better than guessing by at most two standard errors."""
         better = value - self.worthless
         return bool((better if self.metric.higher_is_better else -better) <= 2 * error)
 
 
 class BehindBaseline(NamedTuple):
-    """Gives a trial up that is far behind the baseline after half of the epochs, and does not catch up.
+    """Stops a trial that is far behind the baseline after half of the epochs and does not catch up.
 
     `baseline` is the baseline's curve, with a score for each epoch.
     """
@@ -44,14 +44,14 @@ class BehindBaseline(NamedTuple):
     tolerance: float
 
     def hopeless(self, curve: Sequence[float | None]) -> bool:
-        """Whether a trial with this curve should be given up now."""
+        """Whether a trial with this curve should be stopped now."""
         if not curve or curve[-1] is None or 2 * len(curve) < len(self.baseline):
             return False
         gap = self._gap(curve)
         return gap > HOPELESS * self.tolerance and gap >= self._gap(curve[:-1])
 
     def _gap(self, curve: Sequence[float | None]) -> float:
-        """How much less the best score so far is worth than the baseline's best after as many epochs."""
+        """The gap between the best score so far and the baseline's best after the same number of epochs."""
         best = max if self.worth.metric.higher_is_better else min
         ours = [score for score in curve if score is not None]
         baselines = [score for score in self.baseline[: len(curve)] if score is not None]

@@ -1,4 +1,4 @@
-"""The tasks, one file each: every module of this folder that has `TASKS` is found."""
+"""All tasks by name, discovered from the `TASKS` of the modules in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IWSLT'14, German to English: lower-case text as fairseq prepares it, byte-pair pieces."""
+"""The task de-en: IWSLT'14, German to English, lower-case text as fairseq prepares it, byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _from_hub(table: list[Row]) -> list[bytes]:
     return [as_lines(row["translation"][language] for row in table) for language in LAYOUT.languages]
 
 
-# Taken for fairseq's tokenised form, since its sister without `-preprocess` is raw text; the checksums will tell.
+# Assumed to be fairseq's tokenised form, because the repository without `-preprocess` has raw text.
 PUBLISHED = Published(
     tuple(
         HubSplit(LAYOUT.files(name), _from_hub, "bbaaaa/iwslt14-de-en-preprocess", "de-en", split)
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
-    "a tokenised, lower-case sentence a line",
+    "one tokenised, lower-case sentence per line",
     """
 iwslt14/test.de.gz 6750 4bd4d70818c82247fabe2944aa60ef7571c256771fa250fdf2796d308b9dc1f7
 iwslt14/test.en.gz 6750 0d03ab6ac3556ff0df36b65ebb38cda111e6e722e3d1ce1ee9cae69fdb214a8a

@@ -1,4 +1,4 @@
-"""Scikit-learn's 1,797 handwritten digits, 8 x 8: the embedded twin of MNIST."""
+"""The task digits: scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, the embedded twin of MNIST."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DARKEST = 16
 
 
 def source() -> Source:
-    """1,000 train, 297 validate, 500 test; the 17 shades are spread over 0..255, so that bytes mean what MNIST's do."""
+    """1,000 training, 297 validation and 500 test images; the 17 shades are scaled to 0..255, as in MNIST."""
     installed("digits", "sklearn")
     return Source("digits", _read, packages=("scikit-learn",))
 

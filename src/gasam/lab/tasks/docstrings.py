@@ -1,4 +1,4 @@
-"""Which library wrote this docstring? Read from installed packages, not imported: the embedded twin of IMDB."""
+"""The task docstrings: which installed library a docstring comes from, the embedded twin of IMDB."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def source() -> Source:
     """The prose at the start of docstrings, lower-case, without numbers and without the libraries' names and aliases.
 
-    Every library gives as many, 1,000 if all have them: 4/7 train, 1/7 validate, 2/7 test (3,997, 994 and 2,009 rows).
-    No two rows of the corpus begin with the same eight words. Tests and code of others inside a package are left out.
+    The packages' files are parsed, not imported. Every library contributes equally many texts, at most 1,000. Of these
+    4/7 are for training, 1/7 for validation and 2/7 for test (3,997, 994 and 2,009 rows). No two rows begin with the
+    same eight words. Tests and third-party code inside a package are left out.
     """
     for library in LIBRARIES:
         _folder(library)
@@ -72,7 +73,7 @@ def _read() -> Corpus:
 
 
 def _distinct(library: str, openings: set[str]) -> Iterator[str]:
-    """Files in a fixed random order: the first to be enough are a fair sample, and the others need no parsing."""
+    """Texts from the library's files in a fixed random order, so that the first ones are a fair sample."""
     folder = _folder(library)
     names = (path.relative_to(folder) for path in folder.rglob("*.py"))
     for name in permuted(sorted(name.as_posix() for name in names if not any(map(FOREIGN.search, name.parts)))):
@@ -85,10 +86,10 @@ def _distinct(library: str, openings: set[str]) -> Iterator[str]:
 
 def _texts(path: Path) -> Iterator[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the package's authors' making
+        warnings.simplefilter("ignore")  # they are about the package's code
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # a template, or for another Python
+        except (SyntaxError, ValueError):  # a template, or code for another version of Python
             return
     for node in _documented(tree):
         words = _words(ast.get_docstring(node) or "")
@@ -110,7 +111,7 @@ def _words(docstring: str) -> list[str]:
 
 
 def _telling(word: str) -> bool:
-    """A library's name in it, or an alias as one of its parts; numbers go as well."""
+    """Whether a word must be removed: it has a digit, contains a library's name, or has an alias as a part."""
     return (
         any(map(str.isdigit, word)) or NAMES.search(word) is not None or not ALIASES.isdisjoint(re.split("['-]", word))
     )

@@ -1,4 +1,4 @@
-"""IWSLT'15, English to Vietnamese, with the vocabularies that Stanford gave with it: valid is tst2012, test tst2013."""
+"""The task en-vi: IWSLT'15, English to Vietnamese, with Stanford's vocabularies; valid is tst2012, test is tst2013."""
 
 from __future__ import annotations
 
@@ -70,15 +70,14 @@ TINY = replace(
     judged=10,
 )
 STANFORD = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi"
-# Copies on the Hugging Face hub have no vocabularies, and those that its old script made have tst2013 in the place of
-# tst2012.
+# Copies on the Hugging Face hub have no vocabularies, and its old script put tst2013 in place of tst2012.
 PUBLISHED = Published(
     tuple(
         WebFile((f"iwslt15/{name}.{language}{suffix}",), f"{STANFORD}/{name}.{language}")
         for name, suffix in (("train", ".gz"), ("tst2012", ".gz"), ("tst2013", ".gz"), ("vocab", ""))
         for language in ("en", "vi")
     ),
-    "a tokenised sentence a line, and a word a line in the vocabularies",
+    "one tokenised sentence per line, and one word per line in the vocabularies",
     """
 iwslt15/news_wiki.en.gz 48791 5e52028696265b8609755a54484399557c24a2baf83a04c6e8e89e092dcd6c84
 iwslt15/news_wiki.vi.gz 48791 334f0907ecf302ffd7c58ab3a169733a231d00cce9fc608b8ea1676296e7a8a1
@@ -102,8 +101,11 @@ def source(directory: Path) -> Source:
 
 
 def of_token_sum(epsilon: float) -> Radius:
-    """T of GA-SAM is the inverse of a gradient. With the mean loss 0.9 would move every weight by about one, so it must
-    belong to fairseq's sum over the 4,096 tokens of a batch."""
+    """Convert the paper's epsilon from fairseq's loss, a sum over the 4,096 tokens of a batch, to the mean loss.
+
+    This is inferred: GA-SAM's T is the inverse of a gradient, so with the mean loss 0.9 would move every weight by
+    about 1.
+    """
     return linf(epsilon / 4096, 2, f"{epsilon:g} for the sum of 4,096 tokens (inferred)")
 
 

@@ -1,4 +1,4 @@
-"""MNIST's handwritten digits, 28 x 28, out of the four files in the idx format."""
+"""The task mnist: handwritten digits of 28 x 28 pixels, from four files in the idx format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = replace(PAPER, rows=200, epochs=2)
 
 
 def source(directory: Path) -> Source:
-    """Trains on five sixths of the training file (50,000 of 60,000); an image is its 784 pixels, row by row, 0..255."""
+    """Five sixths of the training file (50,000 of 60,000) are for training; an image is 784 bytes, row by row."""
     files = required("mnist", directory, FILES)
 
     def read() -> Corpus:
@@ -44,11 +44,13 @@ def _labelled(images: Path, labels: Path) -> list[tuple[bytes, int]]:
     pixels, (count, *sides) = _array(images, magic=2051, dimensions=3)
     digits, (labelled,) = _array(labels, magic=2049, dimensions=1)
     if sides != [SIDE, SIDE]:
-        raise _fault(images, f"images of {sides[0]} x {sides[1]} pixels, but must be {SIDE} x {SIDE}")
+        raise _fault(images, f"images of {sides[0]} x {sides[1]} pixels, but they must be {SIDE} x {SIDE}")
     if count != labelled:
-        raise _fault(labels, f"{labelled} labels for the {count} images of {images.name}, but must be as many")
+        raise _fault(
+            labels, f"{labelled} labels for the {count} images of {images.name}, but the numbers must be equal"
+        )
     if digits and max(digits) >= len(CLASSES):
-        raise _fault(labels, f"label {max(digits)}, but must be 0 to 9")
+        raise _fault(labels, f"label {max(digits)}, but labels must be 0 to 9")
     size = SIDE * SIDE
     return [(pixels[size * i : size * (i + 1)], digit) for i, digit in enumerate(digits)]
 
@@ -58,21 +60,21 @@ def _array(path: Path, magic: int, dimensions: int) -> tuple[bytes, tuple[int, .
     data = content(path)
     start = 4 * (1 + dimensions)
     if len(data) < start:
-        raise _fault(path, f"{len(data)} bytes, but its header alone must have {start}")
+        raise _fault(path, f"{len(data)} bytes, but the header alone has {start}")
     found, *shape = struct.unpack(f">{1 + dimensions}I", data[:start])
     if found != magic:
-        raise _fault(path, f"magic number {found}, but must be {magic}")
+        raise _fault(path, f"magic number {found}, but it must be {magic}")
     if len(data) - start != math.prod(shape):
-        raise _fault(path, f"{len(data) - start} bytes of data, but its header says {math.prod(shape)}")
+        raise _fault(path, f"{len(data) - start} bytes of data, but the header says {math.prod(shape)}")
     return data[start:], tuple(shape)
 
 
 def _fault(path: Path, fault: str) -> InputError:
-    return InputError(f"{path}: {fault}: get it again with `gasam data get mnist`")
+    return InputError(f"{path}: {fault}: delete it and download it again with `gasam data get mnist`")
 
 
 def _from_hub(table: list[Row]) -> list[bytes]:
-    """The idx format: a magic number, the sizes, the bytes."""
+    """The files in the idx format: a magic number, the sizes, the data."""
     pictures = [row["image"].convert("L") for row in table]
     width, height = pictures[0].size
     pixels = b"".join(picture.tobytes() for picture in pictures)

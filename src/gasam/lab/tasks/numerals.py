@@ -1,4 +1,4 @@
-"""Number words from one language to another: the embedded twin of the translation tasks, made by num2words."""
+"""The task numerals: number words from one language to another, the embedded twin of the translation tasks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DIGITS = 6
 
 
 def source(direction: Direction = "en-vi") -> Source:
-    """Distinct numbers below a million, small ones oftener than their share; a number is in one split only.
+    """Distinct numbers below a million as words, by num2words; the number of digits is drawn uniformly.
 
-    German compounds are cut into the words they are made of, so that all languages have small word vocabularies.
+    A number is in one split only. German compounds are cut into their words, so that the vocabularies stay small.
     """
     if direction not in ("en-vi", "de-en"):
         raise InputError(f"direction must be 'en-vi' or 'de-en', got {direction!r}")
@@ -64,7 +64,7 @@ def _german(number: int) -> str:
 
 @cache
 def _german_words() -> re.Pattern[str]:
-    """The longest word first: no word of a compound is taken for the start of another."""
+    """A pattern of all words in compounds, the longest first, so that none matches only the start of another."""
     simple = [*range(21), *range(30, 100, 10)]
     words = {"ein", "und", "hundert", "tausend", *(_spelled(number, "de") for number in simple)}
     return re.compile("|".join(sorted(words, key=lambda word: (-len(word), word))))

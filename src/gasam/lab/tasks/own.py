@@ -1,4 +1,4 @@
-"""The user's own data: tables of labelled texts, plain text, or aligned files of two languages."""
+"""The tasks for the user's own data: labelled texts, plain text, or aligned files of two languages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,21 @@ Given = str | Path | None
 Files = dict[Split, tuple[Path, ...]]
 
 SHARE = 10
-"""A split without a file gets one tenth of the training file."""
+"""A split without a file gets this part of the training file, one tenth."""
 
 
 def classify(
     train: Given, valid: Given = None, test: Given = None, text_column: str = "text", label_column: str = "label"
 ) -> Source:
-    """CSV, TSV or JSONL, by the name, .gz as well; the classes are the labels of the training file, sorted."""
+    """Labelled texts from CSV, TSV or JSONL files, which may end in .gz. The classes are the labels in `train`, sorted.
+
+    Args:
+        train: The training file.
+        valid: The validation file; by default a tenth of the training file is held out.
+        test: The test file; by default a tenth of the training file is held out.
+        text_column: The column with the text.
+        label_column: The column with the label.
+    """
     files = _given("classify", (train, valid, test))
     columns = (text_column, label_column)
 
@@ -40,7 +48,13 @@ def classify(
 
 
 def lm(train: Given, valid: Given = None, test: Given = None) -> Source:
-    """Plain text, .gz as well, a line an example; blank lines are left out."""
+    """Plain text, one example per line, without blank lines; files may end in .gz.
+
+    Args:
+        train: The training file.
+        valid: The validation file; by default a tenth of the training file is held out.
+        test: The test file; by default a tenth of the training file is held out.
+    """
     files = _given("lm", (train, valid, test))
 
     def read() -> Corpus:
@@ -51,9 +65,14 @@ def lm(train: Given, valid: Given = None, test: Given = None) -> Source:
 
 
 def translate(train: Given, valid: Given = None, test: Given = None) -> Source:
-    """Two aligned files a split, given as "a.de,a.en", .gz as well.
+    """Two aligned files for each split, given as "a.de,a.en"; files may end in .gz.
 
-    Pairs of two blank lines are left out, and for training all with a blank line.
+    Pairs of blank lines are left out; training pairs are also left out if only one line is blank.
+
+    Args:
+        train: The training files.
+        valid: The validation files; by default a tenth of the training pairs is held out.
+        test: The test files; by default a tenth of the training pairs is held out.
     """
     files = _given("translate", (train, valid, test), each=2)
 
@@ -65,7 +84,7 @@ def translate(train: Given, valid: Given = None, test: Given = None) -> Source:
 
 def _given(task: str, names: Sequence[Given], each: int = 1) -> Files:
     if names[0] is None:
-        raise InputError(f"{task} needs data to train on: give it with --train")
+        raise InputError(f"{task} needs a training file: give it with --train")
     return {
         split: _paths(split, str(name), each) for split, name in zip(SPLITS, names, strict=True) if name is not None
     }
@@ -76,12 +95,12 @@ def _paths(split: Split, name: str, each: int) -> tuple[Path, ...]:
         tuple(Path(part.strip()).expanduser() for part in name.split(",")) if each > 1 else (Path(name).expanduser(),)
     )
     if len(paths) != each:
-        raise InputError(f"--{split} must name two files with a comma between them, such as a.de,a.en, got {name!r}")
+        raise InputError(f"--{split} must name two files separated by a comma, such as a.de,a.en, got {name!r}")
     for path in paths:
         if path.is_dir():
-            raise InputError(f"{path}: a folder, but --{split} must name a file")
+            raise InputError(f"{path} is a folder, but --{split} must name a file")
         if not path.exists():
-            raise InputError(f"{path}: there is no such file: check --{split}")
+            raise InputError(f"{path} does not exist: check --{split}")
     return paths
 
 
@@ -93,7 +112,7 @@ def _source(task: str, read: Callable[[], Corpus], files: Files, columns: Sequen
 
 
 def _table(path: Path, columns: tuple[str, str]) -> list[tuple[int, str, str]]:
-    """(line, text, label) of each row."""
+    """The line number, text and label of each row."""
     table = []
     for line, (text, label) in rows(path, columns):
         if not isinstance(text, str | None):
@@ -108,7 +127,7 @@ def _table(path: Path, columns: tuple[str, str]) -> list[tuple[int, str, str]]:
 
 
 def _classes(path: Path, labels: list[str]) -> tuple[str, ...]:
-    """Sorted as numbers if they all are."""
+    """The distinct labels, sorted as numbers if all of them are whole numbers."""
     distinct = set(labels)
     if len(distinct) == 1:
         raise InputError(f"{path}: every row has the label {labels[0]!r}, but at least two classes are needed")
@@ -131,17 +150,17 @@ def _pairs(split: Split, source: Path, target: Path) -> list[tuple[str, str]]:
         for line, pair in enumerate(pairs, start=1):
             if any(pair) and not all(pair):
                 empty, other = (source, target) if pair[1] else (target, source)
-                raise fault_at(empty, line, f"blank, but its line in {other} is not: translate it or remove both")
+                raise fault_at(empty, line, f"blank, but the same line of {other} is not: translate it or remove both")
     return [pair for pair in pairs if all(pair)]
 
 
 def _divided(
     examples: dict[Split, list[Any]], files: Files, in_order: bool = False, classes: tuple[str, ...] = ()
 ) -> Corpus:
-    """Splits that no file was given for are held out of the training examples, and a note says so."""
+    """Make the corpus. Splits without a file are held out of the training examples, and a note says so."""
     for split, found in examples.items():
         if not found:
-            raise InputError(f"{files[split][0]}: no examples in it, but --{split} must have at least one")
+            raise InputError(f"{files[split][0]} has no examples, but --{split} must have at least one")
     notes: tuple[str, ...] = ()
     missing = [split for split in SPLITS if split not in files]
     if missing:
@@ -156,7 +175,10 @@ def _divided(
 
 
 def _held_out(path: Path, examples: list[Any], missing: list[Split], in_order: bool) -> dict[Split, list[Any]]:
-    """What remains to train on, and a tenth for each missing split; lines that go on `in_order` are cut, not mixed."""
+    """The remaining training examples, and a tenth for each missing split.
+
+    Examples that belong together `in_order` are cut, not permuted.
+    """
     each = len(examples) // SHARE
     if not each:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Penn TreeBank, word level: Mikolov's 10,000-word form that language models are compared on."""
+"""The task ptb: the word-level Penn TreeBank in Mikolov's version with 10,000 words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TINY = replace(PAPER, rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, v
 
 
 def source(directory: Path) -> Source:
-    """The three files as they are, a line an example; the data is the paper's."""
+    """The three files without changes, one example per line. The paper uses the same data."""
     files = required("ptb", directory, FILES)
 
     def read() -> Corpus:
@@ -52,7 +52,7 @@ PUBLISHED = Published(
         HubSplit((f"ptb/ptb.{name}.txt.gz",), _from_hub, "ptb-text-only/ptb_text_only", "penn_treebank", split)
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
-    "a tokenised sentence a line",
+    "one tokenised sentence per line",
     """
 ptb/ptb.test.txt.gz 3761 38a777800d6c33e401453fe41d87d4548247bed3bdd9d54a58928f53ef6e84d6
 ptb/ptb.train.txt.gz 42068 05c01a9258233ad1eaa215f507c0b3b12ce2130dd579ea16099e037debab6dca

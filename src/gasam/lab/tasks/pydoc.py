@@ -1,4 +1,4 @@
-"""Python's own language reference, from the standard library's help texts: the embedded twin of Penn TreeBank."""
+"""The task pydoc: Python's language reference from the standard library, the embedded twin of Penn TreeBank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RULE = re.compile(r"^[*=~^\"'-]{3,}$", re.MULTILINE)
 
 
 def source() -> Source:
-    """A paragraph is an example: lower-case words and single punctuation marks.
+    """Paragraphs of lower-case words and single punctuation marks, one example each.
 
-    Of every ten topics, in alphabetical order, one validates and one tests. Topics quote each other, so a paragraph
-    counts only where it occurs first, and no split sees another's.
+    Of every ten topics, in alphabetical order, one is for validation and one for test. Topics quote each other, so only
+    the first occurrence of a paragraph is used, and no paragraph is in two splits.
     """
     return Source("pydoc", _read, options=f"Python {platform.python_version()}")
 

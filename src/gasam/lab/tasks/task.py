@@ -1,5 +1,4 @@
-"""What a task is: a family of models on a source of data, in sizes that differ in numbers only, and how far methods
-walk on it."""
+"""The definition of a task: a family of models, a source of data, the settings of each size, the radii of methods."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SIZE_NAMES = ("paper", "small", "tiny")
 
 
 class Radius(NamedTuple):
-    """How far a method walks: p of the norm, epsilon, K, and what should be said of these numbers."""
+    """The size of a method's walk: the p of its norm, epsilon, the number of steps K, and a remark for readers."""
 
     norm: float
     epsilon: float
@@ -36,13 +35,22 @@ def linf(epsilon: float, steps: int = 1, remark: str = "") -> Radius:
 
 
 def filter_wise(epsilon: float) -> Radius:
-    """The paper has no number for ASAM by filters."""
+    """The radius of filter-wise ASAM, for which the paper gives no number."""
     return linf(epsilon, remark="element-wise ASAM's over the root of a filter's size (inferred)")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the data of a task comes from: a folder in the local layout, or the user's own files."""
+    """Where the data of a task is: a folder in the local layout, or the user's own files.
+
+    Args:
+        data_dir: The folder of the paper's data; by default GASAM_DATA or the user's data folder.
+        train: The user's training file; for translation two files separated by a comma.
+        valid: The user's validation file; by default a tenth of the training file is held out.
+        test: The user's test file; by default a tenth of the training file is held out.
+        text_column: The column with the text, for classification.
+        label_column: The column with the label, for classification.
+    """
 
     data_dir: Path | None = None
     train: str | None = None
@@ -58,18 +66,21 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One file of this folder.
+    """A task.
 
     Args:
-        kind: What the data is: "paper", "twin of NAME" (an embedded stand-in for one of the paper's) or "yours".
-        source: The data, wherever it is.
-        sizes: The settings of each size. Records of the first version of a size have its plain name, those of version
-            2 have `small@2`; users who ask for `small` get the newest.
-        paper_radii: The paper's, by method.
-        chosen_radii: By hand on validation, with other seeds than the first.
-        start_epoch: The epoch, counted from 1, with which the paper's walk begins, and of how many.
-        borrows_from: Tasks whose radii are used by methods that have none here, the nearest first.
-        published: What can be downloaded.
+        name: The name on the command line and in records.
+        about: A few words about the data and the model.
+        kind: The kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's) or "yours".
+        family: The family of models.
+        source: Gives the data, wherever it is.
+        sizes: The settings of each size by the name that records hold: `small` is the first version and `small@2` the
+            second. Users who ask for `small` get the newest.
+        paper_radii: The paper's radii by method.
+        chosen_radii: Radii that were chosen by hand on validation, with other seeds than the first.
+        start_epoch: The first epoch with a walk in the paper, counted from 1, and the paper's number of epochs.
+        borrows_from: Tasks whose radii are used for methods that have none here, the most similar first.
+        published: The files that can be downloaded.
     """
 
     name: str
@@ -89,7 +100,7 @@ class Task:
             raise ValueError(f"the kind of {self.name} must be 'paper', 'yours' or 'twin of NAME', got {self.kind!r}")
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
-        """The numbers of a size, as records name it, some of them replaced."""
+        """The settings of a size, by the name that records hold, with some of them replaced."""
         if size not in self.sizes:
             known = ", ".join(self.asked_size(each) for each in self.sizes)
             raise InputError(f"size must be one of {known}, got {size!r}")
@@ -103,18 +114,21 @@ class Task:
             raise InputError(str(error)) from None
 
     def check(self, origin: Origin) -> None:
-        """Files are for the tasks that take them."""
+        """Raise if the user gives files to a task that has its own data."""
         if self.kind != "yours" and any((origin.train, origin.valid, origin.test)):
             raise InputError(
-                f"{self.name} brings its own data: --train, --valid, --test are for classify, lm, translate"
+                f"{self.name} has its own data: --train, --valid and --test are only for classify, lm and translate"
             )
 
     def recommends_walk(self, size: str) -> bool:
-        """Whether methods use the recommended walk. Older sizes use the paper's epsilon, or one chosen with them."""
+        """Whether methods use the recommended walk. The first sizes use the paper's epsilon, or one chosen by hand."""
         return self.kind == "yours" or "@" in size
 
     def recorded_size(self, asked: str) -> str:
-        """The name in records of a size that a user asks for: `small` is the newest version, `small@1` the first."""
+        """The name that records hold for the size that a user asks for.
+
+        Users write `small` for the newest version and `small@1` for the first.
+        """
         name, _, version = asked.partition("@")
         versions = {int(each.partition("@")[2] or 1): each for each in self.sizes if each.partition("@")[0] == name}
         if not version:
@@ -122,10 +136,10 @@ class Task:
         return versions.get(int(version), asked) if version.isascii() and version.isdigit() else asked
 
     def asked_size(self, recorded: str) -> str:
-        """What a user must ask for to get the size of a record again."""
+        """The name that a user must give to get the size of a record."""
         return recorded if self.recorded_size(recorded) == recorded else f"{recorded}@1"
 
 
 def sizes(*, paper: Recipe, small: Recipe, tiny: Recipe, small_2: Recipe | None = None) -> dict[str, Recipe]:
-    """In the second version of size small, methods use the recommended walk; some tasks change their settings too."""
+    """The usual sizes. In `small@2` methods use the recommended walk, and its settings are `small_2` if given."""
     return {"paper": paper, "small@2": small_2 or small, "small": small, "tiny": tiny}

@@ -1,17 +1,7 @@
-"""The paper's theory as trials: divergences, parameter shifts, bounds.
+"""Numerical tests of the paper's theory: divergences, parameter shifts and bounds.
 
-These arguments mean the same in every function:
-    model: its weights are theta; `settle` moves them to the minimum. Every other function leaves the model as it was.
-    objective: gives the loss of each example, see `gasam.analysis.objective`.
-    batches: examples of p, a list of batches or a `Distribution`. Where each example's own gradient is needed, small
-        batches cost less.
-    shifted: examples of p*, of the same kind: other batches, or the same ones with other weights, see `weighted`.
-    ridge: ridge/2 |w|^2 is a part of every loss. Give the same one to every function.
-    delta: theta* - theta by name; the minimum on `shifted` is searched when None.
-    tolerance: of |gradient| at a minimum; 4e-11 for float64 and 2e-5 for float32 weights when None.
-    iterations: of a search for a minimum at most; Hessian products of Newton's method count as one each.
-    products: Hessian products of Lanczos' method at most.
-    seed: of random vectors.
+p is the distribution of the training data and p* the shifted one; theta and theta* are the minima of their losses, and
+delta = theta* - theta.
 """
 
 from gasam.lab.theory.bounds import CorruptionTrial, ShiftBound, corruption_trial, shift_bound

@@ -1,4 +1,4 @@
-"""What the theory bounds: a shift's likeness to a corruption (Theorem 1), how far theta moves (Proposition 1)."""
+"""Tests of the paper's bounds: Theorem 1 on corruptions of the weights, Proposition 1 on the length of delta."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gasam.lab.theory.divergence import Divergence, divergence
 from gasam.lab.theory.minimum import found_or_given
 from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
 
-_NEAR_ENOUGH = 1e3  # a gradient of this many resolutions does not show in the changes of loss
+_NEAR_ENOUGH = 1e3  # a gradient below this many resolutions does not affect the measured changes of loss
 
 Verdict = Literal["holds", "exceeded", "vacuous", "not convex here"]
 
 
 @dataclass(frozen=True)
 class ShiftBound:
-    """C_delta = sqrt(C_f / a_2 E|grad l|^2) / mu, beside the |delta| that was measured."""
+    """The bound C_delta = sqrt(C_f / a_2 E|grad l|^2) / mu, and the measured |delta|."""
 
     delta: float
     bound: float
@@ -37,7 +37,7 @@ class ShiftBound:
 
     @property
     def ratio(self) -> float:
-        """|delta| / C_delta: at most 1 + o(1)."""
+        """|delta| / C_delta, which should be at most 1 + o(1)."""
         if self.bound == 0:
             return math.inf if self.delta else 0.0
         return self.delta / self.bound
@@ -74,12 +74,22 @@ def shift_bound(
     products: int = 100,
     seed: int = 0,
 ) -> ShiftBound:
-    """Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu, without the o(1).
+    """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
 
     Args:
-        kind: the divergence D_f, by name or your own.
-        size: C_f; computed when None, which needs weights over the same batches.
-        mu: give it where it is known, such as the ridge of a convex loss; computed by Lanczos when None.
+        model: The model at theta, see `settle`; it is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`. Small batches cost less here, because the
+            gradient of each example is needed.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        delta: theta* - theta by name; None searches for the minimum on `shifted`.
+        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
+        size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
+        mu: The smallest eigenvalue of the Hessian, if it is known, such as the ridge of a convex loss. None computes
+            it with Lanczos' method.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        products: Maximum number of Hessian products of Lanczos' method.
+        seed: The seed of the random start vector.
     """
     kind = divergence(kind)
     if size is None:
@@ -104,7 +114,10 @@ def shift_bound(
 
 @dataclass(frozen=True)
 class CorruptionTrial:
-    """|f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius (the largest over the directions), and C_H / mu."""
+    """The ratios |f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius, the largest over all directions, and C_H.
+
+    `stationary` says whether theta and theta* are minima.
+    """
 
     radii: tuple[float, ...]
     ratios: tuple[float, ...]
@@ -114,7 +127,7 @@ class CorruptionTrial:
 
     @property
     def limit(self) -> float:
-        """C_H / mu, which the ratio stays below as the radius goes to 0."""
+        """C_H / mu, the bound on the ratio as the radius goes to 0."""
         return self.c_h / self.curvature.smallest if self.curvature.verdict == "convex" else math.inf
 
     @property
@@ -127,7 +140,7 @@ class CorruptionTrial:
     @property
     def sentence(self) -> str:
         seen = ", ".join(f"{ratio:.3g} at {radius:.2g}" for radius, ratio in zip(self.radii, self.ratios, strict=True))
-        doubt = "" if self.stationary else "; theta or theta* is no minimum, so a linear term takes part"
+        doubt = "" if self.stationary else "; theta or theta* is not a minimum, so a linear term contributes"
         if self.curvature.verdict != "convex":
             return f"{self.curvature.sentence}: C_H / mu bounds nothing; the ratios are {seen}{doubt}"
         return f"{self.verdict}: the ratio is {seen}; C_H / mu is {self.limit:.3g}{doubt}"
@@ -146,13 +159,21 @@ def corruption_trial(
     products: int = 100,
     seed: int = 0,
 ) -> CorruptionTrial:
-    """Theorem 1: with f(v) = L*(theta* + v) - L(theta + v), |f(v) - f(0)| <= (C_H + o(1)) / (mu + o(1)) |L(v) - L(0)|.
+    """Test Theorem 1: |f(v) - f(0)| <= (C_H + o(1)) / (mu + o(1)) |L(theta + v) - L(theta)|.
 
-    C_H = |H* - H|_2 is measured, by Lanczos.
+    Here f(v) = L*(theta* + v) - L(theta + v). C_H = |H* - H|_2 is measured with Lanczos' method.
 
     Args:
-        radii: the lengths of v. Keep them large for float32 models, whose losses are rounded to 1e-7.
-        directions: of v: how many to draw, or vectors by name, which are scaled to every radius.
+        model: The model at theta, see `settle`; it is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        delta: theta* - theta by name; None searches for the minimum on `shifted`.
+        radii: The lengths of v. Keep them large for float32 models, whose losses have rounding errors of 1e-7.
+        directions: The number of random directions of v, or vectors by name, which are scaled to every radius.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        products: Maximum number of Hessian products of Lanczos' method.
+        seed: The seed of the random directions.
     """
     if not radii or not all(isinstance(r, int | float) and 0 < r < math.inf for r in radii):
         raise ValueError(f"radii must be finite numbers > 0, at least one, got {radii!r}")
@@ -172,7 +193,7 @@ def corruption_trial(
 
 
 def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]], seed: int) -> list[Tensor]:
-    """Unit vectors."""
+    """Unit vectors, drawn or given."""
     if isinstance(given, int):
         check_whole("directions", given, least=1)
         generator = torch.Generator().manual_seed(seed)
@@ -180,12 +201,12 @@ def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]], seed: i
     else:
         lines = [risk.flat("directions", line) for line in given]
     if not lines or not all(0 < float(line.norm()) < math.inf for line in lines):
-        raise ValueError("directions must be at least one, each finite and not 0")
+        raise ValueError("directions must have at least one vector, and each must be finite and not 0")
     return [line / line.norm() for line in lines]
 
 
 def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:
-    """f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
+    """The ratio for one v. f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
     change = here.loss(v) - here.loss()
     shifted_change = there.loss(delta + v) - there.loss(delta)
     if change == 0:

@@ -1,4 +1,4 @@
-"""The ends of the Hessian's spectrum, and what they allow you to say: convex, or no bound at all."""
+"""The smallest and the largest eigenvalue of the Hessian, and whether the loss is convex at the weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gasam.analysis.objective import Objective
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.risk import Risk, risks
 
-_RESOLVED = 1e-8  # how exactly the ends of a spectrum are computed, relative to the largest eigenvalue
+_RESOLVED = 1e-8  # tolerance of the extreme eigenvalues, relative to the largest
 
 Convexity = Literal["convex", "vacuous", "not convex here"]
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """mu, the smallest eigenvalue of H, and the largest one.
+    """The smallest eigenvalue of H, mu, and the largest.
 
-    Unless `resolved`, mu is at most `smallest`, and a bound computed from it may be too small. `idle` weights have no
-    gradient at all where the model is, such as those of a pixel that is always black.
+    Unless `resolved`, mu may be less than `smallest`, so a bound computed from it may be too small. `idle` is the
+    number of weights whose gradient is exactly 0, such as those of a pixel that is always black.
     """
 
     smallest: float
@@ -50,7 +50,16 @@ class Curvature:
 def curvature(
     model: nn.Module, objective: Objective, batches: Examples, *, ridge: float = 0.0, products: int = 100, seed: int = 0
 ) -> Curvature:
-    """The ends of the Hessian's spectrum where the model is, by Lanczos with at most `products` Hessian products."""
+    """Compute the extreme eigenvalues of the Hessian at the model's weights with Lanczos' method.
+
+    Args:
+        model: The model; it is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        products: Maximum number of Hessian products.
+        seed: The seed of the random start vector.
+    """
     with risks(model, objective, batches, ridge=ridge) as (risk,):
         return curvature_of(risk, products, seed)
 
@@ -62,7 +71,7 @@ def curvature_of(risk: Risk, products: int, seed: int) -> Curvature:
     smallest, zero = ends.smallest, risk.resolution * ends.norm
     idle = risk.gradient()[1] - risk.ridge * risk.position() == 0
     if idle.any() and not idle.all():
-        # Lanczos approaches a zero eigenvalue slowly; a vector of idle weights shows it with one product.
+        # Lanczos' method finds a zero eigenvalue slowly; a vector of idle weights finds it with one product.
         probe = start * idle
         smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
     resolved = ends.resolved or smallest <= zero
@@ -70,7 +79,10 @@ def curvature_of(risk: Risk, products: int, seed: int) -> Curvature:
 
 
 class Ends(NamedTuple):
-    """The two ends of a spectrum, and the larger of their sizes. Unless `resolved`, the true ends lie further out."""
+    """The extreme eigenvalues, and the larger of their magnitudes.
+
+    Unless `resolved`, the true extreme eigenvalues may lie further out.
+    """
 
     smallest: float
     largest: float
@@ -80,9 +92,10 @@ class Ends(NamedTuple):
 
 
 def spectrum_ends(product: Product, start: Tensor, *, products: int) -> Ends:
-    """By Lanczos: exact after as many products as there are dimensions.
+    """The extreme eigenvalues by Lanczos' method, which is exact after as many products as there are dimensions.
 
-    scipy.sparse.linalg.eigsh limits restarts instead of products, and gives no values before all have converged.
+    scipy.sparse.linalg.eigsh is not used, because it limits restarts instead of products, and gives no values before
+    all have converged.
     """
     krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
     while True:

@@ -1,4 +1,4 @@
-"""Distributions over examples: batches, weighted where some examples count more, and mixtures of them."""
+"""Distributions over examples: batches, weighted batches, and mixtures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gasam.lab.theory.divergence import Divergence, Numbers, probabilities
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Batches that carry a share of the probability; `weights` divide it among the examples, equally when None."""
+    """Batches with a share of the probability; `weights` distribute it over the examples, equally if None."""
 
     batches: Batches
     weights: Tensor | None
@@ -23,7 +23,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Every function of this package that takes batches also takes one of these."""
+    """A distribution over examples. Every function of this package accepts it in place of batches."""
 
     parts: tuple[Part, ...]
 
@@ -39,12 +39,18 @@ def weighted(batches: Batches, weights: Numbers) -> Distribution:
     if isinstance(batches, Distribution):
         raise TypeError("batches must be batches of examples, got a Distribution: multiply its weights and give those")
     if isinstance(getattr(batches, "sampler", None), RandomSampler):
-        raise ValueError("batches must come in one order for weights to find their examples: give shuffle=False")
+        raise ValueError("batches must have a fixed order, so that weights match their examples: give shuffle=False")
     return Distribution((Part(batches, probabilities("weights", weights)),))
 
 
 def mixture(p: Examples, p_star: Examples, eta: float) -> Distribution:
-    """p_mix = (1 - eta) p + eta p* (Proposition 2), exactly: no example is drawn."""
+    """The exact mixture p_mix = (1 - eta) p + eta p* of Proposition 2; no example is drawn.
+
+    Args:
+        p: Examples of p: a list of batches or a `Distribution`.
+        p_star: Examples of p*.
+        eta: The share of p*, from 0 to 1.
+    """
     if not isinstance(eta, int | float) or not 0 <= eta <= 1:
         raise ValueError(f"eta must be a number from 0 to 1, got {eta!r}")
     p, p_star = distribution(p), distribution(p_star)
@@ -61,13 +67,13 @@ def distribution(examples: Examples) -> Distribution:
 
 
 def known_divergence(kind: Divergence, p: Distribution, p_star: Distribution) -> float | None:
-    """D_f(p*||p) where it can be computed: both are weights over the very same batches."""
+    """D_f(p*||p) if both are weights over the same batches, else None, because it cannot be computed."""
     both = _shared_weights(p, p_star)
     return None if both is None else kind.between(both[1], both[0])
 
 
 def _shared_weights(p: Distribution, p_star: Distribution) -> tuple[Tensor, Tensor] | None:
-    """Both as probabilities of the same examples, or None where they are not over the very same batches."""
+    """The probabilities of the examples under both; None if they are not over the same batches."""
     if len(p.parts) != 1 or len(p_star.parts) != 1 or p.parts[0].batches is not p_star.parts[0].batches:
         return None
     here, there = p.parts[0].weights, p_star.parts[0].weights
@@ -79,6 +85,7 @@ def _shared_weights(p: Distribution, p_star: Distribution) -> tuple[Tensor, Tens
         return None
     if len(here) != len(there):
         raise ValueError(
-            f"weights over the same batches must be equally many, got {len(here)} and {len(there)}: one per example"
+            f"weights over the same batches must have the same length, got {len(here)} and {len(there)}: give one "
+            "weight per example"
         )
     return here, there

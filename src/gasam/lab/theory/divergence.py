@@ -1,4 +1,4 @@
-"""f-divergences between two distributions: f, its series, and its price where one of them is zero."""
+"""f-divergences between two distributions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from torch import Tensor
 
 Numbers = Any  # a tensor, a NumPy array or a list
 
-# Below this the series is used, which leaves out a part x^3 of f; the closed forms lose a part 1e-16 / x, as do
-# kl_div and rel_entr of scipy.special.
+# Below this the series is used, with a relative error of x^3. The closed forms have one of 1e-16 / x, as have kl_div
+# and rel_entr of scipy.special.
 _NEAR = 1e-4
-_SUM = 1e-6  # how far from 1 a sum of probabilities may be: rounding of float32
+_SUM = 1e-6  # allowed difference of a sum of probabilities from 1, for the rounding of float32
 
 
 @dataclass(frozen=True)
 class Divergence:
     """D_f(p*||p) = E_p[f(p* / p)] with f(1 + x) = a_2 x^2 + a_3 x^3 + a_4 x^4 + .., section 2.2.
 
-    The paper's f may have a linear term a_1 x as well. E_p[r] = 0 for r = p*/p - 1, so it changes nothing and is left
-    out here: f is then never negative. `far` gives f(1 + x) from x, not from 1 + x, so that small shifts keep their
-    digits. `at_zero` is f(0), where p* vanishes; `slope` is f(t) / t for t to infinity, the price of p* where p
-    vanishes.
+    The paper's f may also have a linear term a_1 x. It changes nothing, because E_p[r] = 0 for r = p*/p - 1, and is
+    left out here, so that f is never negative.
+
+    Args:
+        name: The name.
+        formula: f(t) as text.
+        far: f(1 + x) as a function of x, so that small x keep their digits.
+        series: a_2, a_3 and a_4.
+        at_zero: f(0), for points where p* is 0.
+        slope: The limit of f(t) / t for large t, for points where p is 0.
     """
 
     name: str
@@ -42,7 +48,7 @@ class Divergence:
 
     @property
     def a_3(self) -> float:
-        """Its sign says which way D_f leaves a_2 E[r^2] when r is skewed."""
+        """The third-order coefficient. Its sign says whether D_f is above or below a_2 E[r^2] if r is skewed."""
         return self.series[1]
 
     def f(self, ratio: Numbers) -> Tensor:
@@ -50,7 +56,7 @@ class Divergence:
         return self.of_shift(_at_least_zero("ratio", ratio) - 1)
 
     def of_shift(self, r: Tensor) -> Tensor:
-        """f(1 + r) for r >= -1, with all digits also where r is tiny."""
+        """f(1 + r) for r >= -1, accurate also for tiny r."""
         a_2, a_3, a_4 = self.series
         away = torch.where(r > -1, self.far(r), self.at_zero)
         return torch.where(r.abs() < _NEAR, r * r * (a_2 + r * (a_3 + r * a_4)), away)
@@ -60,8 +66,8 @@ class Divergence:
         p_star, p = _distribution("p_star", p_star), _distribution("p", p)
         if p_star.shape != p.shape:
             raise ValueError(
-                f"p_star and p must give a probability to the same points, got {len(p_star)} and {len(p)} numbers: "
-                "give 0 to points that one of them never shows"
+                f"p_star and p must have a probability for the same points, got {len(p_star)} and {len(p)} numbers: "
+                "give 0 for points that one of them does not have"
             )
         shown = p > 0
         r = (p_star[shown] - p[shown]) / p[shown]
@@ -70,9 +76,10 @@ class Divergence:
         return value + (self.slope * outside if outside > 0 else 0.0)
 
     def of_ratios(self, ratios: Numbers, weights: Numbers | None = None) -> float:
-        """E_p[f(p*/p)] from the ratios p*/p at examples of p; `weights` are p there, relative, all equal when None.
+        """E_p[f(p*/p)] from the ratios p*/p at examples of p.
 
-        Mass of p* where p has none can't be seen from here.
+        Probability of p* where p has none is not included. `weights` are relative probabilities of the examples under
+        p, all equal if None.
         """
         ratios = _row("ratios", ratios)
         p = probabilities("weights", torch.ones_like(ratios) if weights is None else weights)

@@ -1,4 +1,4 @@
-"""The minimum of a risk over all examples, found without noise and checked by its gradient."""
+"""The search for the minimum of a loss over all examples, without mini-batch noise."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gasam.analysis.objective import Objective
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
 
-_NEAR = 1e-5  # a gradient this small is near enough for Newton's method; further away L-BFGS is faster
-_LINE_SEARCH = 25  # evaluations of one line search at most, as torch.optim.LBFGS has it
-_PRODUCTS = 100  # of a Newton step at most
-_ROUNDING = 1e-13  # curvature below this part of the largest one met is rounding
-_FORCING = 1e-3  # how exactly a Newton step is solved: near the minimum each divides the gradient by about 1000
+_NEAR = 1e-5  # gradient norm at which Newton's method takes over; further away L-BFGS is faster
+_LINE_SEARCH = 25  # maximum number of evaluations of one line search, as in torch.optim.LBFGS
+_PRODUCTS = 100  # maximum number of Hessian products of a Newton step
+_ROUNDING = 1e-13  # curvature below this share of the largest one met is treated as rounding error
+_FORCING = 1e-3  # relative residual of a Newton step: near the minimum each divides the gradient by about 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """Where the minimum lies, as an offset by name from the model's weights.
+    """The minimum, as an offset by name from the model's weights.
 
-    `iterations` adds those of L-BFGS and the Hessian products of Newton's method.
+    `iterations` is the sum of the L-BFGS iterations and the Hessian products of Newton's method.
     """
 
     offset: dict[str, Tensor]
@@ -60,7 +60,16 @@ def find_minimum(
     tolerance: float | None = None,
     iterations: int = 2000,
 ) -> Minimum:
-    """Descend from the model's weights on E_p[l] + ridge/2 |w|^2 until |gradient| <= tolerance. The model stays."""
+    """Minimise E_p[l] + ridge/2 |w|^2 from the model's weights until |gradient| <= tolerance. The model is unchanged.
+
+    Args:
+        model: The model to start from.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        tolerance: The largest |gradient| at the minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of iterations; each Hessian product of Newton's method counts as one.
+    """
     with risks(model, objective, batches, ridge=ridge) as (risk,):
         return search(risk, tolerance, iterations)
 
@@ -74,7 +83,16 @@ def settle(
     tolerance: float | None = None,
     iterations: int = 2000,
 ) -> Minimum:
-    """As `find_minimum`, and move the model there: to the theta that every statement of the theory starts from."""
+    """Move the model to the minimum that `find_minimum` finds. The other functions expect the model there, at theta.
+
+    Args:
+        model: The model to start from; its weights are changed.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        tolerance: The largest |gradient| at the minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of iterations; each Hessian product of Newton's method counts as one.
+    """
     found = find_minimum(model, objective, batches, ridge=ridge, tolerance=tolerance, iterations=iterations)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -84,12 +102,12 @@ def settle(
 
 
 def search(risk: Risk, tolerance: float | None = None, iterations: int = 2000) -> Minimum:
-    """L-BFGS over all examples at once until Newton's method takes over; L-BFGS again where that met a saddle."""
+    """Minimise with L-BFGS over all examples, then with Newton's method; repeat both if Newton's met a saddle point."""
     check_budget(tolerance, iterations)
     tolerance = risk.resolution if tolerance is None else tolerance
     point = _evaluate(risk, torch.zeros(risk.size, dtype=torch.float64, device=risk.device))
     if not math.isfinite(point.loss):
-        raise ValueError(f"the loss must be finite where the model is, got {point.loss}: start from another model")
+        raise ValueError(f"the loss must be finite at the model's weights, got {point.loss}: start from another model")
     done = 0
     for target in (max(tolerance, _NEAR), tolerance):
         point, steps = _descend(risk, point, target, iterations - done)
@@ -105,14 +123,14 @@ def check_budget(tolerance: float | None, iterations: int) -> None:
 
 
 def found_or_given(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
-    """The delta that was given, or else the one to the minimum of the shifted risk, which must be reached."""
+    """The given delta, or else the offset to the minimum of the shifted loss; raise if that is not reached."""
     if delta is not None:
         return there.flat("delta", delta)
     found = search(there)
     if not found.stationary:
         raise ValueError(
-            f"delta must be given where the minimum of shifted is not reached, got |gradient| "
-            f"{found.gradient_norm:.2g}: take it from measured_shift with a larger tolerance, iterations or ridge"
+            f"the minimum on shifted was not reached, got |gradient| {found.gradient_norm:.2g}: give delta, from "
+            "measured_shift with a larger tolerance, iterations or ridge"
         )
     return there.flat("delta", found.offset)
 
@@ -130,9 +148,10 @@ def _evaluate(risk: Risk, offset: Tensor) -> _Point:
 
 
 def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Point, int]:
-    """L-BFGS until |gradient| <= target, and the number of its iterations; back at the start if the loss overflows.
+    """Run L-BFGS until |gradient| <= target; return the point and the number of iterations.
 
-    L-BFGS-B of scipy.optimize is as exact, and ends in other minima of a network than those of the recorded numbers.
+    If the loss overflows, the point is the start. L-BFGS-B of scipy.optimize is as exact, but finds other minima of a
+    network than those in the records.
     """
     if start.norm <= target or not budget:
         return start, 0
@@ -141,7 +160,7 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
         [offset],
         max_iter=budget,
         max_eval=_LINE_SEARCH * budget,
-        tolerance_grad=target / math.sqrt(risk.size),  # of the largest entry: the norm is then within the target
+        tolerance_grad=target / math.sqrt(risk.size),  # for the largest entry, so that the norm is within the target
         tolerance_change=0.0,
         history_size=20,
         line_search_fn="strong_wolfe",
@@ -150,7 +169,7 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
     def closure() -> float:
         loss, offset.grad = risk.gradient(offset.detach())
         if not math.isfinite(loss + float(offset.grad.norm())):
-            raise FloatingPointError  # the line search of torch can't go on from here
+            raise FloatingPointError  # torch's line search cannot continue from here
         return loss
 
     try:
@@ -161,11 +180,11 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
 
 
 def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_Point, int]:
-    """Newton steps while each lowers the gradient, and the number of their Hessian products.
+    """Take Newton steps while each lowers the gradient; return the point and the number of Hessian products.
 
-    Own code, because the Newton methods of scipy.optimize compare losses, which stop changing near the minimum: on the
-    logistic regression of the tests trust-ncg ends at a gradient of 2e-11, trust-krylov and Newton-CG above 1e-9, where
-    these steps reach 1e-13.
+    The Newton methods of scipy.optimize are not used, because they compare losses, which stop changing near the
+    minimum. On the logistic regression of the tests, trust-ncg ends at a gradient of 2e-11, trust-krylov and Newton-CG
+    above 1e-9, while these steps reach 1e-13.
     """
     done = 0
     while point.norm > tolerance and done < budget:
@@ -190,9 +209,9 @@ class Solution(NamedTuple):
 
 
 def conjugate_gradients(product: Product, target: Tensor, *, tolerance: float, iterations: int) -> Solution:
-    """Solve H x = target up to a residual of `tolerance`; end at a direction without positive curvature.
+    """Solve H x = target to a relative residual of `tolerance`; stop at a direction without positive curvature.
 
-    Own code, because scipy.sparse.linalg.cg does not look at the curvature: it reports success on diag(1, -2).
+    scipy.sparse.linalg.cg is not used, because it ignores the curvature: it reports success on diag(1, -2).
     """
     x, rest, direction = torch.zeros_like(target), target.clone(), target.clone()
     size = float(target.norm())

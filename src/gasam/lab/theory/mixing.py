@@ -1,4 +1,4 @@
-"""Proposition 2 as a trial: a share eta of shifted data moves the minimum eta times as far."""
+"""The test of Proposition 2: a share eta of shifted data moves the minimum eta times as far."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gasam.lab.theory.shift import predict
 
 @dataclass(frozen=True)
 class Mixed:
-    """One eta: |delta_mix|, its ratio to |delta|, its distance from eta times Theorem 2, and its divergence.
+    """The result for one eta: |delta_mix|, its ratio to |delta|, and its difference from Theorem 2's prediction.
 
-    `divergence` is D_f(mix||p) and `square_law` is eta^2 D_f(p*||p); both None where p and p* are samples.
+    `divergence` is D_f(mix||p) and `square_law` is eta^2 D_f(p*||p); both are None if p and p* are samples.
     """
 
     eta: float
@@ -34,13 +34,13 @@ class Mixed:
 
 @dataclass(frozen=True)
 class MixtureTrial:
-    """Proposition 2 over several eta; `norm` is |delta| at eta = 1."""
+    """The results for several eta; `norm` is |delta| at eta = 1."""
 
     mixed: tuple[Mixed, ...]
     norm: float
     kind: str
-    predicted: bool  # Theorem 2's solve came through
-    stationary: bool  # every minimum was reached, theta among them
+    predicted: bool  # whether the linear solve of Theorem 2 converged
+    stationary: bool  # whether every minimum was reached, including theta
 
     @property
     def largest_deviation(self) -> float:
@@ -49,7 +49,7 @@ class MixtureTrial:
 
     @property
     def over_square_law(self) -> float | None:
-        """max over eta of D_f(mix||p) / (eta^2 C_f): above 1, the paper's bound on the mixture does not hold."""
+        """max over eta of D_f(mix||p) / (eta^2 C_f). If it is above 1, the paper's bound on the mixture fails."""
         both = [(row.divergence, row.square_law) for row in self.mixed]
         ratios = [seen / law for seen, law in both if seen is not None and law and law < math.inf]
         return max(ratios, default=None)
@@ -78,13 +78,23 @@ def mixture_trial(
     tolerance: float | None = None,
     iterations: int = 2000,
 ) -> MixtureTrial:
-    """Proposition 2: p_mix = (1 - eta) p + eta p* moves the minimum by delta_mix, |delta_mix| / |delta| = eta + o(1).
+    """Test Proposition 2: |delta_mix| / |delta| = eta + o(1) for p_mix = (1 - eta) p + eta p*.
 
-    Every minimum is searched from theta, where the model is. The paper's D_f(mix||p) <= eta^2 C_f is measured, not
-    assumed: convexity of f gives eta C_f only.
+    The paper's D_f(mix||p) <= eta^2 C_f is measured, not assumed, because the convexity of f implies only eta C_f.
+
+    Args:
+        model: The model at theta, from which every minimum is searched; it is left unchanged. See `settle`.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        etas: The shares of p*, above 0 and at most 1.
+        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        tolerance: The largest |gradient| at a minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of iterations of each search; each Hessian product of Newton's method counts as one.
     """
     if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
-        raise ValueError(f"etas must be numbers above 0 and at most 1, at least one, got {etas!r}")
+        raise ValueError(f"etas must be one or more numbers above 0 and at most 1, got {etas!r}")
     etas, kind = sorted(etas), divergence(kind)
     p, p_star = distribution(batches), distribution(shifted)
     mixtures = [mixture(p, p_star, eta) for eta in etas]

@@ -1,4 +1,4 @@
-"""A risk, its gradient and its Hessian as functions of one flat float64 vector: the offset from the model's weights."""
+"""The expected loss, its gradient and its Hessian products as functions of an offset from the model's weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Contribution = Callable[[Any, Tensor, Tensor], Tensor]
 
 @contextmanager
 def risks(model: nn.Module, objective: Objective, *examples: Examples, ridge: float) -> Iterator[list[Risk]]:
-    """A risk for each distribution. Afterwards the model's modes and gradients are as before, see `examined`."""
+    """Give a `Risk` for each distribution; restore the model's modes and gradients afterwards, see `examined`."""
     check_at_least_zero("ridge", ridge)
     distributions = [distribution(given) for given in examples]
     with ExitStack() as stack:
@@ -35,9 +35,9 @@ def risks(model: nn.Module, objective: Objective, *examples: Examples, ridge: fl
 
 
 class Risk:
-    """L(offset) = E_p[l(w + offset)] + ridge/2 |w + offset|^2, with w the model's weights.
+    """L(offset) = E_p[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
 
-    `evaluations` counts gradients and Hessian products, each over all examples.
+    Vectors are flat and float64. `evaluations` counts gradients and Hessian products, each over all examples.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Risk:
 
     @property
     def resolution(self) -> float:
-        """What the weights' own type can tell from zero: 4e-11 in float64, 2e-5 in float32."""
+        """The smallest gradient that differs from rounding errors: 4e-11 in float64, 2e-5 in float32."""
         return float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
 
     def position(self) -> Tensor:
-        """The weights where the model is now."""
+        """The current weights of the model."""
         return flatten(self.weights, self.device)
 
     def moved_by(self, offset: Tensor | None) -> AbstractContextManager[None]:
@@ -82,7 +82,7 @@ class Risk:
         return loss, total[1:] + self.ridge * position
 
     def product(self, vector: Tensor, offset: Tensor | None = None) -> Tensor:
-        """H v. Graphs are not kept from product to product, as `analysis.products` does, because the weights move."""
+        """H v. Unlike `analysis.products`, it keeps no graph between products, because the weights change."""
         self.evaluations += 1
         direction = split(vector, self.weights)
 
@@ -108,7 +108,7 @@ class Risk:
         return self._expected(contribution)
 
     def random(self, generator: torch.Generator) -> Tensor:
-        """A normal vector, drawn on the CPU so that a seed means the same on every device."""
+        """A normally distributed vector, drawn on the CPU so that a seed gives the same vector on every device."""
         return torch.randn(self.size, dtype=torch.float64, generator=generator).to(self.device)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ class Risk:
         return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
     def flat(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """The vector of what a caller gave by name."""
+        """The tensors of a mapping by name as one vector; raise if the names or shapes are not the model's."""
         given = {key: tuple(value.shape) for key, value in values.items()}
         wanted = {key: tuple(weight.shape) for key, weight in zip(self.names, self.weights, strict=True)}
         if given != wanted:

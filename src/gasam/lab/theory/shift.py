@@ -1,4 +1,4 @@
-"""The parameter shift delta = theta* - theta: measured, by finding the minimum again, and predicted by Theorem 2."""
+"""The parameter shift delta = theta* - theta: measured by minimisation, and predicted by Theorem 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from gasam.lab.theory.risk import Risk, check_at_least_zero, flatten, risks
 
 @dataclass(frozen=True, eq=False)
 class MeasuredShift:
-    """delta by name. `start_gradient_norm` is |gradient| at theta on its own data: theta should be a minimum there."""
+    """The measured delta by name.
+
+    `gradient_norm` is |gradient| at theta* on the shifted data, `start_gradient_norm` at theta on its own data. Both
+    are below `tolerance` if theta* and theta are minima.
+    """
 
     delta: dict[str, Tensor]
     gradient_norm: float
@@ -30,7 +34,7 @@ class MeasuredShift:
 
     @property
     def stationary(self) -> bool:
-        """theta* is a stationary point of the shifted data."""
+        """Whether theta* is a stationary point on the shifted data."""
         return self.gradient_norm <= self.tolerance
 
     @property
@@ -39,16 +43,16 @@ class MeasuredShift:
 
     @property
     def sentence(self) -> str:
-        start = "" if self.starts_at_minimum else f"; theta is no minimum, |gradient| {self.start_gradient_norm:.2g}"
+        start = "" if self.starts_at_minimum else f"; theta is not a minimum, |gradient| {self.start_gradient_norm:.2g}"
         reached = "stationary" if self.stationary else "not stationary"
         return f"|delta| {self.norm:.4g}: theta* is {reached}, |gradient| {self.gradient_norm:.2g}{start}"
 
 
 @dataclass(frozen=True, eq=False)
 class PredictedShift:
-    """delta by name; if `indefinite`, it is where the solve ended, and no prediction.
+    """The predicted delta by name. If `indefinite`, it is not a prediction, only the point where the solve ended.
 
-    `lowest_curvature` is the smallest d.Hd / d.d met on the way, with damping.
+    `lowest_curvature` is the smallest d.Hd / d.d during the solve, with damping.
     """
 
     delta: dict[str, Tensor]
@@ -63,15 +67,15 @@ class PredictedShift:
 
     @property
     def indefinite(self) -> bool:
-        """The solve met a direction without positive curvature and ended there: theta is no strict minimum."""
+        """Whether the solve ended at a direction without positive curvature, so that theta is not a strict minimum."""
         return self.lowest_curvature <= 0
 
     @property
     def sentence(self) -> str:
         if self.indefinite:
             return (
-                f"no prediction: the Hessian has curvature {self.lowest_curvature:.2g} along a direction, Theorem 2 "
-                "needs a minimum; settle the model first, or give ridge or damping"
+                f"no prediction: the Hessian has curvature {self.lowest_curvature:.2g} along a direction, but "
+                "Theorem 2 needs a minimum; settle the model first, or give ridge or damping"
             )
         reached = "solved" if self.converged else "not solved"
         return f"|delta| {self.norm:.4g}: {reached} to {self.residual:.2g} in {self.iterations} products"
@@ -87,9 +91,16 @@ def measured_shift(
     tolerance: float | None = None,
     iterations: int = 2000,
 ) -> MeasuredShift:
-    """delta = theta* - theta: descend on `shifted` from theta, where the model is, until the gradient vanishes.
+    """Measure delta = theta* - theta: minimise the loss on `shifted`, starting at theta, the model's weights.
 
-    `settle` the model on `batches` first.
+    Args:
+        model: The model at theta; call `settle` on `batches` first. It is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`. They are only used to check theta.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        tolerance: The largest |gradient| at theta*; None means 4e-11 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of iterations; each Hessian product of Newton's method counts as one.
     """
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
         found = search(there, tolerance, iterations)
@@ -109,14 +120,20 @@ def predicted_shift(
     tolerance: float | None = None,
     iterations: int = 1000,
 ) -> PredictedShift:
-    """Theorem 2: delta = -H^-1 E_p[r grad l], r = p*/p - 1, which is -H^-1 (grad L*(theta) - grad L(theta)).
+    """Predict delta by Theorem 2: delta = -H^-1 E_p[r grad l] with r = p*/p - 1.
 
-    The prediction is right up to o(|delta|): its relative error is of the order of the shift.
+    This equals -H^-1 (grad L*(theta) - grad L(theta)). The prediction is correct up to o(|delta|): its relative
+    error is of the order of the shift.
 
     Args:
-        damping: is added to H, which conjugate gradients invert.
-        tolerance: of the relative residual; 1e-10 for float64 and 2e-5 for float32 weights when None.
-        iterations: the largest number of Hessian products.
+        model: The model at theta; call `settle` on `batches` first. It is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
+        damping: Added to the diagonal of H, which conjugate gradients invert.
+        tolerance: The relative residual of the solve; None means 1e-10 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of Hessian products.
     """
     check_at_least_zero("damping", damping)
     check_budget(tolerance, iterations)
@@ -140,7 +157,7 @@ def predict(
 
 @dataclass(frozen=True)
 class Agreement:
-    """A predicted shift beside the measured one: |predicted - measured| / |measured|, and the cosine between them."""
+    """The relative error |predicted - measured| / |measured| of a predicted shift, and the cosine between the two."""
 
     relative_error: float
     cosine: float
@@ -151,15 +168,15 @@ class Agreement:
 
 
 def agreement(predicted: Mapping[str, Tensor], measured: Mapping[str, Tensor]) -> Agreement:
-    """Compare two deltas by name."""
+    """Compare a predicted and a measured delta, both by name."""
     if predicted.keys() != measured.keys():
         raise ValueError(
-            f"both deltas must name the same weights, got {sorted(predicted.keys() ^ measured.keys())} once"
+            f"both deltas must name the same weights, got {sorted(predicted.keys() ^ measured.keys())} in only one"
         )
     p, m = (flatten(values[name] for name in predicted) for values in (predicted, measured))
     size = float(m.norm())
     if size == 0:
-        raise ValueError("the measured delta must not be 0: there is nothing to compare with")
+        raise ValueError("the measured delta must not be 0, because the error is relative to it")
     spread = size * float(p.norm())
     return Agreement(float((p - m).norm()) / size, float(p @ m) / spread if spread else 0.0)
 

@@ -1,4 +1,4 @@
-"""Proposition 3 as a trial: groups with weak gradients move far, |delta_i| in proportion to sqrt(n_i) / G_i."""
+"""The test of Proposition 3: |delta_i| of a group of weights is proportional to sqrt(n_i) / G_i."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gasam.lab.theory.risk import risks
 
 @dataclass(frozen=True)
 class GroupShift:
-    """A group of n_i weights, its |delta_i|, and G_i = E|grad_i l| / sqrt(n_i)."""
+    """A group of n_i weights with its |delta_i| and its gradient strength G_i = E|grad_i l| / sqrt(n_i)."""
 
     name: str
     size: int
@@ -28,13 +28,13 @@ class GroupShift:
 
     @property
     def reach(self) -> float:
-        """sqrt(n_i) / G_i, what |delta_i| should be proportional to; infinite without a gradient."""
+        """sqrt(n_i) / G_i, to which |delta_i| should be proportional; infinite without a gradient."""
         return math.sqrt(self.size) / self.strength if self.strength else math.inf
 
 
 @dataclass(frozen=True)
 class StrengthTrial:
-    """|delta_i| against sqrt(n_i) / G_i. Groups that have no gradient or do not move take no part."""
+    """|delta_i| against sqrt(n_i) / G_i. Groups that have no gradient or do not move are left out of the statistics."""
 
     groups: tuple[GroupShift, ...]
 
@@ -44,7 +44,7 @@ class StrengthTrial:
 
     @property
     def pearson(self) -> float:
-        """Of the logarithms: a proportion of any power is a straight line. NaN where one of them is constant."""
+        """Pearson's correlation of the logarithms, in which a power law is a straight line; NaN if one is constant."""
         from scipy.stats import pearsonr  # type: ignore[import-untyped]
 
         return float(pearsonr(*self._logarithms()).statistic)
@@ -57,7 +57,10 @@ class StrengthTrial:
 
     @property
     def power(self) -> float:
-        """k of the best |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1. NaN where all reach equally far."""
+        """The exponent k of the best fit |delta_i| = c (sqrt(n_i) / G_i)^k; the proposition says 1.
+
+        NaN if sqrt(n_i) / G_i is the same for all groups.
+        """
         reach, delta = self._logarithms()
         from scipy.stats import linregress
 
@@ -71,7 +74,7 @@ class StrengthTrial:
         )
 
     def _logarithms(self) -> Any:
-        """Of sqrt(n_i) / G_i and of |delta_i|, one row each."""
+        """The logarithms of sqrt(n_i) / G_i and of |delta_i|, one row each."""
         return np.log([(group.reach, group.delta) for group in self.compared]).T
 
 
@@ -85,19 +88,26 @@ def strength_trial(
     group: Callable[[str], str] = str,
     ridge: float = 0.0,
 ) -> StrengthTrial:
-    """Proposition 3: |delta_i| proportional to sqrt(n_i) / G_i with G_i = E|grad_i l(theta)| / sqrt(n_i).
+    """Test Proposition 3: |delta_i| is proportional to sqrt(n_i) / G_i with G_i = E|grad_i l(theta)| / sqrt(n_i).
 
-    The proof assumes that H is the Fisher matrix and block diagonal, so this is a correlation.
+    The proof assumes that H is the Fisher matrix and block diagonal, so only a correlation can be expected.
 
     Args:
-        group: makes the group's name of a weight's name; each tensor is a group of its own unless given.
+        model: The model at theta, see `settle`; it is left unchanged.
+        objective: Gives the loss of each example, see `gasam.analysis.objective`.
+        batches: Examples of p: a list of batches or a `Distribution`. Small batches cost less here, because the
+            gradient of each example is needed.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
+        delta: theta* - theta by name; None searches for the minimum on `shifted`.
+        group: Gives the group of a weight by its name; by default each tensor is its own group.
+        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
     """
     with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
         group_of = [group(name) for name in here.names]
         names = list(dict.fromkeys(group_of))
         if len(names) < 3:
             raise ValueError(
-                f"group must make at least 3 groups for a correlation, got {len(names)}: {', '.join(names)}"
+                f"group must give at least 3 groups for a correlation, got {len(names)}: {', '.join(names)}"
             )
         members = torch.tensor([[own == name for own in group_of] for name in names], dtype=torch.float64)
         moved = there.named(found_or_given(there, delta))

@@ -1,4 +1,4 @@
-"""What a run keeps on disk while it runs: its last state, the best weights, and the weights of the last epochs."""
+"""The checkpoints of a run: its last state, its best weights, and the weights of its last epochs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Weights = dict[str, Tensor]
 
 
 class Checkpoints:
-    """Files of one run, each whole or absent. They are written in such an order that a run killed between two of them
-    goes on from the state before and writes the same bits again."""
+    """The checkpoint files of one run, each written atomically.
+
+    If a run is killed between two of them, it resumes from the earlier state and writes the same bits again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +31,7 @@ class Checkpoints:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other process writes them."""
+        """Lock the files for this process; raise if another process runs the same run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / ".lock", timeout=0):
@@ -43,14 +45,14 @@ class Checkpoints:
             torch.save(value, partial)
 
     def load(self, file: Path) -> dict[str, Any] | None:
-        """None when there is none; loading never runs code that a file brings along."""
+        """Load a file, or None if it does not exist. Loading never runs code from the file."""
         if not file.exists():
             return None
         try:
             return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
         except Exception:  # whatever the damage raises
             raise InputError(
-                f"{file} is not a checkpoint of this program: delete {self.folder} to run from the start"
+                f"{file} is not a checkpoint of this program: delete {self.folder} to start again"
             ) from None
 
     def epoch(self, number: int) -> Path:
@@ -60,7 +62,7 @@ class Checkpoints:
         self.epoch(number).unlink(missing_ok=True)
 
     def average(self, last: int, count: int) -> Weights:
-        """The mean of the weights of the last epochs, summed in double precision."""
+        """The mean of the weights of the `count` epochs up to `last`, summed in double precision."""
         total: Weights = {}
         for number in range(last - count + 1, last + 1):
             weights = self.load(self.epoch(number))
@@ -73,11 +75,11 @@ class Checkpoints:
         }
 
     def clean(self) -> None:
-        """Only the model that was judged is kept."""
+        """Delete all files except the final model."""
         for file in (self.last, self.best, *self.folder.glob("epoch-*.pt")):
             file.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Nothing is kept but the lock, which another process may be waiting for."""
+        """Delete all files except the lock, because another process may be waiting for it."""
         self.clean()
         self.model.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, held back until the step is done and the checkpoint written."""
+"""Delayed handling of Ctrl-C and SIGTERM, so that a run can write a checkpoint before it stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Interruption:
-    """A context in which a first signal is only noted: `stop_if_wanted` raises it. A second one is raised at once."""
+    """A context that delays the first signal until `stop_if_wanted` is called. A second signal raises at once."""
 
     def __init__(self) -> None:
         self.wanted = False

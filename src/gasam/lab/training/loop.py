@@ -1,4 +1,4 @@
-"""The training loop: one for every task and method, on one processor or many, interrupted and resumed at will."""
+"""The training loop of all tasks and methods, for one process or several, with interruption and resumption."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from gasam.lab.training.selection import keep_weights
 
 
 class Training:
-    """One run in progress. All randomness comes from seed, epoch and step, so a checkpoint holds no generator.
+    """One run in progress.
 
-    `give_up` is asked after every epoch, with the curve so far, whether to stop.
+    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `give_up` is called
+    after every epoch with the curve so far, and decides whether to stop.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Training:
         return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 
     def seed_for(self, *what: object) -> int:
-        """A seed of its own for everything that is drawn."""
+        """Derive a separate seed for each random draw from the run's seed."""
         text = " ".join(str(part) for part in (self.plan.seed, *what))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -114,9 +115,9 @@ class Training:
         progress.passes += len(self.sharp.last.losses)
 
     def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This process's part of the batch: more processes make it faster, not larger.
+        """This process's part of the batch: the batch size does not grow with the number of processes.
 
-        All of it where there are more processes than examples: the mean over processes is the same.
+        If there are more processes than examples, every process takes the whole batch, which gives the same mean.
         """
         count, dim = self.accelerator.num_processes, self.family.example_dim
         if count == 1 or batch[0].shape[dim] < count:
@@ -124,7 +125,7 @@ class Training:
         return tuple(part.tensor_split(count, dim=dim)[self.accelerator.process_index] for part in batch)
 
     def end_epoch(self) -> None:
-        """Validate, keep the weights if they are to be chosen or averaged, and write the epoch down."""
+        """Validate, keep the weights if they may be chosen or averaged, and add the epoch to the curve."""
         progress, begun = self.progress, time.perf_counter()
         steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
@@ -157,7 +158,7 @@ class Training:
         return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
 
     def write(self, file: Path, value: dict[str, Any]) -> None:
-        """By one process; the others go on when it is on disk."""
+        """Write the file in the main process; the other processes wait for it."""
         if self.accelerator.is_main_process:
             self.checkpoints.save(file, value)
         self.accelerator.wait_for_everyone()
@@ -171,7 +172,7 @@ class Training:
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
 
     def resume(self, gradient_norms: bool = False) -> None:
-        """Go on from the checkpoint if there is one; if it has gradient norms, they are recorded on in any case."""
+        """Resume from the checkpoint if there is one. Gradient norms are recorded if asked for or if it has them."""
         saved = self.checkpoints.load(self.checkpoints.last)
         if gradient_norms or (saved and saved.get("norms")):
             self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
@@ -192,7 +193,7 @@ class Training:
 
 
 def without_norms(file: Path) -> InputError:
-    return InputError(f"{file} was made without gradient norms: choose another --out, or do not ask for them")
+    return InputError(f"{file} has no gradient norms: choose another --out, or leave out --gradient-norms")
 
 
 def finite(number: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates, as a recipe names them."""
+"""The optimizers and learning-rate schedules that a recipe can name."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def learning_rate(recipe: Recipe, epoch: int, update: int) -> float:
-    """The rate of an update, both counted from 1: no state, so nothing to save.
+    """The learning rate of an update. It has no state, so a checkpoint need not save it.
 
-    halving: half of the last epoch's in every epoch after `halve_after`. inverse_sqrt: linear up to `warmup` updates,
-    then falling with the root of their number.
+    Args:
+        recipe: Names the schedule. "halving" halves the rate in every epoch after `halve_after`. "inverse_sqrt" rises
+            linearly for `warmup` updates, then falls with the square root of their number.
+        epoch: The epoch, counted from 1.
+        update: The update, counted from 1 over all epochs.
     """
     if recipe.schedule == "halving":
         return recipe.learning_rate * 0.5 ** max(0, epoch - recipe.halve_after)

@@ -1,4 +1,4 @@
-"""A plan: everything that decides what a run does, resolved, before anything is computed."""
+"""The plan of a run: all settings that determine its result."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ DEFAULT_SIZE = "small"
 
 @dataclass(frozen=True)
 class Plan:
+    """Everything that determines the result of a run, except the content of the data. `make` creates one.
+
+    Args:
+        task: The name of the task.
+        size: The name of the size as records hold it, such as `small@2`.
+        seed: The seed of all randomness.
+        settings: The settings of the model and its training.
+        choice: The method with all options of its walk.
+        origin: Where the data is.
+    """
+
     task: str
     size: str
     seed: int
@@ -39,20 +50,20 @@ class Plan:
 
     @property
     def data_key(self) -> Hashable:
-        """Equal for plans that use the same encoded data."""
+        """A key that is equal for plans with the same encoded data."""
         return self.task, self.origin, tuple(getattr(self.settings, name) for name in self.settings.encoding)
 
     def family(self, data: Encoded) -> Family[Any]:
         return self.definition.family(self.settings, data)
 
     def config(self) -> dict[str, Any]:
-        """What decides the outcome, with the data and the seed; as JSON holds it."""
+        """The configuration as JSON values. Together with the data and the seed it determines the result."""
         settings, method = self.settings.recorded(), self.choice.identity()
         return {"task": self.task, "size": self.size, "settings": settings, "method": method}
 
     @property
     def key(self) -> str:
-        """The same for all seeds of a configuration, and for its records."""
+        """A key that is the same for all seeds of a configuration, and in its records."""
         return configuration_key(self.config())
 
     def identity(self, data_hash: str) -> str:
@@ -60,7 +71,7 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def name(self, data_hash: str) -> str:
-        """The name of the run's record: to be read by people, and one of its own for every other identity."""
+        """The name of the run's record: readable, and unique because it ends in a hash of the identity."""
         return f"{self.task}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data_hash)[:8]}"
 
 
@@ -74,17 +85,28 @@ def make(
     settings: Mapping[str, Any] | None = None,
     walk: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """A plan from names, with what the user overrides in the task's settings and in the method's walk."""
+    """Make the plan of one run from names and overrides.
+
+    Args:
+        task: The name of a task, see `gasam tasks`.
+        method: The name of a method, see `gasam methods`.
+        size: The name of a size as records hold it, such as "small@2". `tasks.recorded_size` gives it for the names
+            of the command line. "small" is the first version here.
+        seed: The seed of all randomness.
+        origin: Where the data is; by default the user's data folder.
+        settings: Settings of the task to change, such as {"epochs": 3}.
+        walk: Options of the walk to change, such as {"epsilon": 1e-3}.
+    """
     if not 0 <= seed < 2**31:
         raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")
     origin, definition = origin or Origin(), tasks.find(task)
     definition.check(origin)
     resolved = definition.settings(size, **(settings or {}))
     if method in METHODS and METHODS[method].moved == "embeddings" and not definition.family.has_embeddings:
-        raise InputError(f"{method} moves word embeddings, and the model of {task} has none: name another method")
+        raise InputError(f"{method} moves word embeddings, but the model of {task} has none: name another method")
     return Plan(task, size, seed, resolved, choose(method, task, resolved.epochs, walk, size), origin)
 
 
 def encoded_data(task: Task, origin: Origin, settings: Recipe) -> Encoded:
-    """From the user's cache, else made."""
+    """Encode the task's data, or read it from the user's cache."""
     return encoded(task.family, task.source(origin), settings, cache_directory() / "prepared")

@@ -1,4 +1,4 @@
-"""What a run remembers besides its weights and is checkpointed with them, and what it tells while it runs."""
+"""The progress of a run: the counters that its checkpoints hold, and the updates that it reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 @dataclass
 class Progress:
-    """`epoch` counts epochs that ended, `step` the steps since; `loss` is the sum over these."""
+    """The counters of a run.
+
+    `epoch` is the number of finished epochs, `step` the number of steps since then, `loss` the sum over these steps.
+    """
 
     epoch: int = 0
     step: int = 0
@@ -23,12 +26,12 @@ class Progress:
 
     @property
     def diverged(self) -> bool:
-        """The last epoch's mean loss was not finite."""
+        """Whether the last epoch's mean loss was not finite."""
         return bool(self.curve) and self.curve[-1]["loss"] is None
 
 
 class Update(NamedTuple):
-    """How far a run is; `valid` is that of the last epoch that ended."""
+    """The progress of a run in steps and epochs; `valid` is the score of the last finished epoch."""
 
     done: int
     steps: int
@@ -41,4 +44,4 @@ OnUpdate = Callable[[Update], None]
 
 
 def nobody(update: Update) -> None:
-    """For runs that nobody watches."""
+    """Ignore updates."""

@@ -1,4 +1,4 @@
-"""One run from its plan to its record: trained, judged, written down, and continued where it was interrupted."""
+"""Training one run from its plan to its record."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gasam.lab.training.selection import chosen_weights
 def run(
     plan: Plan, folder: Path, *, on_update: OnUpdate = nobody, cpu: bool = False, gradient_norms: bool = False
 ) -> RunRecord:
-    """The record of a plan: read if it is there, else made, going on from a checkpoint if one is there.
+    """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
-    Files: `folder/NAME.json`, and beside it `folder/NAME/` with checkpoints, of which the final model remains.
-    Started by torchrun or accelerate, the processes share every batch; all must see the same folder.
+    The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model.
+    If torchrun or accelerate started several processes, they share every batch; all must see the same folder.
 
     Args:
-        plan: What to train.
-        folder: Of the records.
-        on_update: Is told how far the run is.
-        cpu: Do not use an accelerator.
-        gradient_norms: Add to each row of the curve an epoch's mean |g| of every tensor, of layers and of all: of the
-            gradient that the optimizer is given, folded where the method walks, before it is clipped.
+        plan: What to train; `plan.make` creates it.
+        folder: The folder for records and checkpoints.
+        on_update: Called with an `Update` while the run trains.
+        cpu: Use the CPU even if there is a GPU.
+        gradient_norms: Add the epoch's mean gradient norm of every tensor, of the layers and of the whole model to each
+            row of the curve. It is the norm of the gradient that the optimizer receives, before clipping.
     """
     data = plan.data()
     name = plan.name(data.hash)
@@ -50,7 +50,7 @@ def run(
                 checkpoints.clean()
             accelerator.wait_for_everyone()
     elif accelerator.is_main_process:
-        checkpoints.clean()  # should the run have been killed just after its record was written
+        checkpoints.clean()  # the run may have been killed just after it wrote its record
     record = records.read(file)
     if gradient_norms and not all("gradient_norms" in row for row in record.curve):
         raise without_norms(file)
@@ -58,7 +58,7 @@ def run(
 
 
 def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
-    """The record of a run whose training ended, with the scores of its chosen weights."""
+    """Make the record of a trained run, with the scores of its chosen weights."""
     plan, family, progress = training.plan, training.family, training.progress
     return RunRecord(
         schema=1,
@@ -90,7 +90,7 @@ def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
 def judge(training: Training, *splits: Split) -> dict[str, Any]:
     """Load the chosen weights into the model, save them as `model.pt`, and measure the metric with its standard error.
 
-    There are no scores if training never gave a finite number.
+    The result has no scores if there are no weights to choose from, because training diverged.
     """
     weights, begun = chosen_weights(training), time.perf_counter()
     found: dict[str, Any] = {}

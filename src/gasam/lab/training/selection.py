@@ -1,4 +1,4 @@
-"""Which weights of a run are judged: the average of its last epochs, or those of the epoch best on validation."""
+"""The choice of a run's final weights: the average of its last epochs, or the best epoch on validation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def keep_weights(training: Training, valid: float) -> None:
-    """After an epoch: keep its weights if they may be judged."""
+    """After an epoch, save its weights if they may be chosen or averaged."""
     progress, checkpoints, averaged = training.progress, training.checkpoints, training.settings.average
     if averaged:
         training.write(checkpoints.epoch(progress.epoch), training.weights())
-        # One more than is averaged: a run that is killed before it saves its state goes on from the epoch before.
+        # Keep one more than is averaged: a run that is killed before it saves its state resumes one epoch earlier.
         checkpoints.forget_epoch(progress.epoch - averaged - 1)
     if math.isfinite(valid) and training.family.followed.better(valid, progress.best):
         progress.best, progress.best_epoch = valid, progress.epoch
@@ -25,7 +25,10 @@ def keep_weights(training: Training, valid: float) -> None:
 
 
 def chosen_weights(training: Training) -> Weights | None:
-    """After training: the weights to be judged. None if there is no finite number, or if an averaged run diverged."""
+    """After training, the final weights; None if no epoch had a finite validation score.
+
+    If an averaged run diverged, it falls back to the best epoch, of which no weights are kept: None.
+    """
     progress, checkpoints, averaged = training.progress, training.checkpoints, training.settings.average
     if averaged and not progress.diverged:
         return checkpoints.average(progress.epoch, min(averaged, progress.epoch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
-    """sacrebleu on text as it is: tokenised already; with its signature."""
+    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize="none", force=True)

@@ -1,4 +1,4 @@
-"""What a setting may be, read off its type: a wrong one is told before anything runs, not by a crash or never."""
+"""The check of settings against the types of their fields, before anything is run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 WORDS = {int: "a whole number", float: "a finite number", str: "text", NoneType: "null"}
 
 
-def check(settings: Any, *, zero: Iterable[str], below_one: Iterable[str]) -> None:
-    """Every value is of its field's type and > 0; those of `zero` and `below_one` may be 0, the latter not reach 1.
+def check_settings(settings: Any, *, zero: Iterable[str], below_one: Iterable[str]) -> None:
+    """Raise `ValueError` unless every value has the type of its field and is > 0.
 
-    A whole number where any number may be becomes a float: 1 and 1.0 must not make two runs of one.
+    An int in a float field becomes a float, so that 1 and 1.0 give the same run.
+
+    Args:
+        settings: The dataclass to check.
+        zero: Names of the fields that may be 0.
+        below_one: Names of the fields that must be in [0, 1).
     """
     hints = get_type_hints(type(settings))
     for field in fields(settings):
