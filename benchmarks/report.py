@@ -42,7 +42,8 @@ def overhead(measured: dict[str, Any]) -> str:
 
 A GA-SAM step, compared with two forward and backward passes and one step of Adam. The last two columns count only the
 time outside of the loss function and backward, for the paper's form and with a budget, a cap and a schedule. Their goal
-is 1.016 or less, which is {goal}. The Transformer's batch has 1,024 tokens instead of 4,096, so its overhead is overstated.
+is 1.016 or less, which is {goal}.
+The Transformer's batch has 1,024 tokens instead of 4,096, so its overhead is overstated.
 
 {table(header, rows)}
 """
