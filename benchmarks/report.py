@@ -63,8 +63,8 @@ The time of a call of `SharpBackward` outside of its two passes, compared with t
 `SAM`. `asam` is compared with its adaptive form, and `ga_sam` with its plain form because it has no GA-SAM. The goals
 for `sam` are 2.5 times faster on 1,000 tensors of 1,000 weights, 1.5 times on 200 tensors of 50,000, and 2 times on
 10 tensors of 3 million. Both libraries mostly copy memory. pytorch_optimizer allocates memory in every step, and
-gasam reuses its buffers. Allocation is slower when the allocator returns memory to the system, so both states are
-shown. gasam is slower in {slower} of {len(rows)} rows.
+`SharpBackward` reuses its buffers. Allocation is slower when the allocator returns memory to the system, so both states
+are shown. `SharpBackward` is slower in {slower} of {len(rows)} rows.
 
 {table(["weights", "allocator", "gasam", "pytorch_optimizer", "times faster"], rows)}
 """
@@ -207,9 +207,9 @@ models it needs the same time again to keep its vectors orthogonal. For an equal
 and more accurate.
 
 Both libraries use their default options unless a row says otherwise. PyHessian stops when two successive estimates
-differ by a thousandth, or by `tol`. Ratios are medians of ratios within each round, so they need not
-equal the quotient of the median times. Errors are the largest among the values, compared with ARPACK for the Hessian and
-with explicit gradients for the Fisher matrix, both in float64. On the fully connected model the remaining error is the
+differ by a thousandth, or by `tol`. Ratios are medians of ratios within each round, so they need not equal the
+quotient of the median times. Errors are the largest among the values, compared with ARPACK for the Hessian and with
+explicit gradients for the Fisher matrix, both in float64. On the fully connected model the remaining error is the
 rounding of float32, because its losses are tiny.
 
 {table(header, rows)}
