@@ -152,7 +152,7 @@ def test_every_picture_that_the_page_shows_is_written(tmp_path):
     assert sorted(linked) == [f"figures/{name}.svg" for name in ("figure4-small", "figure5-small", "tuning-imdb-small")]
     assert {tmp_path / "docs" / name for name in linked} <= set(written)
     assert "They rise." in texts[0]
-    assert "Verdict: **contradicted** (en-vi, seed 1: they grow)." in texts[0]
+    assert "Verdict: contradicted (en-vi, seed 1: they grow)." in texts[0]
     assert "Figure 4" not in texts[0].split("##")[0], "its title is another here"
 
 

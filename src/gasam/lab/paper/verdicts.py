@@ -28,6 +28,9 @@ class Verdict(NamedTuple):
     ours: Standing | None = None
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.word} ({self.reason})" if self.reason else self.word
+
 
 def paper_difference(row: Expected, baseline: Expected) -> Difference:
     ours, theirs = (Summary(float(each.mean), float(each.std), RUNS_OF_THE_PAPER) for each in (row, baseline))

@@ -62,13 +62,12 @@ def of_flatness(contents: Contents) -> Iterator[str]:
 
 def of_paper(contents: Contents) -> Iterator[str]:
     for size, table in tallies(contents).items():
-        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-        counts = Counter[str]({word: sum(int(row[word]) for row in rows) for word in WORDS})
+        counts = Counter[str]({word: sum(int(row[2 + i]) for row in table.rows) for i, word in enumerate(WORDS)})
         yield f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts)}."
     for name, found in contents.figures.items():
         study = name.rpartition("-")[0]
         if verdict := judge_figure(study, found.get("norms", {})):
-            yield f"{found['title'].partition(':')[0]} ({FIGURE_CLAIMS[study]}): {verdict.word}."
+            yield f"{found['title'].partition(':')[0]} ({FIGURE_CLAIMS[study]}): {verdict}."
 
 
 def tallies(contents: Contents) -> dict[str, Table]:

@@ -31,10 +31,8 @@ from gasam.lab.tables import Table, markdown, of_texts
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size, find
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
-COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
-PAPER_TITLES = [column.title for column in PAPER]
-NAMED = "tuned on validation"
-"""In the note on a walk whose row names its size already."""
+COST_TITLES, PAPER_TITLES = ([column.title for column in columns] for columns in ((*COST, *BUDGETS), PAPER))
+ELSEWHERE = ("Conclusion", "Size of the walk, tuned")  # notes that a page shows at its top, or in its rows
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def task_sections(records: Sequence[RunRecord], task: str) -> Iterator[Section]:
     for size in TASKS[task].sizes:
         if groups := groups_of(records, task, size):
             table = comparison(records, task, size)
-            notes = [note for note in table.notes if not note.startswith("Conclusion") and NAMED not in note]
+            notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
             methods = ",".join(dict.fromkeys(group.method for group in groups))
             command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{_how(groups)}"
             runs = [record for group in groups for record in group.records]
@@ -189,9 +187,8 @@ def figure_sections(contents: Contents) -> Iterator[Section]:
     for name, found in contents.figures.items():
         study, _, size = name.rpartition("-")
         verdict = judge_figure(study, found.get("norms", {}))
-        because = f" ({verdict.reason})" if verdict and verdict.reason else ""
         parts = [
-            f"The paper: {FIGURE_CLAIMS[study]}. Verdict: **{verdict.word}**{because}." if verdict else "",
+            f"The paper: {FIGURE_CLAIMS[study]}. Verdict: {verdict}." if verdict else "",
             f"{found['sentence'][0].upper()}{found['sentence'][1:]}.".replace("; ", ";\n"),
             f"![{found['title']}](../figures/{name}.svg)",
             f"To reproduce: `gasam reproduce {study} --size {size}`.",

@@ -26,7 +26,7 @@ def answers(records: Sequence[RunRecord]) -> Iterator[str]:
                 if titles := ", ".join(other.title for other, each in others if each == standing):
                     told += f" Compared with {titles}: {word}."
             if lead and lead.relative_cost:
-                told += f" It costs {lead.relative_cost:.2f} times the gradient evaluations."
+                told += f" Cost: {lead.relative_cost:.2f} times the gradient evaluations of the baseline."
             yield told
 
 
