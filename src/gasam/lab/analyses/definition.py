@@ -131,7 +131,7 @@ class Analysis(ABC):
 
     def cells(self, record: AnalysisRecord, label: str) -> list[Cells]:
         """The rows of the table for one run."""
-        raise NotImplementedError(f"{type(self).__name__} has a table of its own")
+        raise NotImplementedError(f"{type(self).__name__} defines its own table")
 
     def values(self, record: AnalysisRecord) -> Found | None:
         """The numbers of one run for the JSON of the table; None if the cells are enough."""
@@ -143,7 +143,7 @@ class Analysis(ABC):
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
         """The line of one run in the picture."""
-        raise NotImplementedError(f"{type(self).__name__} has a picture of its own")
+        raise NotImplementedError(f"{type(self).__name__} defines its own picture")
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         """The measures of flatness of one run, if the analysis has any."""
