@@ -171,7 +171,7 @@ LM_FAULTS = {
     "an empty file": (b"", " has no examples, but --train must have at least one"),
     "nothing but blanks": (b"\n \n", " has no examples, but --train must have at least one"),
     "Latin-1": ("a\nb\n\u00fc\n".encode("latin-1"), ", line 3: byte 0xfc at position 1 is not UTF-8: save the file as"),
-    "nine lines": (b"line\n" * 9, ": 9 examples are too few to hold out a tenth for valid and test: have at least 10"),
+    "nine lines": (b"line\n" * 9, ": 9 examples are too few to hold out a tenth for valid and test: give at least 10"),
 }
 
 
@@ -248,7 +248,7 @@ def test_held_out_text_is_the_end_and_held_out_rows_are_mixed(tmp_path):
 def test_too_few_rows_to_hold_out_are_told_with_the_cure(tmp_path):
     path = write_for("classify", tmp_path, rows=9)
     assert fault(lambda: files.classify(path, valid=path)) == (
-        f"{path}: 9 examples are too few to hold out a tenth for test: have at least 10, or give --test"
+        f"{path}: 9 examples are too few to hold out a tenth for test: give at least 10 examples, or --test"
     )
 
 

@@ -66,7 +66,7 @@ _ALL = (
     Method(
         "single-step",
         "Single-step",
-        "GA-SAM's scale with SAM's risk: the last point alone",
+        "GA-SAM's scale with SAM's risk: only the last point",
         replace(ga_sam(0), risk="final"),
     ),
     Method(

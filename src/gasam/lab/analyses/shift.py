@@ -22,7 +22,7 @@ from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.minimum import Minimum, find_minimum, settle
 from gasam.lab.training.checkpoints import Checkpoints, Weights
 from gasam.lab.training.plan import make
-from gasam.lab.training.progress import nobody
+from gasam.lab.training.progress import ignore_update
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -95,7 +95,7 @@ def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[
     plan = make(run.record.task, "baseline", run.record.size, seed, settings=settings)
     family = plan.family(run.family.data.with_train(data))
     with TemporaryDirectory() as folder:
-        training = Training(plan, family, Checkpoints(Path(folder)), nobody, Accelerator(cpu=True))
+        training = Training(plan, family, Checkpoints(Path(folder)), ignore_update, Accelerator(cpu=True))
         model = training.plain_model
         model.load_state_dict(run.model.state_dict())
         training.train()

@@ -71,7 +71,7 @@ def default_jobs() -> int:
 
 
 def cores() -> int:
-    """The number of cores that this process may use, or of all cores if the system does not tell."""
+    """The number of cores that this process may use, or of all cores if that is not known."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -17,7 +17,7 @@ from gasam.lab.families.encoded import Encoded
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import nobody
+from gasam.lab.training.progress import ignore_update
 
 ROUNDS, SECONDS = 15, 20.0
 """A measurement ends after this many rounds, or after this many seconds and at least one round."""
@@ -82,7 +82,7 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
         if plan.data_key not in data:
             data[plan.data_key] = plan.data()
         family, unused = plan.family(data[plan.data_key]), Checkpoints(Path("unused"))
-        found[name] = Training(replace(plan, choice=choice), family, unused, nobody, Accelerator(cpu=cpu))
+        found[name] = Training(replace(plan, choice=choice), family, unused, ignore_update, Accelerator(cpu=cpu))
         found[name].model.train()
     return found
 

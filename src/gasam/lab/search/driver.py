@@ -51,7 +51,7 @@ def tune(
     runner = Runner(question, folder / "tries", parallel, watch, cpu)
     data_hash = question.plan(None).data().hash
     file = folder / f"{question.name(data_hash)}.json"
-    with _alone(file):
+    with _locked(file):
         with runner.shared_lock("baseline"):
             [baseline] = runner.outcomes([(None, 0)])
         if baseline.valid is None:
@@ -161,7 +161,7 @@ def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _locked(file: Path) -> Iterator[None]:
     """Lock the search for this process; raise if another process runs it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:

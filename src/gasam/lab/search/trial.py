@@ -33,7 +33,7 @@ def run_trial(
         cpu: Use the CPU even if there is a GPU.
     """
     checkpoints = Checkpoints(folder / job.name)
-    with checkpoints.alone():
+    with checkpoints.locked():
         family = job.plan.family(job.plan.data().without_test())
         training = Training(job.plan, family, checkpoints, on_update, Accelerator(cpu=cpu))
         if pruner is not None:

@@ -183,7 +183,7 @@ def _held_out(path: Path, examples: list[Any], missing: list[Split], in_order: b
     if not each:
         raise InputError(
             f"{path}: {len(examples)} examples are too few to hold out a tenth for {' and '.join(missing)}: "
-            f"have at least {SHARE}, or give {' and '.join(f'--{split}' for split in missing)}"
+            f"give at least {SHARE} examples, or {' and '.join(f'--{split}' for split in missing)}"
         )
     kept = len(examples) - each * len(missing)
     pieces = cut(examples if in_order else permuted(examples), kept, *[each] * (len(missing) - 1))

@@ -30,7 +30,7 @@ class Checkpoints:
         self.model = folder / "model.pt"
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the files for this process; raise if another process runs the same run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:

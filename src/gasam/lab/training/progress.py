@@ -43,5 +43,5 @@ class Update(NamedTuple):
 OnUpdate = Callable[[Update], None]
 
 
-def nobody(update: Update) -> None:
+def ignore_update(update: Update) -> None:
     """Ignore updates."""

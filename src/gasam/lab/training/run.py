@@ -16,12 +16,12 @@ from gasam.lab.records import DataOfRun, RunRecord
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite, without_norms
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate, nobody
+from gasam.lab.training.progress import OnUpdate, ignore_update
 from gasam.lab.training.selection import chosen_weights
 
 
 def run(
-    plan: Plan, folder: Path, *, on_update: OnUpdate = nobody, cpu: bool = False, gradient_norms: bool = False
+    plan: Plan, folder: Path, *, on_update: OnUpdate = ignore_update, cpu: bool = False, gradient_norms: bool = False
 ) -> RunRecord:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
@@ -41,7 +41,7 @@ def run(
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
     accelerator = Accelerator(cpu=cpu)
     if not file.exists():
-        with checkpoints.alone() if accelerator.is_main_process else nullcontext():
+        with checkpoints.locked() if accelerator.is_main_process else nullcontext():
             training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
             training.resume(gradient_norms)
             training.train()
