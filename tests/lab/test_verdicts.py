@@ -96,11 +96,11 @@ BETTER, WORSE, SAME = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2,
 @pytest.mark.parametrize(
     ("claim", "ours", "baseline", "diverged", "expected"),
     [
-        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (BETTER, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, ("reproduced", "both: better")),
         (WORSE, [2, 2.1, 2.2], [1, 1.1, 1.3], 0, ("contradicted", "better; paper: worse")),
-        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (WORSE, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, ("reproduced", "both: worse")),
         (BETTER, [0, 0.1, 0.2], [1, 1.1, 1.3], 0, ("contradicted", "worse; paper: better")),
-        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("reproduced", "")),
+        (SAME, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("reproduced", "both: no difference")),
         (BETTER, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("contradicted", "no difference; paper: better")),
         (WORSE, [1, 1.2, 1.2], [1, 1.1, 1.3], 0, ("contradicted", "no difference; paper: worse")),
         (BETTER, [1, 1.5, 1.4], [1, 1.1, 1.3], 0, ("undecided", "interval too wide")),
@@ -170,7 +170,7 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
     }
     found = verdicts(runs)
     assert found["Baseline"] is None
-    assert found["GA-SAM"] == {"word": "reproduced", "paper": "better", "ours": "better", "reason": ""}
+    assert found["GA-SAM"] == {"word": "reproduced", "paper": "better", "ours": "better", "reason": "both: better"}
     assert found["Layer-SAM"] == {"word": "not run", "paper": "better", "ours": None, "reason": ""}
 
 

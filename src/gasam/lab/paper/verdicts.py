@@ -74,7 +74,7 @@ def judge(
     if ours == "no difference" and _blunt(found, claim, paper):
         return Verdict("undecided", paper, ours, WIDE)
     if ours == paper:
-        return Verdict("reproduced", paper, ours)
+        return Verdict("reproduced", paper, ours, f"both: {ours}")
     return Verdict("contradicted", paper, ours, f"{ours}; paper: {paper}")
 
 

@@ -63,7 +63,10 @@ def of_flatness(contents: Contents) -> Iterator[str]:
 def of_paper(contents: Contents) -> Iterator[str]:
     for size, table in tallies(contents).items():
         counts = Counter[str]({word: sum(int(row[2 + i]) for row in table.rows) for i, word in enumerate(WORDS)})
-        yield f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts)}."
+        yield (
+            f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts)}. "
+            "A run that belongs to several tables counts in each."
+        )
     for name, found in contents.figures.items():
         study = name.rpartition("-")[0]
         if verdict := judge_figure(study, found.get("norms", {})):
