@@ -221,7 +221,7 @@ def test_code_in_a_file_is_never_run(tmp_path, text, write):
     checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.folder.mkdir()
     write({"model": Evil(touched)}, checkpoints.last)
-    with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .*run to run from"):
+    with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .*run to start again"):
         checkpoints.load(checkpoints.last)
 
     first = encoded(LanguageModel, Counted(text).source, SETTINGS, cache)
