@@ -162,11 +162,11 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
     runs = records_of("imdb", {"baseline": BASELINE, "sam": scores(0), "asam": [None] * 4, "ga-sam": scores(1.6)})
     assert said(runs) == {
         "Baseline": "",
-        "SAM": "reproduced",  # the paper's own +0.33 is within its interval
+        "SAM": "reproduced (both: no difference)",  # the paper's own +0.33 is within its interval
         "ASAM": "contradicted (diverged)",
         "Layer-SAM": "not run",
         "Multi-step Defense": "not run",
-        "GA-SAM": "reproduced",
+        "GA-SAM": "reproduced (both: better)",
     }
     found = verdicts(runs)
     assert found["Baseline"] is None
@@ -176,7 +176,7 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
 
 def test_verdicts_follow_the_metrics_direction():
     runs = records_of("ptb", {"baseline": BASELINE, "sam": scores(3), "ga-sam": scores(3)})
-    assert said(runs)["SAM"] == "reproduced"  # worse, there and here
+    assert said(runs)["SAM"] == "reproduced (both: worse)"  # worse, there and here
     assert said(runs)["GA-SAM"] == "contradicted (worse; paper: better)"
 
 
@@ -186,7 +186,7 @@ def test_verdicts_are_against_the_baseline_of_as_many_epochs():
     ]
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(1.6)})
     found = said([*runs, *longer])
-    assert found["GA-SAM"] == "reproduced"
+    assert found["GA-SAM"] == "reproduced (both: better)"
     assert found["Baseline (epochs 30)"] == ""
     alone = said([*longer, *(run for run in runs if run.method != "baseline")])
     assert alone["GA-SAM"] == "not run (no baseline)"
