@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant("scales.py", "group.weight / group.size.clamp(min=1).sqrt()", "group.weight", WALK),
     Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", WALK),
     Mutant("scales.py", "torch.maximum(gradient,", "torch.minimum(gradient,", WALK),
-    Mutant("scales.py", "torch.where(group.dimensions < 2", "torch.where(group.dimensions < 3", "tests/test_scale_names.py " + WALK),
+    Mutant("scales.py", "torch.where(group.dimensions < 2", "torch.where(group.dimensions < 3", "tests/test_odd_models.py"),
     # The walk
     Mutant("ascent.py", "self._direction.factor * min(1.0, stride)", "self._direction.factor * stride", WALK),
     Mutant("ascent.py", "self._direction.factor * stride, 0.0)", "self._direction.factor, 0.0)", WALK),

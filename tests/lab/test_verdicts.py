@@ -58,6 +58,9 @@ def test_welchs_interval_is_that_of_scipy(ours, theirs, confidence):
 
 def test_welch_without_any_spread_is_a_point():
     assert welch_difference(Summary(3.0, 0.0, 4), Summary(1.0, 0.0, 4)) == Difference(2.0, 2.0, 2.0, 4)
+    one_sided = welch_difference(Summary(3.0, 0.5, 4), Summary(1.0, 0.0, 4))
+    reach = 3.182446305284263 * 0.5 / 2  # Student's quantile with 3 degrees of freedom
+    assert (one_sided.low, one_sided.high) == pytest.approx((2.0 - reach, 2.0 + reach))
 
 
 @pytest.mark.parametrize("table", studies.names())
