@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept, whatever the shell says: importing torch and its friends takes half the time.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: test lint bench demo docs clean
+.PHONY: test test-all lint bench demo docs clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,6 +15,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# With the tests that take long; `make test` has a faster one of each kind.
+test-all: lint
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.ready

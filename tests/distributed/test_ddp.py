@@ -6,7 +6,7 @@ from processes import findings
 from tolerances import EXACT
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     return findings("ddp_checks.py", request.param, tmp_path_factory.mktemp("ddp") / "found.json")
 

@@ -7,7 +7,7 @@ import pytest
 from processes import start
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_no_process_waits_for_ever_for_one_that_failed(engine, tmp_path):
     began = time.monotonic()
     done = start("failing_process.py", 2, str(tmp_path / "found.json"), engine)

@@ -27,10 +27,12 @@ def test_shards_that_are_cut_walk_alike(two):
     assert two["cut"] < EXACT
 
 
+@pytest.mark.slow
 def test_empty_shards_walk_as_one_process_does(four):
     assert four["walks"] < EXACT
 
 
+@pytest.mark.slow
 def test_hybrid_shards_walk_as_one_process_does(four):
     assert four["hybrid"] < EXACT
 

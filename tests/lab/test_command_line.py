@@ -104,7 +104,7 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
     assert "held out" not in ended.err
     assert len(list(Path("runs").glob("classify-tiny-*.json"))) == 4
     for name in ("Baseline", "GA-SAM"):
-        assert re.search(rf"{name} +│ +\d+\.\d+ ± \d", ended.out)
+        assert re.search(rf"{name} +│ +\d+\.\d+, +\d", ended.out)
     assert {file.name for file in Path("runs/tables").iterdir()} == {
         f"classify-tiny.{kind}" for kind in ("json", "md", "png")
     }

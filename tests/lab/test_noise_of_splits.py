@@ -109,6 +109,7 @@ def test_the_budget_is_searched_by_default_and_used_with_its_cap_and_schedule(co
     assert choice.epsilon_source.kind == "tuned"
 
 
+@pytest.mark.slow
 def test_finalists_are_repeated_with_other_seeds_and_chosen_by_their_means(command, tmp_path):
     ended = command(*TUNE, "--seeds", "2", "--out", tmp_path)
     assert ended.code == 0, ended.err

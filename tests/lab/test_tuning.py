@@ -71,6 +71,7 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     assert record["epsilon_source"] == source.model_dump()
 
 
+@pytest.mark.slow
 def test_two_hopeless_tries_at_once_are_given_up_unless_the_tolerance_is_larger(command, tmp_path):
     asked = (*EPSILON, "--epochs", "6", "--exponents=-4,4", "--norms", "inf,2")
     ended = command(*asked, "--trials", "2", "--jobs", "2", "--cpu", "--out", tmp_path)
