@@ -15,11 +15,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # With the tests that take long; `make test` has a faster one of each kind.
 test-all: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

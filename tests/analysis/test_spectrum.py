@@ -90,6 +90,7 @@ def test_fisher_of_squared_errors():
         assert error(found.values, expected[:30]) < VALUES
 
 
+@pytest.mark.slow
 def test_hessian_of_marian():
     from transformers import MarianConfig, MarianMTModel
 

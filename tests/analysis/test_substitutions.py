@@ -197,6 +197,7 @@ def drawn(model, rows, seed=3):
     return x, torch.multinomial(chances, 1, generator=generator)[:, 0]
 
 
+@pytest.mark.slow
 def test_labels_of_the_model_itself_make_the_fisher_the_hessian():
     """Both then converge to the Gauss-Newton matrix, at the rate 1 / sqrt(examples); false labels stay away from it."""
     model = network()

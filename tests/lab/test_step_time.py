@@ -20,6 +20,7 @@ def plans(*walks, task="docstrings", size="tiny"):
     ]
 
 
+@pytest.mark.slow
 def test_a_walk_costs_more_than_plain_training_and_less_on_every_fourth_step(tmp_path, monkeypatch):
     """Three steps of a walk of four passes against one on every fourth step."""
     monkeypatch.chdir(tmp_path)

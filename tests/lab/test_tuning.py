@@ -38,6 +38,7 @@ EPSILON = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon")
 ARGUMENTS = (*EPSILON, "--norms", "inf", "--exponents", "-4,0", "--jobs", "1", "--cpu")
 
 
+@pytest.mark.slow
 def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
     ended = command(*ARGUMENTS, "--trials", "2", "--out", tmp_path)
     assert ended.code == 0, ended.err
