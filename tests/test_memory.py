@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
+from gasam import SharpBackward, SharpnessAware, asam, friendly_sam, ga_sam, sam
 
 
 @pytest.fixture
@@ -25,8 +25,13 @@ def alive(born):
     return len({id(reference()) for reference in born if reference() is not None})
 
 
-@pytest.mark.parametrize("perturbation", [sam(0.1), asam(0.1), sam(0.1, norm=3.0)], ids=["sam", "asam", "norm 3"])
-@pytest.mark.parametrize("steps", [1, 3])
+PERTURBATIONS = {"sam": sam(0.1), "asam": asam(0.1), "norm 3": sam(0.1, norm=3.0), "friendly": friendly_sam(0.1)}
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "steps"),
+    [(walk, steps) for name, walk in PERTURBATIONS.items() for steps in ((1,) if name == "friendly" else (1, 3))],
+)
 @pytest.mark.parametrize("entry", [SharpBackward, SharpnessAware])
 def test_gradients_of_earlier_passes_are_gone_when_the_next_begins(parts, perturbation, steps, entry):
     """Without the collector's help: what waits for it in a cycle takes memory as well."""

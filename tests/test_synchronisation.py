@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
+from gasam import SharpBackward, SharpnessAware, asam, friendly_sam, ga_sam, gsam, look_sam, sam, wsam
 from gasam.perturbation import GRANULARITIES
 from problems import batch
 
@@ -58,6 +58,24 @@ def test_walk_never_synchronises(entry, granularity, norm, steps):
 @pytest.mark.parametrize("perturbation", [sam(0.1), asam(0.1, eta=0.01, unit_vectors=True)], ids=["sam", "asam"])
 def test_presets_never_synchronise(perturbation):
     run(through_backward, perturbation)
+
+
+@pytest.mark.parametrize("entry", [through_backward, through_closure])
+@pytest.mark.parametrize("norm", [1.5, 2.0, math.inf])
+@pytest.mark.parametrize("preset", [gsam, wsam, friendly_sam, look_sam])
+def test_functions_of_a_method_never_synchronise(entry, norm, preset):
+    run(entry, preset(0.1, norm))
+
+
+def test_a_step_between_walks_never_synchronises():
+    data = batch(torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = nn.Linear(6, 3)
+        x, y = torch.empty_like(data[0]), torch.zeros_like(data[1])
+        sharp = SharpBackward(model, look_sam(0.1))
+        for _ in range(7):
+            sharp(lambda: cross_entropy(model(x), y))
+        assert len(sharp.last.losses) == 1
 
 
 def test_printing_the_trace_does():

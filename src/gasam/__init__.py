@@ -4,13 +4,20 @@ from gasam.backward import SharpBackward
 from gasam.ball import uniform_start
 from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
 from gasam.embeddings import FreeLB
+from gasam.family.friendly_sam import friendly_sam
+from gasam.family.gsam import gsam
+from gasam.family.look_sam import look_sam
+from gasam.family.sam_on import normalisation, sam_on
+from gasam.family.wsam import wsam
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, recommended, sam
 from gasam.range_tests import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
+from gasam.step import Step
 from gasam.trace import Trace
+from gasam.vectors import Vector
 from gasam.walk import Visit, climb
 from gasam.weights import displaced
 
@@ -26,22 +33,30 @@ __all__ = [
     "Schedule",
     "SharpBackward",
     "SharpnessAware",
+    "Step",
     "Trace",
+    "Vector",
     "Visit",
     "Weight",
     "asam",
     "climb",
     "displaced",
+    "friendly_sam",
     "frozen_batchnorm",
     "ga_sam",
+    "gsam",
     "layer_sam",
+    "look_sam",
     "multi_step_defense",
+    "normalisation",
     "per_worker",
     "range_test",
     "recommended",
     "sam",
+    "sam_on",
     "same_noise",
     "shared_walk",
     "together",
     "uniform_start",
+    "wsam",
 ]

@@ -15,7 +15,9 @@ from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.portions import Portion
 from gasam.scales import element_scale, group_scale
+from gasam.step import MethodState, Step, result_of, space_of, unscaled
 from gasam.trace import comparable_norms
+from gasam.vectors import Vector
 from gasam.weights import Weights
 
 Values = Iterable[tuple[Portion, Tensor]]
@@ -25,13 +27,15 @@ Values = Iterable[tuple[Portion, Tensor]]
 class Direction(NamedTuple):
     """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
 
-    `squares` holds |u_i|^2 and `slopes` holds g_i . u_i for each group. If each weight has its own T, `squares` holds
-    |T_i u_i|^2 and `slopes` holds g_i . T_i u_i.
+    `squares` holds |u_i|^2 and `slopes` holds c_i . u_i for each group. Here c is what the walk climbs: the gradient g,
+    or what the `ascent` function returns. `rises` holds g_i . u_i, or None if c is g. If each weight has its own T, all
+    three have T_i u_i in place of u_i.
     """
 
     factor: Tensor
     squares: Tensor
     slopes: Tensor
+    rises: Tensor | None = None
 
 
 class Ascent:
@@ -54,6 +58,7 @@ class Ascent:
         strength: float = 1.0,
         keeps_position: bool,
         detailed: bool,
+        state: MethodState,
     ) -> None:
         self.weights = weights
         self.perturbation = perturbation
@@ -63,10 +68,14 @@ class Ascent:
         self._one = self._layout.sizes.new_ones(())
         self._largest = self._one  # magnitude of h, for p other than 2 and inf
         self._gradients = self._layout.gradients()  # of the last pass; dropped when the weights move
+        self._passes = 0  # displaced passes whose gradient was read
         by_sign = perturbation.norm == math.inf and not self._by_element
         self.seen = Measurements(self._layout, detailed=detailed, by_sign=by_sign)
         self.seen.clean_pass(clean, self._gradients)
         self._choose_scale()
+        self._strength, self._state = strength, state
+        self._step: Step | None = None
+        self._climb = self._find_climb(0)
         self._direction = self._find_direction()
         self._epsilon = self.seen.epsilon = self._radius(strength)
         self.seen.finite = self.seen.finite & self._epsilon.isfinite()
@@ -84,6 +93,8 @@ class Ascent:
         self.weights.check_in_place()
         self._gradients = self._layout.gradients()
         self.seen.later_pass(seen, self._gradients)
+        self._passes += 1
+        self._climb = self._find_climb(self._passes)
         self._direction = self._find_direction()
 
     @torch.no_grad()
@@ -95,7 +106,8 @@ class Ascent:
             return
         # A single step starts at the centre, so projecting it only limits its length `stride` to 1.
         factor = self._epsilon * self._capped(self._direction.factor * min(1.0, stride), self._direction.squares)
-        self.seen.rise = (self._with_group_scale(factor) * self._direction.slopes).sum() / self.seen.gradient_scale
+        slopes = self._direction.slopes if self._direction.rises is None else self._direction.rises
+        self.seen.rise = (self._with_group_scale(factor) * slopes).sum() / self.seen.gradient_scale
         self._displace(self._unnormalised_directions(), factor)
 
     @torch.no_grad()
@@ -122,7 +134,25 @@ class Ascent:
         size = torch.full_like(slope, self.perturbation.size * strength)
         return size if self.perturbation.budget is None else size * ball.inverse(slope)
 
+    def _find_climb(self, k: int) -> Vector | None:
+        """What the `ascent` function climbs instead of the gradient, with the gradient's factor; None without one."""
+        if self.perturbation.ascent is None:
+            return None
+        space = space_of(self._layout.parameters, self._one)
+        gradient = unscaled(space, self._gradients, self.seen.gradient_scale)
+        self._step = Step(self._layout.parameters, [gradient], k=k, strength=self._strength, state=self._state)
+        return result_of(self.perturbation.ascent, self._step, "ascent") * self.seen.gradient_scale
+
+    def _climbed(self, portion: Portion) -> Tensor:
+        """This portion of what the walk climbs. As with `Portion.read`, do not write to it."""
+        if self._climb is None:
+            return portion.read(self._gradients)
+        entries = [self._climb.entry(i, portion.rows) for i in range(portion.start, portion.stop)]
+        return portion.joined([_or_zeros(entry, like) for entry, like in zip(entries, portion.operands, strict=True)])
+
     def _find_direction(self) -> Direction:
+        if self._climb is not None:
+            return self._direction_of_climb()
         p, squares = self.perturbation.norm, self.seen.gradient_squares
         if p == 2.0 and not self._by_element:  # d = T g / |T g|, and |T g| follows from |g_i|
             length = (self._group_scale.square() * squares).sum().sqrt()
@@ -133,6 +163,31 @@ class Ascent:
             scaled = (self._scaled(portion.read(self._gradients), portion) for portion in self._layout.portions)
             self._largest = self._layout.largest_magnitude(scaled)
         return self._measured_direction()
+
+    def _direction_of_climb(self) -> Direction:
+        """The direction along what an `ascent` function climbs; the predicted rise is still that of the loss."""
+        p = self.perturbation.norm
+        if p not in (2.0, math.inf):
+            scaled = (self._scaled(self._climbed(portion), portion) for portion in self._layout.portions)
+            self._largest = self._layout.largest_magnitude(scaled)
+        powers, squares, slopes, rises = (list[Tensor]() for _ in range(4))
+        for portion in self._layout.portions:
+            climbed = self._climbed(portion).clone()
+            values = self._unnormalised_direction(climbed, portion).clone()
+            if p != math.inf:
+                powers.append(_powers(portion, values, p))
+            values = self._times_element_scale(portion, values).clone()
+            squares.append(portion.squares(values))
+            slopes.append(portion.products(climbed, values))
+            rises.append(portion.products(portion.read(self._gradients), values))
+        sums = self._layout.sum(powers, squares, slopes, rises)
+        self.seen.finite = self.seen.finite & sums[1].sum().isfinite()
+        factor = self._one
+        if p == 2.0 and not self._by_element:
+            factor = self._group_scale * ball.inverse((self._group_scale.square() * sums[1]).sum().sqrt())
+        elif p != math.inf:
+            factor = ball.inverse(sums[0].sum().pow(1 / p))
+        return Direction(factor, sums[1], sums[2], sums[3])
 
     def _measured_direction(self) -> Direction:
         """Measure |u|_p, |u_i|^2 and the slopes.
@@ -156,7 +211,7 @@ class Ascent:
 
     def _unnormalised_directions(self) -> Iterator[tuple[Portion, Tensor]]:
         for portion in self._layout.portions:
-            yield portion, self._unnormalised_direction(portion.read(self._gradients), portion)
+            yield portion, self._unnormalised_direction(self._climbed(portion), portion)
 
     def _unnormalised_direction(self, gradient: Tensor, portion: Portion) -> Tensor:
         """The direction of steepest ascent along h = T g, before normalisation: sgn(h) |h|^(1/(p-1)).
@@ -177,7 +232,8 @@ class Ascent:
         for portion in self._layout.portions:
             gradient = portion.read(self._gradients)
             self.seen.add_rise(portion, -self._slope(gradient, portion))
-            direction = ball.finite(self._unnormalised_direction(gradient, portion), out=portion.scratch)
+            climbed = gradient if self._climb is None else self._climbed(portion)
+            direction = ball.finite(self._unnormalised_direction(climbed, portion), out=portion.scratch)
             yield portion, portion.buffer("position").addcmul_(direction, portion.spread(entries))
 
     def _drawn_positions(self, start: ball.Start) -> Iterator[tuple[Portion, Tensor]]:
@@ -242,8 +298,17 @@ class Ascent:
             portion.displace(values, own_factor)
             if offset is not None:
                 seen.realised(portion, offset)
+        self._keep_state()
         self._gradients = []  # the next pass may free them
         self.weights.written()
+
+    def _keep_state(self) -> None:
+        """Write what the `ascent` function keeps, before the gradients that it is computed from are dropped."""
+        if self._step is not None:
+            if self._step.keeps:
+                for i in range(len(self._layout.parameters)):
+                    self._step.write(i, self.seen.finite)
+            self._climb = self._step = None  # they hold the gradients
 
     def _with_group_scale(self, factor: Tensor) -> Tensor:
         """The factor of the offset, which includes T if T is one number per group."""
@@ -266,6 +331,10 @@ class Ascent:
         if self._by_element:
             return portion.products(gradient, position * portion.buffer("scale"))
         return portion.products(gradient, position) * self._entry_scale[portion.number].to(portion.wide)
+
+
+def _or_zeros(entry: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if entry is None else entry
 
 
 def _powers(portion: Portion, values: Tensor, p: float) -> Tensor:

@@ -7,19 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gasam import passes
-from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker
+from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, synchronised, together
 from gasam.fold import Fold, Overflow, check_overflow
+from gasam.function_fold import make_fold
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass
-from gasam.perturbation import Perturbation, check_perturbation, or_recommended
+from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
 from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
-from gasam.trace import BETWEEN, OFF, WAITING, Trace
+from gasam.step import MethodState
+from gasam.trace import BETWEEN, OFF, WAITING, Trace, plain_trace
 from gasam.walk import traced_climb
 from gasam.watch import Watch
-from gasam.weights import run_again_if_interrupted
+from gasam.weights import undone_after_failure
+
+METHOD = "method"
+"""Key of a state dict for what the perturbation's functions keep."""
 
 
 class Walker:
@@ -47,6 +53,7 @@ class Walker:
         around = passes.plainly if around is None else around
         self.perturbation, schedule = or_recommended(perturbation, schedule)
         check_perturbation(self.perturbation)
+        check_schedule(self.perturbation, schedule)
         passes.check_around(around)
         self._per_worker = includes(around, per_worker)
         check_overflow(on_overflow, self._per_worker)
@@ -61,6 +68,7 @@ class Walker:
         self.detailed = detailed
         self.enabled = True
         self.last: Trace | None = None
+        self.method_state = MethodState()
         # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
         self._searched = model is not None or includes(around, frozen_batchnorm)
         self._knows_function = False  # until the first call has succeeded
@@ -70,6 +78,24 @@ class Walker:
     def could_walk(self) -> bool:
         """Whether a strength above 0 leads to a walk."""
         return self.enabled and self.perturbation.size > 0
+
+    @property
+    def _folds_this_step(self) -> bool:
+        """Whether the risk function changes the gradient of this step, in which `every` skips the walk."""
+        return self.perturbation.folds_between and self.could_walk and self.strength.between_walks
+
+    def _around_passes(self) -> Around:
+        """`around`; for a risk function also synchronised, because it needs the reduced gradient of every pass."""
+        if self.perturbation.risk_function is None:
+            return self.around
+        if self._per_worker:
+            raise RuntimeError(
+                "per_worker can't be used with a risk function, because it combines the gradients of the passes after "
+                "they are reduced over the workers: leave per_worker out"
+            )
+        if isinstance(self.model, DistributedDataParallel):
+            return together(synchronised(self.model), self.around)
+        return self.around
 
     def _reason_for_no_walk(self) -> int:
         if not self.could_walk:
@@ -90,9 +116,10 @@ class SharpBackward(Walker):
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
-            parameters that must not move into a group with "perturb": False. If you leave trained parameters out,
-            their gradients are wrong in two cases: with risk "final", as in SAM, they accumulate the gradients of all
-            K+1 passes, and with a schedule weight other than 1 they are not rescaled.
+            parameters that must not move into a group with "perturb": False; with "perturb": 0.5 they move half as far.
+            If you leave trained parameters out, their gradients are wrong in two cases: if the risk is "final", as in
+            SAM, or a function, they accumulate the gradients of all K+1 passes, and with a schedule weight other than
+            1 they are not rescaled.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
             None means full strength in every step, unless `perturbation` is None.
@@ -145,7 +172,7 @@ class SharpBackward(Walker):
             process_group=process_group,
             accumulation=accumulation,
         )
-        self.weights = weights_of(entries, self.perturbation)
+        self.weights = weights_of(entries, self.perturbation, self.model)
         self.backward = backward
 
     def __repr__(self) -> str:
@@ -156,16 +183,49 @@ class SharpBackward(Walker):
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
         strength = self.strength()
-        if self.could_walk and strength > 0:
-            returned, trace = self._walk(function, strength)
-            self.last = self._watch.add(trace)
-        else:
-            returned, self.last = passes.plain_pass(
-                function, self.backward, self.around, self.gradient_scale, strength, reason=self._reason_for_no_walk()
-            )
-        self._knows_function = True
-        self.strength.count(self.last.losses[0], self.last.loss_scale)
+        fold, undo = self._prepare(strength)
+        with undone_after_failure(undo), undone_after_failure(undo):
+            if fold is None:
+                returned, trace = passes.plain_pass(
+                    function,
+                    self.backward,
+                    self.around,
+                    self.gradient_scale,
+                    strength,
+                    reason=self._reason_for_no_walk(),
+                )
+            elif strength > 0:
+                returned, trace = self._walk(function, strength, fold)
+                trace = self._watch.add(trace)
+            else:
+                returned, trace = self._fold_plain_pass(function, fold)
+            self.strength.count(trace.losses[0], trace.loss_scale)
+        self.last, self._knows_function = trace, True
         return returned
+
+    def _prepare(self, strength: float) -> tuple[Fold | None, Callable[[], None]]:
+        """The fold of this step, None for a plain pass, and a function that undoes the step after a failure."""
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        fold, recall = None, self.strength.remembered()
+        if self.could_walk and strength > 0:
+            fold = make_fold(
+                trained,
+                self.perturbation,
+                self.method_state,
+                strength=strength,
+                weight=self.strength.weight,
+                separately=self.detailed and not self._per_worker,
+                clean_if_overflow=self.on_overflow == "clean",
+            )
+        elif self._folds_this_step:
+            fold = make_fold(trained, self.perturbation, self.method_state, strength=self.strength.of_walk())
+
+        def undo() -> None:
+            recall()
+            if fold is not None:
+                fold.undo()
+
+        return fold, undo
 
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
@@ -176,26 +236,21 @@ class SharpBackward(Walker):
         self.strength.begin_step(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the schedule, as plain numbers."""
-        return self.strength.state_dict()
+        """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
+        state = self.strength.state_dict()
+        return state | {METHOD: self.method_state.state_dict(self.parameters)} if self.method_state else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.strength.load_state_dict(state)
+        self.method_state.load_state_dict(state.get(METHOD, {}), self.parameters)
 
-    def _walk(self, function: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
-        trained = [p for p in self.parameters if p.requires_grad]
-        fold = Fold(
-            trained,
-            self.perturbation,
-            weight=self.strength.weight,
-            separately=self.detailed and not self._per_worker,
-            clean_if_overflow=self.on_overflow == "clean",
-        )
+    def _walk(self, function: Callable[[], Any], strength: float, fold: Fold) -> tuple[Any, Trace]:
+        trained, around = [p for p in self.parameters if p.requires_grad], self._around_passes()
         clean: list[Any] = []
 
         def evaluate(k: int) -> Pass:
             fold.make_room(k)
-            with explained(), self.around(k, k == self.perturbation.steps):
+            with explained(), around(k, k == self.perturbation.steps):
                 held = any(parameter.grad is not None for parameter in trained)
                 loss, returned = passes.call(function)
                 if held:
@@ -211,13 +266,31 @@ class SharpBackward(Walker):
                 passes.check_reached(trained)
             loss_scale = passes.now(self.gradient_scale)
             alone = fold.separately or k < self.perturbation.steps
-            return Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
+            seen = Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
+            fold.passed(seen)
+            return seen
 
-        try:
-            fold.set_aside()
-            trace = traced_climb(self.weights, evaluate, self.perturbation, strength=strength, detailed=self.detailed)
-            fold.finish()
-        except BaseException:
-            run_again_if_interrupted(fold.undo)
-            raise
+        fold.set_aside()
+        trace = traced_climb(
+            self.weights,
+            evaluate,
+            self.perturbation,
+            strength=strength,
+            detailed=self.detailed,
+            state=self.method_state,
+        )
+        fold.finish(trace.climbed)
         return clean[0], trace
+
+    def _fold_plain_pass(self, function: Callable[[], Any], fold: Fold) -> tuple[Any, Trace]:
+        """Run one plain pass, and let the risk function change its gradient."""
+        trained, around = [p for p in self.parameters if p.requires_grad], self._around_passes()
+        fold.set_aside()
+        with around(0, True):
+            loss, returned = passes.call(function)
+            factor = passes.back(loss, self.backward, 1.0)
+        passes.check_reached(trained)
+        loss_scale = passes.now(self.gradient_scale)
+        fold.passed(Pass(loss.detach(), factor * loss_scale))
+        fold.finish()
+        return returned, plain_trace(loss, 0.0, loss_scale, reason=BETWEEN)

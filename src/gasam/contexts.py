@@ -167,15 +167,21 @@ class shared_walk:  # noqa: N801
         self.model = model
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return ExitStack() if last else self._synchronised()
+        return ExitStack() if last else synchronised(self.model)(k, last)
+
+
+def synchronised(model: DistributedDataParallel) -> Around:
+    """Every pass is reduced over the workers, even in `no_sync`."""
 
     @contextmanager
-    def _synchronised(self) -> Iterator[None]:
-        before, self.model.require_backward_grad_sync = self.model.require_backward_grad_sync, True
+    def around(k: int, last: bool) -> Iterator[None]:
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
         try:
             yield
         finally:
-            self.model.require_backward_grad_sync = before
+            model.require_backward_grad_sync = before
+
+    return around
 
 
 class together:  # noqa: N801

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.sharded import is_expanded, over_processes, sharding
 from gasam.torch_private import local, storage_identity
@@ -100,6 +101,9 @@ class Fold:
                 self._copies[i] = own.detach().clone()
             parameter.grad = None
 
+    def passed(self, seen: Pass) -> None:
+        """After a pass: only a fold by a function needs to know the factor of its gradient."""
+
     def make_room(self, k: int) -> None:
         """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear `.grad`.
 
@@ -115,8 +119,12 @@ class Fold:
         if k == self._steps and not self.separately:
             self._put_back()
 
-    def finish(self) -> None:
-        """After the last pass: add its gradient, unless autograd has added it."""
+    def finish(self, climbed: Tensor | None = None) -> None:
+        """After the last pass: add its gradient, unless autograd has added it.
+
+        `climbed` is whether the walk moved the weights and everything was finite; None without a walk. Only a fold by a
+        function uses it.
+        """
         if not self.separately:
             return
         self._take()

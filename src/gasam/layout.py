@@ -24,7 +24,14 @@ class Layout:
     copy of the rows that a sparse gradient touches.
     """
 
-    def __init__(self, present: Sequence[Tensor], names: Sequence[str], granularity: str, buffers: Buffers) -> None:
+    def __init__(
+        self,
+        present: Sequence[Tensor],
+        names: Sequence[str],
+        granularity: str,
+        buffers: Buffers,
+        strengths: Sequence[float] = (),
+    ) -> None:
         self._present = [id(parameter) for parameter in present]
         self.sharded = any(map(is_sharded, present))
         self.parameters = by_sharding(present) if self.sharded else list(present)
@@ -34,9 +41,11 @@ class Layout:
         self.operands = [self.sparse[i].values if i in self.sparse else t for i, t in enumerate(self.storage)]
         self.total = sum(parameter.numel() for parameter in present)  # n
         name_of = dict(zip(self._present, names, strict=True))
+        strength_of = dict(zip(self._present, strengths, strict=False))
         self.groups = Groups(granularity)
         for i, parameter in enumerate(self.parameters):
-            self.groups.add(parameter, name_of[id(parameter)], touched[i])
+            strength = strength_of.get(id(parameter), 1.0)
+            self.groups.add(parameter, name_of[id(parameter)], touched[i], strength)
         kinds = [(t.device, t.dtype, sharding(p)) for t, p in zip(self.storage, self.parameters, strict=True)]
         cuts = cut(self.operands, kinds, whole=self.sparse)
         self.portions = [Portion(number, self.operands, *where) for number, where in enumerate(cuts)]
@@ -61,6 +70,9 @@ class Layout:
         device = self.operands[0].device if self.operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         self.sizes = torch.tensor(self.groups.sizes, dtype=kind, device=device)  # n_i
+        self.strengths: Tensor | None = None  # factors of T; None if all are 1
+        if any(strength != 1 for strength in self.groups.strengths):
+            self.strengths = self.sizes.new_tensor(self.groups.strengths)
         self._shardings: list[tuple[object, slice]] = []  # each with the range of its entries
         self._counts: list[int] = []  # entries of each portion
         numbers: list[int] = []  # the group of each entry
@@ -179,10 +191,11 @@ class Groups:
         self.sizes: list[int] = []  # n_i
         self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
         self.names: list[str] = []  # of the group's tensor or module
+        self.strengths: list[float] = []  # "perturb" of the user's parameter group
         self._numbers: dict[object, int] = {}
         self._rows: list[tuple[int, Tensor | range]] = []  # (first group, rows) of parameters whose rows are groups
 
-    def add(self, parameter: Tensor, name: str, touched: Tensor | None = None) -> None:
+    def add(self, parameter: Tensor, name: str, touched: Tensor | None = None, strength: float = 1.0) -> None:
         """`touched` are the rows of a sparse gradient. With granularity "filter" the other rows have no group."""
         if self.by_rows(parameter):
             first = len(self.names)
@@ -192,14 +205,14 @@ class Groups:
                 here = here[first_row(parameter) :][: len(local(parameter))]
             self.of.append(here)
             self._rows.append((first, rows))
-            self._append(name, math.prod(parameter.shape[1:]), parameter.ndim, times=len(rows))
+            self._append(name, math.prod(parameter.shape[1:]), parameter.ndim, strength, times=len(rows))
             return
         key: object = id(parameter)
         if self.granularity == "module":
             key = name = name.rpartition(".")[0]
         number = self._numbers.setdefault(key, len(self.names))
         if number == len(self.names):
-            self._append(name, 0, 0)
+            self._append(name, 0, 0, strength)
         self.of.append(number)
         self.sizes[number] += parameter.numel()
         self.dimensions[number] = max(self.dimensions[number], parameter.ndim)
@@ -215,10 +228,11 @@ class Groups:
                 labels[i] = f"{labels[i]}[{row}]"
         return labels
 
-    def _append(self, name: str, size: int, dimensions: int, times: int = 1) -> None:
+    def _append(self, name: str, size: int, dimensions: int, strength: float, times: int = 1) -> None:
         self.names += [name] * times
         self.sizes += [size] * times
         self.dimensions += [dimensions] * times
+        self.strengths += [strength] * times
 
 
 class SparseRows:

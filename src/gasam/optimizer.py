@@ -6,6 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
 from numbers import Real
 from typing import Any
@@ -17,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gasam.backward import Walker
 from gasam.contexts import Statistics
-from gasam.fold import Fold, Overflow
+from gasam.fold import Overflow
+from gasam.function_fold import make_fold
 from gasam.mistakes import explained, look_at_function, warn_of_statistics
 from gasam.parameters import names_in, read, weights_of
 from gasam.passes import Around, GradientScale, Pass, check_reduced, now
@@ -26,13 +28,13 @@ from gasam.schedule import Schedule, StrengthOfStep
 from gasam.trace import Trace, plain_trace
 from gasam.walk import traced_climb
 from gasam.watch import Watch
-from gasam.weights import Weights
+from gasam.weights import Weights, run_again_if_interrupted
 
 _KEPT = (
     "base", "perturbation", "model", "strength", "before_step", "around", "gradient_scale", "on_overflow", "detailed",
-    "enabled", "last", "_per_worker", "_searched", "_knows_function",
+    "enabled", "last", "method_state", "_per_worker", "_searched", "_knows_function",
 )  # fmt: skip
-_SCHEDULE = "walk_schedule"  # key of a state dict
+_SCHEDULE, _METHOD = "walk_schedule", "walk_method"  # keys of a state dict
 
 
 class SharpnessAware(Walker, Optimizer):
@@ -40,10 +42,11 @@ class SharpnessAware(Walker, Optimizer):
 
     The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, so the
     closure need not do it. Parameter groups and state are those of the base. With a schedule, the state dict has the
-    additional key "walk_schedule".
+    additional key "walk_schedule", and "walk_method" if the method keeps tensors.
 
     Args:
-        base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk.
+        base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk,
+            and those with "perturb": 0.5 move half as far.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         model: The model. Needed for the names of its parameters and for `batchnorm`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
@@ -137,32 +140,45 @@ class SharpnessAware(Walker, Optimizer):
             returned, trace = self._walk(closure, strength)
             self.last = self._watch.add(trace)
         else:
-            parameters = self._trained()
-            for parameter in parameters:
-                parameter.grad = None
-            with self.around(0, True), torch.enable_grad():
-                returned = closure()
-            loss, reason = _loss(returned, parameters), self._reason_for_no_walk()
-            self.last = plain_trace(loss, strength, self._loss_scale(), reason=reason)
+            returned, self.last = self._plain_pass(closure, strength)
         self._knows_function = True
         if self.before_step is not None:
             self.before_step()
         self.base.step()
-        self.strength.count(self.last.losses[0], self.last.loss_scale)
+        # The base has stepped, so an interrupt may not leave this step out of the schedule.
+        run_again_if_interrupted(partial(self.strength.count, self.last.losses[0], self.last.loss_scale))
         return returned
+
+    def _plain_pass(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
+        """Run the closure once. Between two walks a risk function may change the gradient."""
+        parameters, folds = self._trained(), self._folds_this_step
+        for parameter in parameters:
+            parameter.grad = None
+        with (self._around_passes() if folds else self.around)(0, True), torch.enable_grad():
+            returned = closure()
+        loss, reason = _loss(returned, parameters), self._reason_for_no_walk()
+        if folds:
+            fold = make_fold(
+                parameters, self.perturbation, self.method_state, strength=self.strength.of_walk(), by_closure=True
+            )
+            fold.passed(Pass(loss, now(self.gradient_scale)))
+            fold.finish()
+        return returned, plain_trace(loss, strength, self._loss_scale(), reason=reason)
 
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         """Run the walk, and leave the combined gradient in `.grad`."""
-        weight = self.strength.weight
+        weight, around = self.strength.weight, self._around_passes()
         if self._per_worker and (self.perturbation.risk == "mean" or weight != 1):
             raise RuntimeError(
                 "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
                 "because a closure may clear the gradients of earlier passes before they are reduced: use SharpBackward"
             )
         parameters, clean = self._trained(), list[Any]()
-        fold = Fold(
+        fold = make_fold(
             parameters,
             self.perturbation,
+            self.method_state,
+            strength=strength,
             weight=weight,
             clean_if_overflow=self.on_overflow == "clean",
             by_closure=True,
@@ -170,18 +186,27 @@ class SharpnessAware(Walker, Optimizer):
 
         def evaluate(k: int) -> Pass:
             fold.make_room(k)
-            with explained(), self.around(k, k == self.perturbation.steps), torch.enable_grad():
+            with explained(), around(k, k == self.perturbation.steps), torch.enable_grad():
                 returned = closure()
             if k == 0:
                 clean.append(returned)
             elif not self._searched:
                 self._searched = True
                 warn_of_statistics(returned)
-            return Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
+            seen = Pass(_loss(returned, parameters), now(self.gradient_scale), self._loss_scale())
+            fold.passed(seen)
+            return seen
 
         fold.set_aside()
-        trace = traced_climb(self._weights(), evaluate, self.perturbation, strength=strength, detailed=self.detailed)
-        fold.finish()
+        trace = traced_climb(
+            self._weights(),
+            evaluate,
+            self.perturbation,
+            strength=strength,
+            detailed=self.detailed,
+            state=self.method_state,
+        )
+        fold.finish(trace.climbed)
         return clean[0], trace
 
     def first_step(self, *args: object, **kwargs: object) -> None:
@@ -191,8 +216,11 @@ class SharpnessAware(Walker, Optimizer):
             "the loss, calls backward and returns the loss"
         )
 
+    def _all(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
     def _trained(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        return [p for p in self._all() if p.requires_grad]
 
     def _loss_scale(self) -> float | None:
         """None with a `gradient_scale`, because the closure may return the loss before or after scaling it."""
@@ -208,16 +236,19 @@ class SharpnessAware(Walker, Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the base, and of the schedule if there is one."""
+        """The state of the base, of the schedule if there is one, and the tensors that the method keeps, if any."""
         state = self.base.state_dict()
-        return state if self.strength.schedule is None else state | {_SCHEDULE: self.strength.state_dict()}
+        if self.strength.schedule is not None:
+            state |= {_SCHEDULE: self.strength.state_dict()}
+        return state | {_METHOD: self.method_state.state_dict(self._all())} if self.method_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the base and of the schedule. Groups keep their "perturb" if the saved groups have none."""
         still = [group.get("perturb") for group in self.param_groups]
         state_dict = dict(state_dict)
-        of_schedule = state_dict.pop(_SCHEDULE, None)
+        of_schedule, of_method = state_dict.pop(_SCHEDULE, None), state_dict.pop(_METHOD, {})
         self.base.load_state_dict(state_dict)
+        self.method_state.load_state_dict(of_method, self._all())
         if of_schedule is not None:
             self.strength.load_state_dict(of_schedule)
         elif self.strength.schedule is not None:
@@ -261,7 +292,7 @@ class SharpnessAware(Walker, Optimizer):
             if self.model is not None:
                 names = names_in(self.model)
                 entries = [replace(entry, name=names.get(id(entry.tensor), entry.name)) for entry in entries]
-            self._known = key, weights_of(entries, self.perturbation)
+            self._known = key, weights_of(entries, self.perturbation, self.model)
         return self._known[1]
 
 

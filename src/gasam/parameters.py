@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from gasam.perturbation import Perturbation
+from gasam.perturbation import Perturbation, PerturbModule
 from gasam.sharded import check_sharding, is_expanded, is_sharded
 from gasam.weights import Weights
 
@@ -22,9 +23,11 @@ Parameters = (
 
 @dataclass(frozen=True)
 class Entry:
+    """A parameter. `strength` is its group's "perturb": a factor of T, and 0 if the parameter must not move."""
+
     name: str | None
     tensor: Tensor
-    perturb: bool
+    strength: float
 
     def describe(self, position: int) -> str:
         return f"parameter {position}" if self.name is None else f"parameter {self.name!r}"
@@ -45,9 +48,9 @@ def read(parameters: Parameters) -> list[Entry]:
     for item in parameters:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}
         _check_group(group)
-        perturb = bool(group.get("perturb", True))
+        strength = _strength(group.get("perturb", True), "the key 'perturb' of a parameter group")
         for name, tensor in _named(group):
-            entries.setdefault(id(tensor), Entry(name, tensor, perturb))
+            entries.setdefault(id(tensor), Entry(name, tensor, strength))
     if not entries:
         raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
     for i, entry in enumerate(entries.values()):
@@ -76,13 +79,64 @@ def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     return [(names[id(p)], p) for p in trainable]
 
 
-def weights_of(entries: list[Entry], perturbation: Perturbation) -> Weights:
-    """The weights that the walk may move."""
-    moving = [entry for entry in entries if entry.perturb]
+def weights_of(entries: list[Entry], perturbation: Perturbation, model: torch.nn.Module | None = None) -> Weights:
+    """The weights that the walk may move. The perturbation's `perturb` needs the model."""
+    if perturbation.perturb is not None:
+        entries = _by_module(entries, perturbation.perturb, model)
+    moving = [entry for entry in entries if entry.strength]
     names = [entry.name for entry in moving if entry.name is not None]
-    weights = Weights([entry.tensor for entry in moving], names if len(names) == len(moving) else None)
+    strengths = [entry.strength for entry in moving]
+    weights = Weights(
+        [entry.tensor for entry in moving],
+        names if len(names) == len(moving) else None,
+        None if all(strength == 1 for strength in strengths) else strengths,
+    )
     check_names(perturbation, weights.names)
+    if perturbation.granularity == "module":
+        _check_modules(moving)
     return weights
+
+
+def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Module | None) -> list[Entry]:
+    """The entries, each with its strength times what `perturb` says of its module."""
+    if model is None:
+        raise ValueError(
+            "the perturbation chooses what moves by the modules of the model: give the model, as in "
+            "SharpBackward(model, perturbation) or SharpnessAware(optimizer, perturbation, model=model)"
+        )
+    factors: dict[int, float] = {}
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if own:
+            factor = _strength(perturb(module), f"perturb of {type(module).__name__}")
+            for parameter in own:
+                factors.setdefault(id(parameter), factor)
+    found = [replace(entry, strength=entry.strength * factors.get(id(entry.tensor), 0.0)) for entry in entries]
+    if not any(entry.strength for entry in found):
+        name = getattr(perturb, "__name__", repr(perturb))
+        raise ValueError(
+            f"no parameter of {type(model).__name__} moves, because perturb={name} leaves out all of its modules: use "
+            "another method, such as sam(0.05)"
+        )
+    return found
+
+
+def _strength(value: object, who: str) -> float:
+    if not isinstance(value, bool | int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{who} must be True, False or a finite number >= 0, got {value!r}")
+    return float(value)
+
+
+def _check_modules(moving: list[Entry]) -> None:
+    """Raise if the tensors of a module have different strengths, because they share one T."""
+    known: dict[str, float] = {}
+    for entry in moving:
+        name = str(entry.name).rpartition(".")[0]
+        if known.setdefault(name, entry.strength) != entry.strength:
+            raise ValueError(
+                f"granularity 'module' needs one 'perturb' for all parameters of a module, got {known[name]:g} and "
+                f"{entry.strength:g} in {name!r}: put them into one group, or use granularity 'layer'"
+            )
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
@@ -107,11 +161,12 @@ def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None
 def _check_group(group: Mapping[str, Any]) -> None:
     if "params" not in group:
         raise ValueError(f"a parameter group must have the key 'params', got {sorted(map(str, group))}")
-    for key in ("epsilon", "rho"):
+    for key in ("epsilon", "rho", "budget", "cap"):
         if key in group:
             raise ValueError(
                 f"a parameter group has the key {key!r}, but the walk has one size for all groups: give it to the "
-                "perturbation, as in ga_sam(1e-4), or exclude a group from the walk with 'perturb': False"
+                "perturbation, as in ga_sam(1e-4), and write 'perturb': 0.5 in a group that moves half as far, or "
+                "'perturb': False in one that does not move"
             )
     if group.get("maximize"):
         raise ValueError(
@@ -130,14 +185,14 @@ def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
 def _check(entry: Entry, who: str) -> None:
     if not isinstance(entry.tensor, Tensor):
         raise TypeError(f"{who} must be a tensor, got {type(entry.tensor).__name__}")
-    if entry.perturb and (not entry.tensor.is_floating_point() or entry.tensor.itemsize < 2):
+    if entry.strength and (not entry.tensor.is_floating_point() or entry.tensor.itemsize < 2):
         raise TypeError(
             f"{who} has type {entry.tensor.dtype}, but only real floating-point weights of 16 bits or more can be "
             "moved: leave it out, or put it into a group with 'perturb': False"
         )
-    if entry.perturb and is_expanded(entry.tensor):
+    if entry.strength and is_expanded(entry.tensor):
         raise TypeError(
             f"{who} is an expanded view, whose weights share memory: train the tensor that it was expanded from"
         )
-    if entry.perturb and is_sharded(entry.tensor):
+    if entry.strength and is_sharded(entry.tensor):
         check_sharding(entry.tensor, who)

@@ -22,7 +22,7 @@ GradientScale = Tensor | float | Callable[[], Tensor | float]
 class Pass(NamedTuple):
     """The result of one pass, as `evaluate` returns it to `climb`.
 
-    Args:
+    Attributes:
         loss: The loss, detached, as a scalar tensor.
         gradient_scale: The gradient in `.grad` divided by the gradient of the mean loss.
         loss_scale: `loss` divided by the mean loss; None if it is not known.

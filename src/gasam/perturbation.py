@@ -9,10 +9,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, ParamSpec, get_args
 
+from torch import nn
+
 from gasam.scales import SCALES, Scale, Weight
 from gasam.schedule import Schedule, StrengthOfStep, is_number, is_whole
+from gasam.step import Method
 
 Risk = Literal["mean", "final"]
+PerturbModule = Callable[[nn.Module], float]
+"""The strength of a module's own parameters in the walk: a factor of T; 0 means that they do not move."""
 Granularity = Literal["element", "filter", "layer", "module", "model"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 
@@ -35,8 +40,14 @@ class Perturbation:
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes.
         step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
-        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one.
+        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. A function of a `Step`
+            returns the gradient for the optimizer, computed from the gradients of all passes. It needs memory for K
+            more gradients, and what it keeps.
         floor: Smallest root-mean-square gradient that a scale divides by.
+        ascent: A function of a `Step` that returns what the walk climbs; None means the gradient. T is still computed
+            from the gradient. A budget is the rise along what the walk climbs.
+        perturb: A function from a module to the strength of its own parameters, as "perturb" in a parameter group: 0
+            means that they do not move, 0.5 half of T. Needs the model. None means that all parameters move.
     """
 
     epsilon: float | None = None
@@ -47,8 +58,10 @@ class Perturbation:
     granularity: Granularity = "layer"
     steps: int = 1
     step_size: float | None = None
-    risk: Risk = "mean"
+    risk: Risk | Method = "mean"
     floor: float = 1e-8
+    ascent: Method | None = None
+    perturb: PerturbModule | None = None
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.budget is None):
@@ -56,7 +69,7 @@ class Perturbation:
                 f"give either an epsilon or a budget, got epsilon={self.epsilon!r} and budget={self.budget!r}: write "
                 "sam(0.05), for example, or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
             )
-        _check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
+        check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
         if self.cap is not None and not (_is_finite(self.cap) and self.cap > 0):
             raise ValueError(f"cap must be a finite number > 0, or None for no cap, got {self.cap!r}")
         if not is_number(self.norm) or not self.norm > 1:
@@ -67,17 +80,44 @@ class Perturbation:
             raise ValueError(
                 f"step_size must be a finite number > 0, or None for 1.5 epsilon / steps, got {self.step_size!r}"
             )
-        _check_at_least_zero("floor", self.floor)
+        check_at_least_zero("floor", self.floor)
         if not callable(self.scale):
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")
         _check_choice("granularity", self.granularity, GRANULARITIES)
-        _check_choice("risk", self.risk, get_args(Risk))
+        self._check_functions()
         if self.granularity in ("module", "model") and getattr(self.scale, "only_named", None) is not None:
             raise ValueError(f"only_named needs groups of one tensor, got granularity {self.granularity!r}")
+
+    def _check_functions(self) -> None:
+        if not callable(self.risk):
+            _check_choice("risk", self.risk, get_args(Risk), " or a function of a Step")
+        for name in ("ascent", "perturb"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a function or None, got {getattr(self, name)!r}")
+        for method in (self.ascent, self.risk):
+            if self.steps > 1 and getattr(method, "only_one_step", False):
+                name = type(method).__name__
+                raise ValueError(f"{name} is defined for one ascent step, got steps={self.steps}: leave steps out")
 
     @property
     def scale_function(self) -> Scale:
         return self.scale if callable(self.scale) else SCALES[self.scale]
+
+    @property
+    def risk_function(self) -> Method | None:
+        """The risk if it is a function, else None."""
+        return self.risk if callable(self.risk) else None
+
+    @property
+    def usual_schedule(self) -> Schedule | None:
+        """The schedule of the risk function, which is used if the user gives none."""
+        usual: Schedule | None = getattr(self.risk, "usual_schedule", None)
+        return usual
+
+    @property
+    def folds_between(self) -> bool:
+        """Whether the risk also changes the gradient of the steps that a schedule's `every` leaves out."""
+        return bool(getattr(self.risk, "folds_between", False))
 
     @property
     def size(self) -> float:
@@ -93,7 +133,7 @@ class Perturbation:
 Options = ParamSpec("Options")
 
 
-def _without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, Perturbation]:
+def without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, Perturbation]:
     """Raise an error that says that other libraries' rho is called epsilon here."""
 
     @functools.wraps(preset)
@@ -106,7 +146,7 @@ def _without_rho(preset: Callable[Options, Perturbation]) -> Callable[Options, P
     return checked
 
 
-@_without_rho
+@without_rho
 def sam(
     epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
 ) -> Perturbation:
@@ -123,7 +163,7 @@ def sam(
     )
 
 
-@_without_rho
+@without_rho
 def asam(
     epsilon: float | None = None,
     norm: float = 2.0,
@@ -146,7 +186,7 @@ def asam(
         budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
         cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
     """
-    _check_at_least_zero("eta", eta)
+    check_at_least_zero("eta", eta)
     plain = not eta and not unit_vectors and only_named is None
     scale = "weight" if plain else Weight(constant=eta, unit_vectors=unit_vectors, only_named=only_named)
     return Perturbation(
@@ -154,7 +194,7 @@ def asam(
     )
 
 
-@_without_rho
+@without_rho
 def layer_sam(
     epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
 ) -> Perturbation:
@@ -169,7 +209,7 @@ def layer_sam(
     return Perturbation(epsilon=epsilon, budget=budget, cap=cap, norm=norm, scale="weight_over_gradient", risk="final")
 
 
-@_without_rho
+@without_rho
 def multi_step_defense(
     epsilon: float | None = None,
     norm: float = math.inf,
@@ -192,7 +232,7 @@ def multi_step_defense(
     )
 
 
-@_without_rho
+@without_rho
 def ga_sam(
     epsilon: float | None = None,
     norm: float = math.inf,
@@ -228,9 +268,12 @@ def recommended() -> tuple[Perturbation, Schedule]:
 def or_recommended(
     perturbation: Perturbation | None, schedule: Schedule | StrengthOfStep | None
 ) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
-    """The user's choice, or the recommended perturbation, with its schedule unless the user gave one."""
+    """The user's choice, or the recommended perturbation, with its schedule unless the user gave one.
+
+    A risk function may have a usual schedule as well.
+    """
     if perturbation is not None:
-        return perturbation, schedule
+        return perturbation, getattr(perturbation, "usual_schedule", None) if schedule is None else schedule
     perturbation, usual = recommended()
     return perturbation, usual if schedule is None else schedule
 
@@ -248,13 +291,30 @@ def check_perturbation(value: object) -> None:
         )
 
 
+def check_schedule(perturbation: Perturbation, schedule: object) -> None:
+    """Raise if the risk function can't be used with this schedule."""
+    if not perturbation.folds_between:
+        return
+    if not isinstance(schedule, Schedule) or schedule.every < 2 or schedule.weight != 1:
+        name = type(perturbation.risk).__name__
+        raise ValueError(
+            f"{name} changes the steps between walks, got {schedule}: give a Schedule with every >= 2 and weight=1, as "
+            "in Schedule(every=5, weight=1)"
+        )
+
+
 def _is_finite(value: object) -> bool:
     return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _check_at_least_zero(name: str, value: float) -> None:
+def check_at_least_zero(name: str, value: float) -> None:
     if not (_is_finite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+
+def check_below_one(name: str, value: float) -> None:
+    if not (_is_finite(value) and 0 <= value < 1):
+        raise ValueError(f"{name} must be a number in [0, 1), got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: Collection[str], otherwise: str = "") -> None:

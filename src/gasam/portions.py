@@ -108,7 +108,10 @@ class Portion:
         Do not write to it, because it may be the tensor itself. It may also be the scratch tensor, so it is valid only
         until this or another portion is read or written.
         """
-        own = self.of(tensors)
+        return self.joined(self.of(tensors))
+
+    def joined(self, own: list[Tensor]) -> Tensor:
+        """The tensors of this portion as a flat vector; see `read`."""
         if len(own) == 1 and own[0].dtype == self.wide:
             return own[0].reshape(-1)
         copy_all(self._scratch, own)

@@ -169,7 +169,8 @@ def _walk(sharp: SharpBackward, strength: float, function: Callable[[], Any]) ->
         scale = now(sharp.gradient_scale)
         return Pass(loss.detach().clone().reshape(()), factor * scale, scale)
 
-    return traced_climb(sharp.weights, evaluate, sharp.perturbation, strength=strength, detailed=True)
+    state = sharp.method_state.unchanged()
+    return traced_climb(sharp.weights, evaluate, sharp.perturbation, strength=strength, detailed=True, state=state)
 
 
 def _detail(trace: Trace) -> Detail:

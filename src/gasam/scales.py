@@ -139,7 +139,17 @@ SCALES: dict[str, Scale] = {
 def group_scale(
     scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
 ) -> Tensor:
-    """T of each group, or one T for the whole model, from |g_i| of the mean loss and from |w_i|."""
+    """T of each group, or one T for the whole model, from |g_i| of the mean loss and from |w_i|.
+
+    It is multiplied by the strengths of the user's parameter groups, if there are any.
+    """
+    found = _group_scale(scale, floor, layout, gradient, measure_weight)
+    return found if layout.strengths is None else found * layout.strengths
+
+
+def _group_scale(
+    scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
+) -> Tensor:
     if layout.groups.granularity != "model":
         group = Group(
             size=layout.sizes,
@@ -166,6 +176,7 @@ def group_scale(
 def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | float) -> list[Tensor]:
     """Write T of each weight to the portions' buffers, and return their sums. `factor` is that of the gradients."""
     sums, gradients = list[Tensor](), layout.gradients()
+    strengths = None if layout.strengths is None else layout.to_entries(layout.strengths)
     for portion in layout.portions:
         tensors = slice(portion.start, portion.stop)
         group = Group(
@@ -178,7 +189,10 @@ def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | f
             measure_gradient=partial(_sizes, portion, gradients, factor),
             measure_weight=partial(_sizes, portion, layout.operands),
         )
-        sums.append(portion.sums(portion.buffer("scale").copy_(scale(group))))
+        found = portion.buffer("scale").copy_(scale(group))
+        if strengths is not None:
+            found.mul_(portion.spread(strengths))
+        sums.append(portion.sums(found))
     return sums
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.sharded import sharding
+from gasam.weights import undone_after_failure
 
 BLOCK = 10
 """Optimizer steps between two updates of the smoothed loss."""
@@ -118,9 +119,10 @@ class Strength:
 
     def __call__(self) -> float:
         """The strength of the current step."""
-        return 0.0 if self.between_walks else self._strength_of_walk()
+        return 0.0 if self.between_walks else self.of_walk()
 
-    def _strength_of_walk(self) -> float:
+    def of_walk(self) -> float:
+        """The strength of a walk in the current step, also if `every` leaves this step out."""
         if callable(self.schedule):
             return _checked(self.schedule(self.step), self.step)
         strength = self._options.of_step(self.step, self.total_steps)
@@ -135,21 +137,33 @@ class Strength:
         """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise TypeError(f"step must be a whole number, got {step!r}")
-        self.manual = True
-        if step != self.step:
-            self._end_step()
-        self.step = step
+        recall = self.remembered()
+        with undone_after_failure(recall), undone_after_failure(recall):
+            self.manual = True
+            if step != self.step:
+                self._end_step()
+            self.step = step
 
     @torch.no_grad()
     def count(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> None:
-        """Count a successful call, with the loss of its clean pass."""
+        """Count a successful call, with the loss of its clean pass. If this fails, nothing is counted."""
         if self.schedule is None:
             return
+        recall = self.remembered()
+        with undone_after_failure(recall), undone_after_failure(recall):
+            self._count(loss, loss_scale)
+
+    def remembered(self) -> Callable[[], None]:
+        """A function that sets the state back to the present one. No method changes a tensor of the state in place."""
+        before = dict(self.__dict__)
+        return lambda: self.__dict__.update(before)
+
+    def _count(self, loss: Tensor, loss_scale: Tensor | float | None) -> None:
         if self._options.progress is not None:
             self._follow_device()
             loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(self._step_sum)
             finite = loss.isfinite()
-            self._step_sum += torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)])
+            self._step_sum = self._step_sum + torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)])
         self._calls += 1
         if not self.manual and self._calls >= self.accumulation:
             self._end_step()
@@ -165,8 +179,8 @@ class Strength:
         if self._calls == 0:
             return
         total, number = self._step_sum
-        self._block_sum += torch.stack([total / number.clamp(min=1), (number > 0).to(number)])
-        self._step_sum.zero_()
+        self._block_sum = self._block_sum + torch.stack([total / number.clamp(min=1), (number > 0).to(number)])
+        self._step_sum = torch.zeros_like(self._step_sum)
         self._calls = 0
         self._steps_in_block += 1
         if self._steps_in_block == BLOCK:
@@ -177,7 +191,7 @@ class Strength:
         if self._options.progress is None:
             return
         total, number = self._over_processes(self._block_sum).tolist()
-        self._block_sum.zero_()
+        self._block_sum = torch.zeros_like(self._block_sum)
         if self._initial is None and not self._without_progress:
             self._begin(total / number if number else math.nan)
         elif self._initial is not None and number:
@@ -185,7 +199,7 @@ class Strength:
         if (
             not self._told
             and self.step >= PATIENCE
-            and self._strength_of_walk() == 0
+            and self.of_walk() == 0
             and self._options.of_step(self.step, self.total_steps)
         ):
             self._told = True
@@ -235,8 +249,8 @@ class Strength:
         self.step, self._calls, self._steps_in_block = state["step"], state["calls"], state["steps_in_block"]
         self._initial, self._smoothed = state["initial"], state["smoothed"]
         self._without_progress, self._told = state["without_progress"], state["told"]
-        for sums, saved in ((self._step_sum, "step_sum"), (self._block_sum, "block_sum")):
-            sums.copy_(torch.tensor(state[saved], dtype=sums.dtype))
+        self._step_sum = self._step_sum.new_tensor(state["step_sum"])
+        self._block_sum = self._block_sum.new_tensor(state["block_sum"])
 
 
 def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:

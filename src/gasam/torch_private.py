@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,3 +81,12 @@ def updates_running_statistics(node: Any) -> bool:
         return kept or node._saved_running_mean is not None
     except RuntimeError:  # the backward pass of a closure has freed the saved tensors
         return True
+
+
+@contextmanager
+def never_reading_values() -> Iterator[None]:
+    """Tensors that are created in the block have no values, so that an operation that reads one raises."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gasam.ascent import Ascent
 from gasam.ball import Start
 from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation
+from gasam.step import MethodState
 from gasam.trace import Trace
 from gasam.weights import Weights, run_again_if_interrupted
 
@@ -47,6 +48,7 @@ def climb(
     *,
     strength: float = 1.0,
     detailed: bool = False,
+    state: MethodState | None = None,
 ) -> Iterator[Visit]:
     """Run a walk: visit the offsets a_0 = 0, a_1, .., a_K, each reached by an ascent step from the one before.
 
@@ -60,17 +62,28 @@ def climb(
             steps follow, so there are K+2 visits. None means that the first step starts at the weights.
         strength: Multiplies epsilon or the budget.
         detailed: Also measure the rounding error of the offset, and compare the clean with the last gradient.
+        state: What the perturbation's `ascent` function keeps between walks; None means that it keeps nothing.
     """
-    weights = variables if isinstance(variables, Weights) else weights_of(read(variables), perturbation)
+    if isinstance(variables, Weights):
+        weights = variables
+    else:
+        model = variables if isinstance(variables, nn.Module) else None
+        weights = weights_of(read(variables), perturbation, model)
     check_names(perturbation, weights.names)
     if weights.walking:
         raise RuntimeError("these weights are on a walk already: do not start another walk in the loss function")
     keeps_position = perturbation.steps > 1 or start is not None
     with _restored(weights), _restored(weights):  # twice, in case an interrupt cuts off the first cleanup
-        weights.walking = True
+        weights.begin()
         seen = evaluate(0)  # g_0
         ascent = Ascent(  # T and epsilon
-            weights, perturbation, seen, strength=strength, keeps_position=keeps_position, detailed=detailed
+            weights,
+            perturbation,
+            seen,
+            strength=strength,
+            keeps_position=keeps_position,
+            detailed=detailed,
+            state=MethodState() if state is None else state,
         )
         moves = [ascent.step] * perturbation.steps
         if start is not None:
@@ -103,9 +116,10 @@ def traced_climb(
     *,
     strength: float = 1.0,
     detailed: bool = False,
+    state: MethodState | None = None,
 ) -> Trace:
     """Run the whole walk, and return its trace."""
-    visits = list(climb(weights, evaluate, perturbation, strength=strength, detailed=detailed))
+    visits = list(climb(weights, evaluate, perturbation, strength=strength, detailed=detailed, state=state))
     seen = visits[-1].walk.seen
     return Trace(
         losses=tuple(visit.loss for visit in visits),

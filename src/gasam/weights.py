@@ -16,11 +16,14 @@ _CURE = "move or convert the model between steps, not in the loss function"
 
 
 class Weights:
-    """All tensors that may move, with buffers that are kept between steps."""
+    """All tensors that may move, with buffers that are kept between steps. `strengths` are factors of their T."""
 
-    def __init__(self, tensors: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], names: Sequence[str] | None = None, strengths: Sequence[float] | None = None
+    ) -> None:
         self.tensors = list(tensors)
         self.names = names
+        self.strengths = strengths
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
         self._layout: Layout | None = None
@@ -28,12 +31,19 @@ class Weights:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"walking": False, "_layout": None}
 
+    def begin(self) -> None:
+        """Begin a walk from the present weights, also if an earlier walk could not restore them."""
+        for portion in () if self._layout is None else self._layout.portions:
+            portion.saved = False
+        self.walking = True
+
     def taking_part(self, granularity: str) -> Layout:
         """The layout of the tensors that have a gradient now."""
         present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
         if self._layout is None or not self._layout.fits(present, granularity):
             buffers = {} if self._layout is None else self._layout.buffers
-            self._layout = Layout(present, self._names_of(present), granularity, buffers)
+            strengths = self._strengths_of(present)
+            self._layout = Layout(present, self._names_of(present), granularity, buffers, strengths)
         return self._layout
 
     def check_in_place(self) -> None:
@@ -59,8 +69,8 @@ class Weights:
         """Restore the saved weights bit for bit, even if a pass replaced a parameter's storage.
 
         Portions are restored in reverse order, because tensors may share memory. They stay marked as saved until all
-        are restored, so that everything is written again after an interrupt. If one portion fails, the others are
-        still restored, and the failure is raised at the end.
+        are restored, so that everything is written again after an interrupt or a failure that may not last. If one
+        portion fails, the others are still restored, and the failure is raised at the end.
         """
         if self._layout is None or not any(portion.saved for portion in self._layout.portions):
             return
@@ -71,6 +81,8 @@ class Weights:
             except RuntimeError as failure:
                 failures.append(failure)
         self.written()
+        if failures:
+            raise failures[0]
         failures += self._restore_rebound(self._layout)
         for portion in self._layout.portions:
             portion.saved = False
@@ -116,6 +128,12 @@ class Weights:
                 offset_of[id(parameter)].copy_(offset)
         return offsets
 
+    def _strengths_of(self, tensors: Sequence[Tensor]) -> list[float]:
+        if self.strengths is None:
+            return []
+        strength_of = {id(tensor): strength for tensor, strength in zip(self.tensors, self.strengths, strict=True)}
+        return [strength_of[id(tensor)] for tensor in tensors]
+
     def _names_of(self, tensors: Sequence[Tensor]) -> list[str]:
         names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
         name_of = {id(tensor): name for tensor, name in zip(self.tensors, names, strict=True)}
@@ -142,6 +160,16 @@ def run_again_if_interrupted(action: Callable[[], object]) -> None:
         action()
     except BaseException:
         action()
+        raise
+
+
+@contextmanager
+def undone_after_failure(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the block fails. Nest two of them, in case an interrupt cuts off the first cleanup."""
+    try:
+        yield
+    except BaseException:
+        run_again_if_interrupted(undo)
         raise
 
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from two_processes import run_two
 
-from gasam import SharpBackward, frozen_batchnorm, ga_sam, same_noise, together
+from gasam import SharpBackward, friendly_sam, frozen_batchnorm, ga_sam, look_sam, same_noise, together
 from gasam.integrations.lightning import SharpnessAwareModule
 from problems import network
 from tolerances import EXACT, SINGLE, error, flat, same_bits
@@ -86,11 +86,14 @@ def test_accumulation_does_not_change_the_walk():
     assert error(norms[1], norms[0]) < EXACT
 
 
-def test_resumed_run_equals_one_never_stopped(tmp_path):
+@pytest.mark.parametrize(
+    "perturbation", [ga_sam(0.1, steps=2), friendly_sam(0.1), look_sam(0.1)], ids=["ga", "friendly", "look"]
+)
+def test_resumed_run_equals_one_never_stopped(perturbation, tmp_path):
     def made():
         torch.manual_seed(0)
         dropout = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
-        return Sharp(dropout, ga_sam(0.1, steps=2))
+        return Sharp(dropout, perturbation)
 
     class Reseeded(lightning.Callback):
         """Lightning's checkpoints have no state of the generators."""

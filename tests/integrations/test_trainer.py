@@ -23,7 +23,7 @@ from trainer_models import (
 )
 from transformers import Trainer
 
-from gasam import SharpBackward, asam, ga_sam, multi_step_defense, sam, same_noise
+from gasam import SharpBackward, asam, friendly_sam, ga_sam, look_sam, multi_step_defense, sam, same_noise
 from gasam.integrations.transformers import (
     SharpnessAwareSeq2SeqTrainer,
     SharpnessAwareTrainer,
@@ -200,11 +200,12 @@ def test_accumulation_does_not_change_the_walk(tmp_path):
         assert error(torch.stack(norms[1]), torch.stack(norms[0])) < tolerance
 
 
-def test_resumed_run_equals_one_never_stopped(tmp_path):
+@pytest.mark.parametrize("perturbation", [GA_SAM, friendly_sam(0.05), look_sam(0.05)], ids=["ga", "friendly", "look"])
+def test_resumed_run_equals_one_never_stopped(perturbation, tmp_path):
     whole, rows = classifier(0.2), sentences(24)
-    trained(whole, rows, arguments(tmp_path / "whole", save_strategy="steps", save_steps=3))
+    trained(whole, rows, arguments(tmp_path / "whole", save_strategy="steps", save_steps=3), perturbation)
     resumed = SharpnessAwareTrainer(
-        model=classifier(0.2), args=arguments(tmp_path / "again"), train_dataset=rows, perturbation=GA_SAM
+        model=classifier(0.2), args=arguments(tmp_path / "again"), train_dataset=rows, perturbation=perturbation
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert same_bits(resumed.model.parameters(), whole.parameters())

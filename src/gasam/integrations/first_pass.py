@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
-from gasam.contexts import includes, per_worker, shared_walk, together
+from gasam.contexts import includes, per_worker, shared_walk, synchronised, together
 from gasam.fold import shares
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, now
@@ -25,8 +25,10 @@ class FirstPass:
         self.loss: Tensor | None = None
         self._around = sharp.around
         if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
-            # Frameworks accumulate under no_sync, where each worker would compute its own perturbation.
-            self._around = together(shared_walk(model), sharp.around)
+            # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A risk function
+            # needs the reduced gradient of the last pass as well.
+            share = shared_walk if sharp.perturbation.risk_function is None else synchronised
+            self._around = together(share(model), sharp.around)
         self._stack = ExitStack()
         self._stack.enter_context(self._around(0, not sharp.walks()))
 

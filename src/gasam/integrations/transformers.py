@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from gasam.backward import SharpBackward
+from gasam.backward import METHOD, SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
@@ -112,23 +112,37 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        state = self.sharp.state_dict()
+        kept = state.pop(METHOD, None)
         if self.sharp.strength.schedule is not None:
-            self._state_file(output_dir).write_text(json.dumps(self.sharp.state_dict()))
+            self._state_file(output_dir).write_text(json.dumps(state))
+        if kept is not None:
+            torch.save(kept, self._method_file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or self.sharp.strength.schedule is None:
+        if checkpoint is None:
             return
-        file = self._state_file(checkpoint)
+        state, file = self.sharp.state_dict(), self._state_file(checkpoint)
         if file.exists():
-            self.sharp.load_state_dict(json.loads(file.read_text()))
-        else:
+            state = json.loads(file.read_text())
+        elif self.sharp.strength.schedule is not None:
             warnings.warn(f"{file} is missing, so the schedule begins again at step 0", stacklevel=2)
+        kept = self._method_file(checkpoint)
+        if kept.exists():
+            state[METHOD] = torch.load(kept, map_location=self.args.device, weights_only=True)
+        self.sharp.load_state_dict(state)
 
     def _state_file(self, folder: str) -> Path:
         """The file of this process. Each process has one because each has other losses."""
-        several = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
-        return Path(folder, f"walk_schedule{several}.json")
+        return Path(folder, f"walk_schedule{self._of_process()}.json")
+
+    def _method_file(self, folder: str) -> Path:
+        """The tensors that the method keeps; each process has its own, because they may be sharded."""
+        return Path(folder, f"walk_method{self._of_process()}.pt")
+
+    def _of_process(self) -> str:
+        return f"_{self.args.process_index}" if self.args.world_size > 1 else ""
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._seen.steps:
@@ -199,8 +213,8 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
 
 
 def _is_blind(perturbation: Perturbation) -> bool:
-    """Whether neither T nor epsilon depends on the size of the gradient. False for scale functions of the user."""
-    if perturbation.budget is not None:
+    """Whether neither T nor epsilon depends on the size of the gradient. False for functions of the user."""
+    if perturbation.budget is not None or perturbation.ascent is not None or perturbation.risk_function is not None:
         return False
     scale = perturbation.scale_function
     return scale in (one, weight_rms) or isinstance(scale, Weight)

@@ -1,0 +1,65 @@
+"""Friendly-SAM: SAM that climbs the noise of the batch instead of its gradient.
+
+Li et al., "Friendly Sharpness-Aware Minimization", CVPR 2024, Algorithm 1:
+
+    m_t = decay m_{t-1} + (1 - decay) g_0,  m_{-1} = 0        the walk climbs g_0 - sigma m_t
+
+Memory: one running mean of the size of the model, in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gasam.perturbation import Perturbation, check_at_least_zero, check_below_one, sam, without_rho
+from gasam.step import Step
+from gasam.vectors import Vector
+
+
+@dataclass(frozen=True)
+class WithoutRunningMean:
+    """The ascent of Friendly-SAM.
+
+    Args:
+        sigma: The share of the running mean that is removed. 0 means SAM.
+        decay: lambda, the decay of the running mean.
+    """
+
+    sigma: float
+    decay: float
+    only_one_step = True
+
+    def __post_init__(self) -> None:
+        check_at_least_zero("sigma", self.sigma)
+        check_below_one("decay", self.decay)
+
+    def __call__(self, step: Step) -> Vector:
+        mean = step.keep("running mean", self.decay * step.kept("running mean") + (1 - self.decay) * step.gradient)
+        return step.gradient - self.sigma * mean
+
+
+@without_rho
+def friendly_sam(
+    epsilon: float | None = None,
+    norm: float = 2.0,
+    *,
+    sigma: float = 1.0,
+    decay: float = 0.9,
+    budget: float | None = None,
+    cap: float | None = None,
+) -> Perturbation:
+    """Friendly-SAM: SAM that climbs g_0 - sigma m, where m is a running mean of the clean gradients.
+
+    Li et al., CVPR 2024, Algorithm 1. m is the mean over the calls that walk, so micro-batches count one by one. With
+    `per_worker` each worker has the mean of its own gradients, and saves and loads its own state. Refuses more than one
+    ascent step, because the paper has one.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        sigma: The share of the running mean that is removed. 0 means SAM.
+        decay: lambda, the decay of the running mean.
+        budget: Rise of the loss along what is climbed, to first order and in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
+    return replace(sam(epsilon, norm, budget=budget, cap=cap), ascent=WithoutRunningMean(sigma, decay))

@@ -1,0 +1,58 @@
+"""GSAM: SAM without the part of the clean gradient that is orthogonal to SAM's.
+
+Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1:
+
+    gradient = g_1 - alpha (component of g_0 orthogonal to g_1)
+
+The paper lets the radius follow the learning rate; give a schedule for that. Memory: one more gradient than SAM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gasam.perturbation import Perturbation, check_at_least_zero, sam, without_rho
+from gasam.step import Step
+from gasam.vectors import Vector
+
+
+@dataclass(frozen=True)
+class SurrogateGap:
+    """The risk of GSAM. With K > 1, g_1 is the gradient of the last pass.
+
+    Args:
+        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        check_at_least_zero("alpha", self.alpha)
+
+    def __call__(self, step: Step) -> Vector:
+        clean, displaced = step.gradients[0], step.gradients[-1]
+        return displaced - self.alpha * clean.orthogonal_to(displaced)
+
+
+@without_rho
+def gsam(
+    epsilon: float | None = None,
+    norm: float = 2.0,
+    *,
+    alpha: float = 0.4,
+    budget: float | None = None,
+    cap: float | None = None,
+) -> Perturbation:
+    """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
+
+    Zhuang et al., ICLR 2022, Algorithm 1: the gradient is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all
+    parameters. Can't be used with `per_worker`.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        alpha: Weight of the surrogate gap. 0 means SAM. The paper searches from 0.01 to 0.4.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
+    return replace(sam(epsilon, norm, budget=budget, cap=cap), risk=SurrogateGap(alpha))

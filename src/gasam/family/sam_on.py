@@ -1,0 +1,37 @@
+"""SAM-ON: SAM whose walk moves the normalisation layers only.
+
+Mueller et al., "Normalization Layers Are All That Sharpness-Aware Minimization Needs", NeurIPS 2023: a is zero except
+for the parameters of normalisation layers. All parameters are trained with the gradient at w + a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from gasam.perturbation import Perturbation, sam, without_rho
+
+
+def normalisation(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer: its class, or one that it inherits from, is called ...Norm."""
+    names = [kind.__name__.removesuffix("1d").removesuffix("2d").removesuffix("3d") for kind in type(module).__mro__]
+    return any(name.endswith("Norm") for name in names)
+
+
+@without_rho
+def sam_on(
+    epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
+) -> Perturbation:
+    """SAM-ON: SAM whose walk moves the parameters of normalisation layers only; all parameters are trained.
+
+    Mueller et al., NeurIPS 2023. Refuses a model without normalisation layers, and parameters without their model. The
+    radius is larger than SAM's, because few weights move.
+
+    Args:
+        epsilon: Radius of the ball.
+        norm: p of the ball's norm.
+        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
+        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+    """
+    return replace(sam(epsilon, norm, budget=budget, cap=cap), perturb=normalisation)

@@ -1,0 +1,430 @@
+"""The methods of the family against references from their papers, over both entry points."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from family_runs import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
+from gasam import (
+    Schedule,
+    SharpBackward,
+    SharpnessAware,
+    friendly_sam,
+    gsam,
+    look_sam,
+    normalisation,
+    sam,
+    sam_on,
+    wsam,
+)
+from gasam.family import members
+from problems import batch
+from tolerances import EXACT, error, flat, same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
+
+WALKS = [
+    {"norm": 2.0, "epsilon": 0.1},
+    {"norm": 2.0, "budget": 0.2, "cap": 0.03},
+    {"norm": 1.5, "budget": 0.2},
+    {"norm": math.inf, "epsilon": 0.02},
+    {"norm": math.inf, "budget": 0.2, "cap": 0.03},
+]
+
+
+def by_backward(model, perturbation, seeds=range(20), *, sharp=None, data=batch, factor=lambda step: 1.0, **options):
+    now = [0]
+    sharp = sharp or SharpBackward(
+        model, perturbation, backward=lambda loss: (loss * factor(now[0])).backward(), **options
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for now[0] in seeds:
+        x, y = data(seed=now[0])
+        optimizer.zero_grad()
+        sharp(lambda x=x, y=y: cross_entropy(model(x), y))
+        for parameter in model.parameters():
+            parameter.grad /= factor(now[0])
+        optimizer.step()
+    return sharp
+
+
+def by_closure(model, perturbation, seeds=range(20), *, sharp=None, data=batch, **options):
+    optimizer = sharp or SharpnessAware(
+        torch.optim.SGD(model.named_parameters(), lr=RATE), perturbation, model=model, **options
+    )
+    for seed in seeds:
+        x, y = data(seed=seed)
+
+        def closure(x=x, y=y):
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return optimizer
+
+
+ENTRIES = [by_backward, by_closure]
+
+
+def test_every_file_of_the_folder_has_a_reference_here():
+    assert set(members()) == set(OPTIONS)
+    assert {name: member.preset for name, member in members().items()} == PRESETS
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("walk", WALKS, ids=str)
+@pytest.mark.parametrize("method", OPTIONS)
+def test_twenty_steps_equal_the_paper(method, walk, entry):
+    model = model_of()
+    entry(model, PRESETS[method](**walk, **OPTIONS[method]))
+    options = {"p" if name == "norm" else name: value for name, value in walk.items()}
+    assert error(flat(model.parameters()), expected_run(method, **options)[0]) < EXACT
+    assert error(flat(model_of().parameters()), flat(model.parameters())) > 0.01  # the steps did something
+
+
+@pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
+@pytest.mark.parametrize("granularity", ["element", "filter", "layer", "module"])
+@pytest.mark.parametrize("method", OPTIONS)
+def test_methods_combine_with_scales_and_groups(method, scale, granularity, small_portions):
+    model, options = model_of(), {"scale": scale, "granularity": granularity}
+    walk = replace(PRESETS[method](0.05, **OPTIONS[method]), **options)
+    by_backward(model, walk, range(5))
+    assert error(flat(model.parameters()), expected_run(method, 5, epsilon=0.05, **options)[0]) < EXACT
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_trace_reports_the_rise_of_the_loss(method):
+    model = model_of()
+    sharp = by_backward(model, PRESETS[method](0.1, **OPTIONS[method]), range(6))
+    _, reference = expected_run(method, 6, epsilon=0.1)
+    assert error(sharp.last.norms[-1], np.linalg.norm(reference.offset)) < EXACT
+    assert error(sharp.last.predicted_rise, reference.rise) < EXACT
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_loss_scale_that_changes_in_every_step_changes_nothing(method):
+    """The running mean and the kept component are those of the unscaled gradients."""
+    model = model_of()
+    scales = [65536.0, 1 / 3, 12.0, 1.0]
+    by_backward(model, PRESETS[method](0.1, **OPTIONS[method]), factor=lambda step: scales[step % 4])
+    assert error(flat(model.parameters()), expected_run(method, epsilon=0.1)[0]) < EXACT
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_sum_walks_like_the_mean(method):
+    ours, theirs = model_of(), model_of()
+    x, y = batch()
+    sharp = SharpBackward(ours, PRESETS[method](0.1, **OPTIONS[method]), gradient_scale=lambda: len(y))
+    twin = SharpBackward(theirs, PRESETS[method](0.1, **OPTIONS[method]))
+    for _ in range(3):
+        ours.zero_grad(), theirs.zero_grad()
+        sharp(lambda: cross_entropy(ours(x), y, reduction="sum"))
+        twin(lambda: cross_entropy(theirs(x), y))
+        summed, mean = (flat([p.grad for p in model.parameters()]) for model in (ours, theirs))
+        assert error(summed, 12 * mean) < EXACT
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_micro_batches_add_up(method):
+    """Each call is a step of its own for the state, and the schedule's step has all of them."""
+    x, y = batch()
+    parts = [(x[:5], y[:5]), (x[5:], y[5:])]
+    model = model_of()
+    shapes_model = model_of()
+    schedule = Schedule(every=2, weight=1) if method == "look_sam" else None
+    sharp = SharpBackward(model, PRESETS[method](0.1, **OPTIONS[method]), schedule=schedule, accumulation=2)
+    reference = reference_of(method, shapes_model, epsilon=0.1, every=4)
+    parameters = list(shapes_model.parameters())
+
+    def f(w, part):
+        nn.utils.vector_to_parameters(torch.from_numpy(w), parameters)
+        loss = cross_entropy(shapes_model(part[0]), part[1])
+        return loss.item(), flat(torch.autograd.grad(loss, parameters)).numpy()
+
+    w, total = flat(parameters).numpy().copy(), 0.0
+    for step in range(2):
+        for part in parts:
+            reference.t = 0 if step == 0 else 1  # LookSAM: both micro-batches of a step walk, or neither does
+            total = total + reference.gradient(w, lambda at, part=part: f(at, part))
+            sharp(lambda part=part: cross_entropy(model(part[0]), part[1]))
+    assert error(flat([p.grad for p in model.parameters()]), total) < EXACT
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_resumed_run_has_the_same_bits(method, entry, dtype, tmp_path):
+    def data(seed):
+        return batch(dtype, seed=seed)
+
+    walk = PRESETS[method](0.1, **OPTIONS[method])
+    whole, first = model_of(dtype=dtype), model_of(dtype=dtype)
+    entry(whole, walk, range(8), data=data)
+    sharp = entry(first, walk, range(4), data=data)
+    torch.save({"model": first.state_dict(), "sharp": sharp.state_dict()}, tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    again = model_of(dtype=dtype)
+    again.load_state_dict(saved["model"])
+    resumed = entry(again, walk, [], data=data)
+    resumed.load_state_dict(saved["sharp"])
+    entry(again, walk, range(4, 8), data=data, sharp=resumed)
+    assert same_bits(again.parameters(), whole.parameters())
+
+
+@pytest.mark.parametrize("method", ["friendly_sam", "look_sam"])
+def test_a_copied_optimizer_takes_its_state_along(method):
+    model = model_of()
+    optimizer = by_closure(model, PRESETS[method](0.1, **OPTIONS[method]), range(3))
+    twin = copy.deepcopy(optimizer)
+    twin_model = twin.model
+    by_closure(model, None, range(3, 6), sharp=optimizer)
+    by_closure(twin_model, None, range(3, 6), sharp=twin)
+    assert same_bits(model.parameters(), twin_model.parameters())
+
+
+@pytest.mark.parametrize("method", ["friendly_sam", "look_sam"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_state_is_allocated_once_in_float32_or_wider(method, dtype):
+    model = model_of(dtype=dtype)
+    sharp = SharpBackward(model, PRESETS[method](0.1, **OPTIONS[method]))
+    places = []
+    for seed in range(7):
+        x, y = batch(dtype, seed=seed)
+        sharp(lambda x=x, y=y: cross_entropy(model(x), y))
+        (kept,) = sharp.state_dict()["method"].values()
+        places.append([tensor.data_ptr() for tensor in kept])
+        assert [tensor.shape for tensor in kept] == [p.shape for p in model.parameters()]
+        assert {tensor.dtype for tensor in kept} == {torch.promote_types(dtype, torch.float32)}
+    assert all(place == places[0] for place in places)
+
+
+def test_methods_without_state_save_none():
+    model = model_of()
+    for walk in (gsam(0.1), wsam(0.1), sam_on(0.1), sam(0.1)):
+        sharp = by_backward(model, walk, range(2))
+        assert "method" not in sharp.state_dict()
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("bad_pass", [0, 1])
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, bad_pass, entry):
+    """A NaN in one gradient: the next steps are as if the step had been left out."""
+    model, passes = model_of(), []
+    sharp = entry(model, PRESETS[method](0.1, **OPTIONS[method]), range(1))
+    if method == "look_sam":
+        sharp.strength.begin_step(5)  # the next step with a walk
+    parameters = list(model.parameters())
+    kept = copy.deepcopy(sharp.method_state.state_dict(parameters))
+    before = [p.detach().clone() for p in parameters]
+    gradients = []
+
+    def poison(gradient):
+        passes.append(0)
+        return gradient * (math.nan if len(passes) == bad_pass + 1 else 1.0)
+
+    def skip_step(optimizer, args, kwargs):
+        """What a loss scaler does with such a gradient."""
+        gradients.append(flat([p.grad for p in parameters]))
+        for parameter in parameters:
+            parameter.grad = None
+
+    model[3].bias.register_hook(poison)
+    if entry is by_backward:
+        x, y = batch(seed=1)
+        model.zero_grad()
+        sharp(lambda: cross_entropy(model(x), y))
+        gradients.append(flat([p.grad for p in parameters]))
+    else:
+        sharp.base.register_step_pre_hook(skip_step)
+        by_closure(model, None, [1], sharp=sharp)
+    assert len(passes) == 2
+    assert same_bits(parameters, before)
+    assert gradients[0].isfinite().all() == (bad_pass == 0 and method not in ("gsam", "wsam"))
+    for name, tensors in sharp.method_state.state_dict(parameters).items():
+        assert flat(tensors).isfinite().all()
+        if bad_pass == 0 or method == "look_sam":  # Friendly-SAM's mean has seen the clean gradient
+            assert same_bits(tensors, kept[name])
+
+
+@pytest.mark.parametrize("option", ["ascent", "risk"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_everything_is_restored_if_a_function_raises(option, keeps):
+    model, (x, y) = model_of(), batch()
+
+    def broken(step):
+        step.keep("something", step.gradient)
+        raise ZeroDivisionError
+
+    sharp = SharpBackward(model, replace(sam(0.1), **{option: broken}))
+    before = [p.detach().clone() for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0) if keeps else None
+    held = [parameter.grad for parameter in model.parameters()]
+    with pytest.raises(ZeroDivisionError):
+        sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits(model.parameters(), before)
+    assert all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
+    assert all(own is None or (own == 3).all() for own in held)
+    assert not sharp.method_state
+    sharp.perturbation = sam(0.1)
+    sharp(lambda: cross_entropy(model(x), y))
+    assert same_bits(model.parameters(), before)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_loss_function_of_a_step_between_walks_may_raise(entry):
+    model = model_of()
+    sharp = entry(model, look_sam(0.1), range(2))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(IndexError):
+        entry(model, None, [2], sharp=sharp, data=lambda seed: (batch()[0], torch.full((12,), 9)))
+    assert same_bits(model.parameters(), before)
+
+
+@pytest.mark.parametrize("method", ["gsam", "wsam"])
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_the_weight_of_a_schedule_applies_to_the_combined_gradient(method, weight):
+    (x, y), found = batch(), []
+    for schedule in (None, Schedule(every=2, weight=weight)):
+        model = model_of()
+        SharpBackward(model, PRESETS[method](0.1), schedule=schedule)(lambda m=model: cross_entropy(m(x), y))
+        found.append(flat([p.grad for p in model.parameters()]))
+    model = model_of()
+    clean = flat(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())))
+    assert error(found[1], clean + weight * (found[0] - clean)) < EXACT
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_an_overflow_of_the_displaced_pass_leaves_the_clean_gradient(method):
+    model, (x, y), calls = model_of(), batch(), []
+
+    def loss():
+        calls.append(0)
+        return cross_entropy(model(x), y) * (math.inf if len(calls) == 2 else 1.0)
+
+    SharpBackward(model, PRESETS[method](0.1), on_overflow="clean")(loss)
+    clean = flat(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())))
+    assert error(flat([p.grad for p in model.parameters()]), clean) < EXACT
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_look_sam_needs_one_pass_in_the_steps_between(entry):
+    model, passes = model_of(), []
+    sharp = entry(model, look_sam(0.1), [])
+    for seed in range(11):
+        entry(model, None, [seed], sharp=sharp)
+        passes.append(len(sharp.last.losses))
+    assert passes == [2, 1, 1, 1, 1, 2, 1, 1, 1, 1, 2]
+    assert sharp.last.verdict() == "fine"
+
+
+def test_look_sam_is_plain_where_the_schedule_is_zero():
+    """Before the walk starts there is no component, and its length follows the strength."""
+    model, plain = model_of(), model_of()
+    schedule = Schedule(every=2, weight=1, start=3)
+    by_backward(model, look_sam(0.1), range(4), schedule=schedule)
+    by_backward(plain, sam(0), range(4))
+    assert same_bits(model.parameters(), plain.parameters())
+
+
+@pytest.mark.parametrize("method", ["gsam", "wsam"])
+def test_sparse_gradients_stay_sparse(method):
+    tokens, found = torch.tensor([1, 3, 3, 7]), []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        words, head = nn.Embedding(10, 4, sparse=sparse, dtype=torch.float64), nn.Linear(4, 3).double()
+        sharp = SharpBackward([*words.parameters(), *head.parameters()], PRESETS[method](0.1))
+        sharp(lambda words=words, head=head: cross_entropy(head(words(tokens)), torch.tensor([0, 1, 2, 0])))
+        assert words.weight.grad.is_sparse == sparse
+        found.append(flat([words.weight.grad.to_dense(), head.weight.grad, head.bias.grad]))
+    assert error(*found) < EXACT
+
+
+@pytest.mark.parametrize("method", ["friendly_sam", "look_sam"])
+def test_state_of_sparse_gradients_is_refused(method):
+    words = nn.Embedding(10, 4, sparse=True)
+    sharp = SharpBackward(words, PRESETS[method](0.1))
+    before = words.weight.detach().clone()
+    with pytest.raises(TypeError, match=r"sparse gradient of an embedding: use sparse=False"):
+        sharp(lambda: words(torch.tensor([1, 3])).square().sum())
+    assert torch.equal(words.weight, before)
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_parameters_without_a_gradient_are_left_alone(method):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": model_of(), "unused": nn.LayerNorm(4).double()})
+    x, y = batch()
+    sharp = SharpBackward(model, PRESETS[method](0.1, **OPTIONS[method]))
+    for _ in range(6):
+        sharp(lambda: cross_entropy(model["used"](x), y))
+    assert all(p.grad is None for p in model["unused"].parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: look_sam(0.1, alpha=-1), r"alpha must be a finite number >= 0, got -1"),
+        (lambda: wsam(0.1, gamma=1.0), r"gamma must be a number in \[0, 1\), got 1.0"),
+        (lambda: friendly_sam(0.1, decay=1), r"decay must be a number in \[0, 1\), got 1"),
+        (lambda: gsam(rho=0.1), r"the radius is called epsilon: write gsam\(0.1\)"),
+        (lambda: replace(look_sam(0.1), steps=2), r"ReusedComponent is defined for one ascent step, got steps=2"),
+        (lambda: replace(friendly_sam(0.1), steps=2), r"WithoutRunningMean is defined for one ascent step"),
+        (lambda: replace(sam(0.1), risk="worst"), r"risk must be one of 'mean', 'final' or a function of a Step"),
+        (lambda: replace(sam(0.1), ascent="up"), r"ascent must be a function or None, got 'up'"),
+        (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule()), r"Schedule\(every=5, weight=1\)"),
+        (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule(every=4)), r"every >= 2 and weight=1"),
+        (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=lambda step: 1.0), r"every >= 2 and weight=1"),
+        (lambda: SharpBackward(nn.Linear(2, 2), sam_on(0.1)), r"no parameter of Linear moves.*perturb=normalisation"),
+        (lambda: SharpBackward(model_of().parameters(), sam_on(0.1)), r"give the model, as in SharpBackward\(model"),
+        (lambda: SharpBackward(model_of(), replace(sam(0.1), perturb=lambda m: -1)), r"perturb of Linear must be True"),
+        (
+            lambda: by_backward(model_of(), replace(sam(0.1), risk=lambda step: step.gradient.norm()), range(1)),
+            r"the risk function must return a Vector computed from step.gradients, got Tensor",
+        ),
+    ],
+)
+def test_what_can_not_be_right_is_refused_by_name(make, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make()
+
+
+def test_normalisation_layers_are_known_by_their_class():
+    class LlamaRMSNorm(nn.Module):
+        pass
+
+    class Block(nn.BatchNorm2d):
+        pass
+
+    kinds = [nn.BatchNorm1d(2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.RMSNorm(2), nn.InstanceNorm3d(2), Block(2)]
+    assert all(map(normalisation, [*kinds, LlamaRMSNorm(), nn.SyncBatchNorm(2)]))
+    assert not any(map(normalisation, [nn.Linear(2, 2), nn.Embedding(2, 2), nn.Sequential(nn.LayerNorm(2))]))
+
+
+@pytest.mark.parametrize("method", ["gsam", "wsam"])
+@pytest.mark.parametrize("steps", [2, 3])
+def test_gsam_and_wsam_use_the_last_gradient_of_a_longer_walk(method, steps):
+    (x, y), model, gradients = batch(), model_of(), []
+    parameters = list(model.parameters())
+
+    def spy(step):
+        gradients.extend(flat([vector.entry(i) for i in range(6)]) for vector in step.gradients)
+        return step.gradient
+
+    walk = replace(PRESETS[method](0.1, **OPTIONS[method]), steps=steps)
+    SharpBackward(model, replace(walk, risk=spy))(lambda: cross_entropy(model(x), y))
+    model.zero_grad()
+    SharpBackward(model, walk)(lambda: cross_entropy(model(x), y))
+    assert len(gradients) == steps + 1
+    calls = iter([gradients[0], gradients[-1]])
+    reference = reference_of(method, model_of(), epsilon=0.1)
+    expected = reference.gradient(flat(parameters).numpy(), lambda w: (0.0, next(calls).numpy()))
+    assert error(flat([p.grad for p in parameters]), expected) < EXACT
