@@ -7,7 +7,7 @@ import pytest
 import torch
 from synthetic import records_of
 
-from gasam.lab.engines.local import Job
+from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times, step_times
 from gasam.lab.report.pictures import draw
 from gasam.lab.training.plan import make

@@ -1,1 +1,1 @@
-"""The execution of many runs, and the measurement of their step times."""
+"""The execution of many runs by an engine, and the measurement of their step times."""

@@ -1,67 +1,32 @@
-"""Parallel execution of runs on this machine, one process each."""
+"""The engine `local`: parallel execution of jobs on this machine, one process each."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import traceback
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from gasam.lab import records
+from gasam.lab.engines.execution import message_of
+from gasam.lab.engines.jobs import Event, Job, Work
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import Encoded
-from gasam.lab.records import RunRecord
-from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate
-from gasam.lab.training.run import run
-
-
-@dataclass
-class Job:
-    """A run to execute.
-
-    Args:
-        plan: What to train.
-        name: The name of the run and its record.
-        notes: Notes about the data.
-        record: The result; None before the run has finished, and if it failed.
-        error: The first line of the error message, if it failed.
-        log: The file with the whole error message, if it failed.
-        detail: Text to add to the run's label in the display.
-    """
-
-    plan: Plan
-    name: str
-    notes: tuple[str, ...] = ()
-    record: Any = None
-    error: str | None = None
-    log: Path | None = None
-    detail: str = ""
-
-
-Event = tuple[str, Any]
-OnEvent = Callable[[Job, Event], None]
-"""Called for each job with ("start", None), ("update", an Update), ("done", its record) or ("failed", message)."""
-Work = Callable[[Any, Path, OnUpdate], Any]
-"""The function that a process calls with the job, the folder and a callback for updates; it must be picklable."""
 
 
 @dataclass
 class Worker:
-    """The process of a job, and the pipe that it reports through."""
+    """The process of a job, the pipe that it reports through, and whether it has reported its end."""
 
     job: Job
     process: BaseProcess
     pipe: Connection
+    reported: bool = False
     ended: bool = False
 
 
@@ -82,71 +47,66 @@ def threads_of_a_run(parallel: int) -> int:
     return max(1, cores() // parallel)
 
 
-def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
-    """Make the jobs of plans. Their data is encoded here, once, before any process starts. Known records are read."""
-    jobs: dict[str, Job] = {}
-    known: dict[Hashable, Encoded] = {}
-    for plan in plans:
-        if plan.data_key not in known:
-            known[plan.data_key] = plan.data()
-        data = known[plan.data_key]
-        name = plan.name(data.hash)
-        file = folder / f"{name}.json"
-        jobs[name] = Job(plan, name, data.notes, records.read(file) if file.exists() else None)
-    return list(jobs.values())
+class LocalEngine:
+    """Executes jobs in processes of this machine, `parallel` at a time. The cores are divided among them."""
+
+    def __init__(self, parallel: int = 1) -> None:
+        if parallel < 1:
+            raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
+        self.parallel = parallel
+        self.threads = threads_of_a_run(parallel)
+        self.workers: list[Worker] = []
+        self.begun: list[Job] = []
+
+    @property
+    def running(self) -> int:
+        return len(self.workers)
+
+    def start(self, job: Job, folder: Path, work: Work) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        sent = replace(job, data=None)  # the process reads it from the cache
+        process = context.Process(target=_work, args=(work, sent, folder, self.threads, theirs), name=job.name)
+        with _main_module_hidden():
+            process.start()
+        theirs.close()
+        self.workers.append(Worker(job, process, ours))
+        self.begun.append(job)
+
+    def events(self) -> Sequence[tuple[Job, Event]]:
+        found: list[tuple[Job, Event]] = [(job, ("start", None)) for job in self.begun]
+        self.begun.clear()
+        if not found:
+            ready = wait([worker.pipe for worker in self.workers])
+            heard = [(worker.job, _message(worker)) for worker in self.workers if worker.pipe in ready]
+            found = [(job, event) for job, event in heard if event is not None]
+            self.workers = [worker for worker in self.workers if not worker.ended]
+        return found
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
+        for worker in self.workers:
+            with suppress(EOFError, OSError):
+                while True:
+                    worker.pipe.recv()
+            worker.process.join()
+        self.workers.clear()
+        self.begun.clear()
 
 
-def run_all(
-    jobs: list[Job], folder: Path, parallel: int, on_event: OnEvent, *, cpu: bool = False, gradient_norms: bool = False
-) -> None:
-    """Train every job that has no record yet.
-
-    Args:
-        jobs: The jobs from `prepare`; their `record` or `error` is set.
-        folder: The folder for records and checkpoints.
-        parallel: Number of processes at a time.
-        on_event: Called with every event of every job.
-        cpu: Use the CPU even if there is a GPU.
-        gradient_norms: Record gradient norms, see `training.run.run`.
-    """
-    do_all(jobs, folder, parallel, on_event, partial(_train, cpu=cpu, gradient_norms=gradient_norms))
-
-
-def do_all(jobs: Sequence[Job], folder: Path, parallel: int, on_event: OnEvent, work: Work) -> None:
-    """Call `work` for every job that has no record yet, each in its own process.
-
-    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
-    """
-    if parallel < 1:
-        raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
-    waiting = [job for job in jobs if job.record is None]
-    threads = threads_of_a_run(parallel)
-    running: list[Worker] = []
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep a new process from running the user's script again. The functions of jobs are ours and do not need it."""
+    names = vars(sys.modules["__main__"])
+    file, spec = names.pop("__file__", None), names["__spec__"]
+    names["__spec__"] = None
     try:
-        while waiting or running:
-            while waiting and len(running) < parallel:
-                running.append(_start(waiting.pop(0), folder, threads, work))
-                on_event(running[-1].job, ("start", None))
-            ready = wait([worker.pipe for worker in running])
-            for worker in running:
-                if worker.pipe in ready:
-                    _listen(worker, folder, on_event)
-            running = [worker for worker in running if not worker.ended]
+        yield
     finally:
-        _stop(running)
-
-
-def _train(job: Job, folder: Path, on_update: OnUpdate, *, cpu: bool, gradient_norms: bool) -> RunRecord:
-    return run(job.plan, folder, on_update=on_update, cpu=cpu, gradient_norms=gradient_norms)
-
-
-def _start(job: Job, folder: Path, threads: int, work: Work) -> Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(work, job, folder, threads, theirs), name=job.name)
-    process.start()
-    theirs.close()
-    return Worker(job, process, ours)
+        names["__spec__"] = spec
+        if file is not None:
+            names["__file__"] = file
 
 
 def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) -> None:
@@ -156,58 +116,20 @@ def _work(work: Work, job: Job, folder: Path, threads: int, pipe: Connection) ->
     torch.set_num_threads(threads)
     try:
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
-    except KeyboardInterrupt:
-        _send_failure(pipe, "interrupted; run the same command to continue")
-    except InputError as error:
-        _send_failure(pipe, str(error))
-    except Exception as error:
-        _send_failure(pipe, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    except (Exception, KeyboardInterrupt) as error:
+        with suppress(BrokenPipeError):  # the parent was killed
+            pipe.send(("failed", message_of(error)))
 
 
-def _send_failure(pipe: Connection, message: str) -> None:
-    with suppress(BrokenPipeError):  # the parent was killed
-        pipe.send(("failed", message))
-
-
-def _listen(worker: Worker, folder: Path, on_event: OnEvent) -> None:
-    """Handle one message of a worker. A worker that was killed sends nothing, or part of a message."""
-    job = worker.job
+def _message(worker: Worker) -> Event | None:
+    """One message of a worker. A worker that was killed sends nothing, or part of a message."""
     try:
         kind, value = worker.pipe.recv()
     except Exception:  # EOFError, OSError, or any error from unpickling part of a message
-        kind, value = "ended", None
-    if kind == "ended":
         worker.process.join()
         worker.ended = True
-        if job.record is None and job.error is None:
-            _fail(job, f"the process ended with code {worker.process.exitcode}", folder, on_event)
-    elif kind == "failed":
-        _fail(job, value, folder, on_event)
-    else:
-        if kind == "done":
-            job.record = value
-            _log(job, folder).unlink(missing_ok=True)  # from an earlier attempt
-        on_event(job, (kind, value))
-
-
-def _fail(job: Job, message: str, folder: Path, on_event: OnEvent) -> None:
-    """Keep the first line of the message for display, and write all of it to a file."""
-    job.error = message.partition("\n")[0]
-    job.log = _log(job, folder)
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    job.log.write_text(message + "\n", encoding="utf-8")
-    on_event(job, ("failed", job.error))
-
-
-def _log(job: Job, folder: Path) -> Path:
-    return folder / job.name / "error.txt"
-
-
-def _stop(running: list[Worker]) -> None:
-    for worker in running:
-        worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
-    for worker in running:
-        with suppress(EOFError, OSError):
-            while True:
-                worker.pipe.recv()
-        worker.process.join()
+        if worker.reported:
+            return None
+        return "failed", f"the process ended with code {worker.process.exitcode}"
+    worker.reported |= kind != "update"
+    return kind, value

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from gasam.lab.engines.local import Job, threads_of_a_run
+from gasam.lab.engines.execution import Engine, do_all
+from gasam.lab.engines.jobs import Job
+from gasam.lab.engines.local import threads_of_a_run
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import ignore_update
+from gasam.lab.training.progress import OnUpdate, ignore_update
 
 ROUNDS, SECONDS = 15, 20.0
 """A measurement ends after this many rounds, or after this many seconds and at least one round."""
@@ -25,17 +29,41 @@ STEPS = 4
 """The minimum number of steps in a round; more than one, because batches may differ in length."""
 
 
-def mean_step_times(jobs: Iterable[Job], parallel: int = 1, *, cpu: bool = False) -> dict[str, float]:
+def mean_step_times(jobs: Iterable[Job], parallel: int | None = 1, *, cpu: bool = False) -> dict[str, float]:
     """The mean time of a step over a whole run, including steps without a walk, relative to plain training.
 
     Args:
         jobs: The jobs that were compared; jobs without a record are ignored.
-        parallel: Number of runs at a time, which sets the number of threads.
+        parallel: Number of runs at a time, which sets the number of threads; None to leave it as it is.
         cpu: Use the CPU even if there is a GPU.
     """
     done = [job for job in jobs if job.record is not None]
     times = step_times([job.plan for job in done], parallel, cpu=cpu)
     return {job.plan.key: 1 + _share_of_walks(job) * (times[job.plan.key] - 1) for job in done if job.plan.key in times}
+
+
+def step_times_by(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dict[str, float]:
+    """`mean_step_times`, measured by an engine on one of its machines.
+
+    Args:
+        engine: Where to measure.
+        jobs: The jobs that were compared; jobs without a record are ignored.
+        cpu: Use the CPU even if there is a GPU.
+    """
+    if not _baselines({job.plan.key: job.plan for job in jobs if job.record is not None}):
+        return {}
+    measured = Job(jobs[0].plan, "step-times", data=jobs[0].data, exclusive=False)
+    work = partial(_measure, jobs=[replace(job, data=None) for job in jobs], cpu=cpu)
+    with tempfile.TemporaryDirectory() as folder:
+        do_all([measured], Path(folder), engine, lambda job, event: None, work)
+    if measured.error is not None:
+        raise RuntimeError(measured.error)
+    found: dict[str, float] = measured.record
+    return found
+
+
+def _measure(job: Job, folder: Path, on_update: OnUpdate, *, jobs: Sequence[Job], cpu: bool) -> dict[str, float]:
+    return mean_step_times(jobs, None, cpu=cpu)
 
 
 def _share_of_walks(job: Job) -> float:
@@ -46,7 +74,7 @@ def _share_of_walks(job: Job) -> float:
     return float((record.gradient_evaluations / record.updates - 1) / (most - 1))
 
 
-def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -> dict[str, float]:
+def step_times(plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False) -> dict[str, float]:
     """The median time of a step relative to plain training, by configuration; empty without a baseline.
 
     The methods take turns, a few steps each, so that other programs on the machine slow all of them equally. The walk
@@ -54,15 +82,16 @@ def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -
 
     Args:
         plans: The plans that were compared; one seed of each configuration is used.
-        parallel: Number of runs at a time; this process uses as many threads as each of them did.
+        parallel: Number of runs at a time; this process uses as many threads as each of them did. None leaves the
+            number of threads as it is.
         cpu: Use the CPU even if there is a GPU.
     """
     single = {plan.key: plan for plan in reversed(plans)}
-    baselines = [each for each, plan in single.items() if plan.choice.moved == "nothing"]
-    if len(single) < 2 or not baselines:
+    baselines = _baselines(single)
+    if not baselines:
         return {}
     before = torch.get_num_threads()
-    torch.set_num_threads(threads_of_a_run(parallel))
+    torch.set_num_threads(before if parallel is None else threads_of_a_run(parallel))
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the runs themselves have already given these warnings
@@ -71,6 +100,11 @@ def step_times(plans: Sequence[Plan], parallel: int = 1, *, cpu: bool = False) -
         torch.set_num_threads(before)
     plain = statistics.median(seconds[baselines[-1]])
     return {each: statistics.median(found) / plain for each, found in seconds.items()}
+
+
+def _baselines(plans: Mapping[str, Plan]) -> list[str]:
+    """The configurations of plain training; none if there is nothing to compare them with."""
+    return [each for each, plan in plans.items() if plan.choice.moved == "nothing"] if len(plans) > 1 else []
 
 
 def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
