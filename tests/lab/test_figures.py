@@ -144,7 +144,7 @@ def test_every_run_of_a_shift_study_is_shown(trained):
     options = Mixtures().options()
     analysed = [AnalysisRecord(schema=1, kind="mixtures", options=options, run=each, found=found) for each in runs]
     labels = run_labels(analysed)
-    figure = Mixtures().draw(analysed, labels)
+    [figure] = Mixtures().draw(analysed, labels)
     assert isinstance(figure, Figure)
     assert [axes.get_title("left") for axes in figure.axes if axes.get_visible()] == [
         f"digits, seed {seed}: {name}" for seed in (1, 2) for name in ("fine-tuned", "regularised")
@@ -178,7 +178,7 @@ def test_figures_4_and_5_come_from_the_norms_of_training(reproduce, own_trained)
     [file] = (own_trained / "gradient-norms").glob("en-vi-*.json")
     curve = json.loads(file.read_text())["curve"]
     ended, found = reproduce("figure4")
-    assert "1 of 1 runs are finished already" in ended.err
+    assert "1 of 1 runs are already there, not run again" in ended.err
     assert found["norms"] == {"en-vi, seed 1": [row["gradient_norm"] for row in curve]}
     first, last = curve[0]["gradient_norm"], curve[-1]["gradient_norm"]
     assert f"{first:.3g} in the first epoch and {last:.3g} in the last" in found["sentence"]
@@ -220,7 +220,7 @@ def test_substitutions_are_those_after_the_epochs_named(reproduce, own_trained, 
         plan = make("imdb", "baseline", "tiny", settings={"epochs": epochs, "average": 1})
         run(plan, own_trained, cpu=True)
     ended, found = reproduce("substitutions", "--tasks", "imdb")
-    assert "2 of 2 runs are finished already" in ended.err
+    assert "2 of 2 runs are already there, not run again" in ended.err
     first, second = found["records"]
     assert [record["run"]["config"]["settings"]["epochs"] for record in (first, second)] == [1, 2]
     assert first["found"]["norms"] != second["found"]["norms"]
