@@ -25,7 +25,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gasam import recommended
-from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.engines.execution import run_all
+from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_time import step_times
 from gasam.lab.records import RunRecord
 from gasam.lab.storage import write_json
@@ -59,7 +61,8 @@ class Runs:
     def records(self, plans: Sequence[Plan]) -> list[RunRecord]:
         """In the order of the plans."""
         jobs = prepare(plans, self.out)
-        run_all(jobs, self.out, self.jobs, lambda job, event: print(job.name) if event[0] == "done" else None)
+        engine = LocalEngine(self.jobs)
+        run_all(jobs, self.out, engine, lambda job, event: print(job.name) if event[0] == "done" else None)
         by_name = {job.name: job for job in jobs}
         found = [by_name[plan.name({"hash": plan.data().hash})].record for plan in plans]
         return [record for record in found if record is not None]

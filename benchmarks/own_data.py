@@ -22,7 +22,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.engines.execution import run_all
+from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.search.driver import tune
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import Question
@@ -55,7 +57,7 @@ def write_texts(data: Path, out: Path) -> Origin:
 def scores(plans: Sequence[Plan], out: Path, jobs: int) -> list[float | None]:
     """On test, in the order of the plans."""
     runs = prepare(plans, out)
-    run_all(runs, out, jobs, lambda job, event: print(job.name, event[0]) if event[0] == "done" else None)
+    run_all(runs, out, LocalEngine(jobs), lambda job, event: print(job.name, event[0]) if event[0] == "done" else None)
     by_name = {run.name: run.record for run in runs}
     hashed = {"hash": plans[0].data().hash}
     records = [by_name[plan.name(hashed)] for plan in plans]
@@ -64,7 +66,7 @@ def scores(plans: Sequence[Plan], out: Path, jobs: int) -> list[float | None]:
 
 def searched(origin: Origin, seed: int, out: Path, jobs: int) -> dict[str, Any]:
     """One search, and what its recommendation is worth on test."""
-    found: Finding = tune(Question("classify", "ga-sam", seed=seed, origin=origin), out, parallel=jobs)
+    found: Finding = tune(Question("classify", "ga-sam", seed=seed, origin=origin), out, engine=LocalEngine(jobs))
     best = found.chosen()
     assert best is not None
     plans = [with_tuned_walk(make("classify", "ga-sam", seed=each, origin=origin), out) for each in SEEDS]

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gasam import recommended
-from gasam.lab.engines.local import prepare, run_all
+from gasam.lab.engines.execution import run_all
+from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.storage import write_json
 from gasam.lab.training.plan import Plan, make
 
@@ -52,7 +54,10 @@ def run(out: Path, parallel: int) -> dict[str, Any]:
     jobs = prepare([plan for some in wanted.values() for plan in some], out)
     by_plan = {(job.plan.seed, json.dumps(job.plan.choice.identity(), sort_keys=True)): job for job in jobs}
     run_all(
-        jobs, out, parallel, lambda job, event: print(job.name, event[0], flush=True) if event[0] != "update" else None
+        jobs,
+        out,
+        LocalEngine(parallel),
+        lambda job, event: print(job.name, event[0], flush=True) if event[0] != "update" else None,
     )
     rows = []
     for (quantity, size), some in wanted.items():

@@ -5,6 +5,9 @@ import os
 # Some processors advertise matrix instructions for bfloat16 that their machine does not give.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray binds to the loopback address, as it does on these systems, so that a test opens no port to the network.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import pytest
 import torch

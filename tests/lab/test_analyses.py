@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from gasam.analysis.attack import attack
@@ -128,7 +129,24 @@ OPTIONS = {
     "spectrum": {"matrix", "k"},
     "landscape": {"to", "radius", "points", "start", "stop"},
 }
-SHARED = {"split", "rows", "seed", "train", "valid", "test", "text-column", "label-column", "data-dir", "out", "cpu"}
+SHARED = {
+    "delimiter",
+    "drop-empty",
+    "split",
+    "rows",
+    "seed",
+    "train",
+    "valid",
+    "test",
+    "text-column",
+    "label-column",
+    "data-dir",
+    "out",
+    "cpu",
+    "on",
+    "cpus-per-run",
+    "gpus-per-run",
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -216,7 +234,7 @@ def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, t
     [file] = tmp_path.glob(f"line-{two[0].stem}-*.json")
     found = json.loads(file.read_text())["found"]
     assert found["alphas"] == pytest.approx([-0.5, 0.0, 1 / 6, 5 / 6, 1.0, 1.5], abs=1e-8)
-    weights = torch.load(two[1].with_suffix("") / "model.pt", weights_only=True)
+    weights = load_file(two[1].with_suffix("") / "model.safetensors")
     for split in ("train", "test"):
         there = line(
             subject.model, subject.objective, subject.examples(split, 32), found["alphas"], other=weights
@@ -328,7 +346,10 @@ def test_a_sharpness_interrupted_between_two_balls_goes_on(two, tmp_path, monkey
         (["spectrum", "--k", "100000", "--rows", "4"], "k"),
         (["landscape", "--points", "4"], "points must be odd"),
         (["landscape", "--radius", "0"], "radius must be a finite number > 0"),
-        (["landscape", "--to", "nowhere.json"], "--to must be the record of a run with saved weights"),
+        (
+            ["landscape", "--to", "nowhere.json"],
+            "--to must name another run of the same model: nowhere.json does not exist",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -356,7 +377,7 @@ def test_a_line_that_is_none_is_refused(command, two, trained, tmp_path):
 
 def test_runs_that_cannot_be_analysed_end_with_code_2(command, own_trained, tmp_path):
     [file] = own_trained.glob("digits-tiny-baseline-*.json")
-    (file.with_suffix("") / "model.pt").unlink()
+    (file.with_suffix("") / "model.safetensors").unlink()
     damaged = write_lines(tmp_path / "damaged.json", ["{"])
     plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
     train(plan, tmp_path / "diverged", cpu=True)
@@ -364,7 +385,7 @@ def test_runs_that_cannot_be_analysed_end_with_code_2(command, own_trained, tmp_
     for run, words in (
         (tmp_path / "none.json", "does not exist"),
         (damaged, "is not a record"),
-        (file, "model.pt does not exist"),
+        (file, "model.safetensors does not exist"),
         (diverged, "the run diverged"),
     ):
         ended = command("spectrum", run, "--out", tmp_path / "found", "--cpu")
@@ -386,9 +407,15 @@ def test_a_run_on_ones_own_table_is_analysed_with_it(command, tmp_path):
     record = json.loads(next((tmp_path / "found").glob(f"spectrum-{file.stem}-*.json")).read_text())
     assert record["examples"] < 40
     assert f"on {record['examples']} examples of the train split" in json.loads(ended.out)["notes"][0]
-    without = command(*common, "--seed", 1)
+    alone = command(*common, "--seed", 1)
+    assert alone.code == 0, alone.err
+    moved = table.rename(tmp_path / "moved.csv")
+    without = command(*common, "--seed", 2)
     assert without.code == 2
-    assert "--train" in without.err
+    assert without.err.endswith(
+        f"{table}, the train file of {file.stem}, does not exist: give the file that it was trained with by --train\n"
+    )
+    assert command(*common, "--seed", 2, "--train", moved).code == 0
 
 
 def test_a_record_says_where_it_comes_from(two, tmp_path):
@@ -438,7 +465,7 @@ def test_a_damaged_record_of_an_analysis_is_refused(two, tmp_path):
 def analysed(trained, task, method, **changes):
     """As the record of an analysis holds a run."""
     record = json.loads(trained[f"{task} {method}"].read_text())
-    run = {"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN}
+    run = {"name": f"{task} {method}"} | {key: record[key] for key in analyses.OF_THE_RUN if key in record}
     for key, value in changes.items():
         if key == "epochs":
             run["config"]["settings"]["epochs"] = value
@@ -493,15 +520,25 @@ def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained
     found = [analyses.run(analysis, file, tmp_path, Origin(), cpu=True) for file in files]
     labels = run_labels(found)
     assert labels == ["digits: Baseline", "digits: GA-SAM", "ptb: Baseline", "ptb: GA-SAM"]
-    left, right = analysis.draw(found, labels).axes
-    assert (left.get_ylabel(), left.get_yscale()) == ("accuracy", "linear")
-    assert (right.get_ylabel(), right.get_yscale()) == ("perplexity", "log")
+    [figure] = analysis.draw(found, labels)
+    left, right = figure.axes
+    for axes, record in ((left, found[0]), (right, found[2])):
+        clean = axes.lines[0].get_xydata()[0]
+        assert list(clean) == [0.0, float(record.found["clean_metric"])], "a curve begins at the clean score"
+        assert axes.get_xticks()[0] == 0.0
+    chance = [text.get_text() for text in left.texts]
+    assert chance == [f"chance: {found[0].found['floor']:.2f}"]
+    assert left.lines[-1].get_linestyle() == ":"
+    assert set(left.lines[-1].get_ydata()) == {found[0].found["floor"]}
+    assert not right.texts
+    assert (left.get_ylabel(), left.get_yscale()) == ("accuracy, %", "linear")
+    assert right.get_ylabel() == "perplexity"
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["Baseline", "GA-SAM"]
     floor = found[0].found["floor"]
     assert loss_of_half(found[0]) == f"half of the accuracy above the {floor:.2f} of a model that knows nothing is lost"
     assert loss_of_half(found[2]) == "perplexity is doubled"
     table = analysis.table(found, labels)
     assert ("a model that knows nothing", f"{floor:.2f}", f"{floor:.2f}", "", "") in table.rows
-    assert "accuracy and perplexity is of the first 20 test examples" in table.notes[0]
+    assert "accuracy, % and perplexity is of the first 20 test examples" in table.notes[0]
     assert example_count(found[:2]) == "16 examples"
     assert example_count(found) == "8 to 16 examples"  # the text has no more

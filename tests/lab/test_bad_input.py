@@ -40,7 +40,7 @@ CASES = {
     "train digits --method sam --steps 0": "steps must be a whole number >= 1, got 0",
     "train digits --method sam --scale big": "scale must be one of",
     "train digits --method sam --granularity row": "granularity must be one of",
-    "train digits --method sam --risk all": "risk must be one of 'mean', 'final', got 'all'",
+    "train digits --method sam --risk all": "risk must be one of 'mean', 'final' or a function of a Step, got 'all'",
     "train digits --method sam --start-epoch 99": "start_epoch must be a whole number from 1 to 2, got 99",
     "train digits --method freelb": "freelb moves word embeddings, but the model of digits has none",
     "train imdb --train good.csv": "imdb has its own data: --train, --valid and --test are only for classify, lm and",

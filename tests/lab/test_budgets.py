@@ -10,7 +10,7 @@ from gasam.lab.report.frame import group_runs
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]
 HALVE = record("ptb").settings["halve_after"]
-SHORT = "vs baseline [95% interval]"
+SHORT = "vs baseline, points [95% interval]"
 LONG = "vs baseline, equal gradient evaluations"
 FRESH = "vs fresh masks"
 

@@ -45,7 +45,7 @@ def test_a_method_that_diverged_has_collapsed():
 
 
 def test_guessing_level_is_reported():
-    assert any("guessing (50.00)" in note for note in table({"baseline": [50.4]}).notes)
+    assert any("guessing (accuracy 50.00%)" in note for note in table({"baseline": [50.4]}).notes)
     assert not any("guessing" in note for note in table({"baseline": [54.0]}).notes)
 
 

@@ -44,7 +44,7 @@ def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
     assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "epsilon_source": "paper"} == found["ga-sam"]
     shown = command("methods", "--task", "en-vi", "--size", "paper")
     assert shown.code == 0
-    assert "L-inf 0.00022, K=2, from epoch 30" in shown.out
+    assert "L-inf 0.00022, K = 2, from epoch 30" in shown.out
     digits = json.loads(command("methods", "--task", "digits", "--json").out)
     assert digits["freelb"]["epsilon_source"].startswith("freelb moves word embeddings, but the model of digits has")
 
@@ -77,8 +77,8 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
     assert record["config"]["settings"]["rows"] is None
     assert record["config"]["method"] | {"norm": 2.0, "epsilon": 0.01, "steps": 2} == record["config"]["method"]
     assert record["epsilon_source"]["kind"] == "given"
-    assert f"accuracy valid {record['valid']:.2f}, test {record['test']:.2f}" in shown.out
-    assert f"{file}, weights in {file.with_suffix('') / 'model.pt'}" in shown.out
+    assert f"accuracy valid {record['valid']:.2f}%, test {record['test']:.2f}%" in shown.out
+    assert f"record: {file}\nmodel: {file.with_suffix('')}\n" in shown.out
     again = command(
         *arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null", "--json"
     )
@@ -100,16 +100,18 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
         assert command("train", "classify", *files, "--method", method, "--size", "tiny").code == 0
     ended = command("compare", "classify", *files, *shlex.split("--methods baseline,ga-sam --seeds 2 --size tiny"))
     assert ended.code == 0
-    assert "2 of 4 runs are finished already" in ended.err
+    assert "2 of 4 runs are already there, not run again" in ended.err
     assert "held out" not in ended.err
     assert len(list(Path("runs").glob("classify-tiny-*.json"))) == 4
     for name in ("Baseline", "GA-SAM"):
-        assert re.search(rf"{name} +│ +\d+\.\d+, +\d", ended.out)
-    assert {file.name for file in Path("runs/tables").iterdir()} == {
-        f"classify-tiny.{kind}" for kind in ("json", "md", "png")
-    }
-    table = json.loads(Path("runs/tables/classify-tiny.json").read_text())
+        assert re.search(rf"{name} +│ +\d+\.\d+,", ended.out)  # the measured step time decides where the line ends
+    [place] = {file.with_suffix("") for file in Path("runs/tables").iterdir()}
+    assert place.name.startswith("classify-tiny-a-baseline+ga-sam-")
+    assert {file.suffix for file in Path("runs/tables").iterdir()} == {".html", ".json", ".md", ".png"}
+    assert f"report: {place}.html\n" in ended.out
+    table = json.loads(place.with_suffix(".json").read_text())
     assert [row["method"] for row in table["rows"]] == ["baseline", "ga-sam"]
+    assert all(row["test"]["seeds"].keys() == {"1", "2"} for row in table["rows"])
 
 
 def test_train_on_text_of_ones_own_with_and_without_files_to_judge_by(command, tmp_path):
@@ -156,22 +158,23 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
         "reproduce", "table1", "--size", "tiny", "--tasks", "imdb", "--seeds", 1, "--cpu", "--out", tmp_path
     )
     assert ended.code == 0
-    assert "5 of 6 runs are finished already" in ended.err
+    assert "5 of 6 runs are already there, not run again" in ended.err
     assert (tmp_path / f"{missing.name(missing.data().hash)}.json").is_file()
     assert "86.11 ± 0.22" in ended.out
     assert {file.name for file in (tmp_path / "tables").iterdir()} == {
-        f"table1-tiny.{kind}" for kind in ("json", "md", "png")
+        f"table1-tiny-imdb.{kind}" for kind in ("json", "md", "png")
     }
-    assert "Layer-SAM" in (tmp_path / "tables/table1-tiny.md").read_text()
+    assert "Layer-SAM" in (tmp_path / "tables/table1-tiny-imdb.md").read_text()
 
 
 HELP = {
-    (): ["train", "compare", "reproduce", "results", "tasks", "methods", "data", "Exit codes"],
+    (): ["train", "compare", "reproduce", "results", "report", "tasks", "methods", "data", "Exit codes"],
     ("train",): ["--method", "--size", "--seed", "--epsilon", "--norm", "--steps", "--scale", "--granularity",
                  "--epochs", "--same-noise", "--train", "--text-column", "--data-dir", "--set", "--out", "--json"],
     ("compare",): ["--methods", "--seeds", "--jobs", "--walk", "--valid", "--label-column"],
     ("reproduce",): ["table1", "--tasks", "--seeds", "--jobs"],
     ("results",): ["--write", "--json"],
+    ("report",): ["--html", "--json"],
     ("tasks",): ["--json"],
     ("methods",): ["--task"],
     ("data",): ["--data-dir", "get"],
@@ -195,4 +198,5 @@ def test_what_is_needed_is_what_the_extra_brings():
             nested = re.fullmatch(r"gasam\[(\w+)\]", name)
             yield from brought(nested[1]) if nested else [re.match(r"[\w-]+", name)[0]]
 
-    assert set(NEEDED) == {name.replace("scikit-learn", "sklearn") for name in brought("lab")}
+    modules = {"scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
+    assert set(NEEDED) == {modules.get(name, name) for name in brought("lab")}

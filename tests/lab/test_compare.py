@@ -15,7 +15,9 @@ import psutil
 import pytest
 import torch
 
-from gasam.lab.engines.local import cores, do_all, prepare, run_all
+from gasam.lab.engines.execution import do_all, run_all
+from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.local import LocalEngine, cores
 from gasam.lab.errors import InputError
 from gasam.lab.records import read
 from gasam.lab.training.plan import make
@@ -52,7 +54,7 @@ def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_p
     damaged = tmp_path / name_of(plans["sam"]) / "last.pt"
     damaged.parent.mkdir()
     damaged.write_bytes(b"garbage")
-    (tmp_path / name_of(plans["asam"]) / "model.pt").mkdir(parents=True)
+    (tmp_path / name_of(plans["asam"]) / "model.safetensors").mkdir(parents=True)
 
     methods = ",".join(plans)
     ended = command(*COMPARE, "--methods", methods, "--jobs", 2, "--out", tmp_path, "--json")
@@ -73,7 +75,7 @@ def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_p
     assert crashed["log"] == str(log)
     assert "Traceback (most recent call last)" in log.read_text()
     assert f"failed: {told} (full message: {damaged.parent / 'error.txt'})" in ended.err
-    assert "1 of 4 runs are finished already" in ended.err
+    assert "1 of 4 runs are already there, not run again" in ended.err
     assert (tmp_path / f"{name_of(plans['baseline'])}.json").stat().st_mtime_ns == finished
 
 
@@ -81,7 +83,7 @@ def test_finished_runs_start_no_process(tmp_path):
     plans = [make("digits", method, "tiny") for method in ("baseline", "ga-sam")]
     records = [run(plan, tmp_path, cpu=True) for plan in plans]
     jobs, events = prepare([*plans, plans[0]], tmp_path), Events()
-    run_all(jobs, tmp_path, 2, events, cpu=True)
+    run_all(jobs, tmp_path, LocalEngine(2), events, cpu=True)
     assert [job.record for job in jobs] == records
     assert not events
 
@@ -106,7 +108,7 @@ def test_a_run_is_done_by_one_process_and_one_that_is_killed_is_reported(tmp_pat
 
     events = Events(interfere)
     [job] = jobs = prepare([long], tmp_path)
-    run_all(jobs, tmp_path, cores(), events, cpu=True)
+    run_all(jobs, tmp_path, LocalEngine(cores()), events, cpu=True)
     assert told == [f"{job.name} is being run by another process: wait for it, or choose another --out"]
     assert events[0] == ("ga-sam", "start")
     assert events[-1] == ("ga-sam", "failed")
@@ -121,7 +123,7 @@ def test_a_watcher_that_fails_leaves_no_process_and_loses_no_work(tmp_path, long
 
     jobs = prepare([long], tmp_path)
     with pytest.raises(ZeroDivisionError):
-        run_all(jobs, tmp_path, cores(), Events(fail), cpu=True)
+        run_all(jobs, tmp_path, LocalEngine(cores()), Events(fail), cpu=True)
     assert not multiprocessing.active_children()
     saved = torch.load(tmp_path / jobs[0].name / "last.pt", weights_only=True)
     assert saved["progress"]["updates"] > 0
@@ -129,9 +131,9 @@ def test_a_watcher_that_fails_leaves_no_process_and_loses_no_work(tmp_path, long
 
 
 @pytest.mark.parametrize("parallel", [0, -1])
-def test_less_than_one_job_is_told(tmp_path, parallel):
+def test_less_than_one_job_is_told(parallel):
     with pytest.raises(InputError, match=f"jobs must be a whole number >= 1, got {parallel}"):
-        run_all([], tmp_path, parallel, Events())
+        LocalEngine(parallel)
 
 
 def test_a_run_for_each_core():
@@ -196,7 +198,7 @@ def test_a_worker_killed_while_it_sends_its_result_is_reported_and_the_others_go
             while process.status() != psutil.STATUS_ZOMBIE:  # until it has been killed
                 time.sleep(0.01)
 
-    do_all(jobs, tmp_path, 1, slow, sent_and_killed)
+    do_all(jobs, tmp_path, LocalEngine(), slow, sent_and_killed)
     assert (sending.name, "failed") in seen
     assert "ended with code -9" in sending.error
     assert sending.record is None

@@ -69,6 +69,39 @@ def test_columns_are_chosen_by_name(tmp_path):
     assert corpus.classes == ("1", "5")
 
 
+@pytest.mark.parametrize(("written", "given"), [(";", ";"), ("|", "|"), ("\t", "tab"), ("\t", "\\t"), ("\t", "\t")])
+def test_the_delimiter_is_chosen(tmp_path, written, given):
+    usual, other = (write(tmp_path / f"{i}.csv", table(TABLE, each)) for i, each in enumerate((",", written)))
+    found = files.classify(other, other, other, delimiter=given).read()
+    assert found == files.classify(usual, usual, usual).read()
+    assert found.digest() == files.classify(usual, usual, usual).read().digest()
+
+
+@pytest.mark.parametrize("given", [";;", "", '"', "\n"])
+def test_a_delimiter_is_one_character(tmp_path, given):
+    path = write(tmp_path / "a.csv", table(TABLE))
+    expected = f"--delimiter must be one character such as ';', or tab, got {given!r}"
+    assert fault(lambda: files.classify(path, path, path, delimiter=given)) == expected
+
+
+def test_json_has_no_delimiter(tmp_path):
+    path = write(tmp_path / "a.jsonl", jsonl(TABLE))
+    expected = f"{path}: a JSONL file has no delimiter: leave out --delimiter"
+    assert fault(lambda: files.classify(path, path, path, delimiter=";")) == expected
+
+
+def test_empty_rows_are_dropped_with_a_note(tmp_path):
+    full = write(tmp_path / "full.csv", table([("a", "x"), ("b", "y")]))
+    some = write(tmp_path / "some.csv", table([("a", "x"), ("", "y"), ("b", "y"), ("c", " "), (" ", "x")]))
+    corpus = files.classify(some, full, full, drop_empty=True).read()
+    assert corpus.train == corpus.test == [("a", 0), ("b", 1)]
+    assert corpus.notes == (
+        "some.csv: dropped 2 rows with an empty 'text', first at line 3, "
+        "and 1 row with an empty 'label', first at line 5",
+    )
+    assert files.classify(full, full, full, drop_empty=True).read().notes == ()
+
+
 def test_numbers_are_labels_and_sort_as_numbers(tmp_path):
     path = write(tmp_path / "a.jsonl", jsonl([("a", 10), ("b", 9), ("c", "2")]))
     assert files.classify(path, path, path).read().classes == ("2", "9", "10")
@@ -103,16 +136,29 @@ CLASSIFY_FAULTS = {
     "a row of two lines": ("a.csv", 'text,label\na,x\n"a\nb",x,y\n', ", line 3: 3 fields, but the header has 2"),
     "a quote never closed": ("a.csv", 'text,label\na,x\n"b,y\nc,x\n', ", line 3: not a row of a table (unexpected end"),
     "text after a quote": ("a.csv", 'text,label\n"a"b,x\n', ", line 2: not a row of a table ("),
-    "an unknown column": ("a.csv", "review,label\na,x\n", ", line 1: no column 'text' among 'review', 'label': rename"),
+    "an unknown column": ("a.csv", "review,label\na,x\n",
+        ", line 1: no column 'text' among 'review', 'label': use --text-column review"),
+    "a column in capitals": ("a.csv", "id,text,Label\n1,a,x\n",
+        ", line 1: no column 'label' among 'id', 'text', 'Label': use --label-column Label"),
+    "columns unlike any": ("a.csv", "q,w,e\n1,a,x\n",
+        ", line 1: no column 'text' among 'q', 'w', 'e': use --text-column with one of these"),
+    "semicolons": ("a.csv", "text;label\na;x\n", ", line 1: the header looks separated by ';': use --delimiter ';'"),
+    "quoted semicolons": ("a.csv", '"text";"label"\na;x\n',
+        ", line 1: the header looks separated by ';': use --delimiter ';'"),
+    "tabs in a CSV": ("a.csv", "text\tlabel\na\tx\n",
+        ", line 1: the header looks separated by tab: use --delimiter tab"),
     "a row without the column": ("a.jsonl", jsonl(TABLE[:1]) + '{"text": "b"}\n', ", line 2: no column 'label'"),
     "an empty object": ("a.jsonl", "{}\n", ", line 1: no column 'text' among none: rename"),
     "no JSON": ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', ", line 2: not JSON (Expecting value"),
     "JSON without end": ("a.jsonl", "[" * 100_000, ", line 1: not JSON ("),
     "no object": ("a.jsonl", '["a", 1]\n', ", line 1: a list, but a line must be an object with 'text', 'label'"),
     "half a character": ("a.jsonl", '{"text": "\\uD83D", "label": 1}\n', ", line 1: half of a surrogate pair"),
-    "an empty text": ("a.csv", "text,label\na,x\n ,y\n", ", line 3: 'text' is empty: fill it in or remove the row"),
-    "an empty label": ("a.csv", "text,label\na,\n", ", line 2: 'label' is empty: fill it in or remove the row"),
-    "no label": ("a.jsonl", '{"text": "a", "label": null}\n', ", line 1: 'label' is empty: fill it in"),
+    "an empty text": ("a.csv", "text,label\na,x\n ,y\n",
+        ": 1 row has an empty 'text', first at line 3: fill them in, or use --drop-empty"),
+    "an empty label": ("a.csv", "text,label\na,\n", ": 1 row has an empty 'label', first at line 2: fill"),
+    "empty texts and labels": ("a.csv", "text,label\na,x\n,\n,y\n",
+        ": 2 rows have an empty 'text', first at line 3, and 1 row has an empty 'label', first at line 3: fill"),
+    "no label": ("a.jsonl", '{"text": "a", "label": null}\n', ": 1 row has an empty 'label', first at line 1: fill"),
     "text that is a number": ("a.jsonl", '{"text": 1.5, "label": 1}\n', ", line 1: 'text' is 1.5, but must be a"),
     "label that is a list": ("a.jsonl", '{"text": "a", "label": [1]}\n', ", line 1: 'label' is [1], but must be a"),
     "one class": ("a.csv", "text,label\na,x\nb,x\n", ": every row has the label 'x', but at least two"),
@@ -196,9 +242,14 @@ def test_half_a_pair_is_dropped_from_training_and_told_elsewhere(tmp_path):
     good = pair_of_files(tmp_path, ["ja", "nein"], ["yes", "no"])
     assert files.translate(half, good, good).read().train == [("ja", "yes")]
     blank, other = tmp_path / "half/a.en", tmp_path / "half/a.de"
-    expected = f"{blank}, line 2: blank, but the same line of {other} is not: translate it or remove both"
+    expected = (
+        f"{blank}, line 2: blank, but the same line of {other} is not: translate it, remove both, or use --drop-empty"
+    )
     assert fault(lambda: files.translate(good, half, good)) == expected
     assert fault(lambda: files.translate(good, good, half)) == expected
+    corpus = files.translate(good, half, good, drop_empty=True).read()
+    assert (corpus.train, corpus.valid) == ([("ja", "yes"), ("nein", "no")], [("ja", "yes")])
+    assert corpus.notes == ("a.de: dropped 1 pair with a blank line, first at line 2",)
 
 
 def test_unequal_files_are_told_with_both_counts(tmp_path):

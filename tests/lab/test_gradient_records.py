@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 
 from gasam.analysis.gradients import transformer_layers
 from gasam.lab.errors import InputError
@@ -58,7 +59,7 @@ def test_a_record_with_norms_is_otherwise_the_record_without(tmp_path):
         for layer, norm in row["layer_gradient_norms"].items():
             parts = [n for name, n in norms.items() if transformer_layers(name) == layer and n is not None]
             assert norm >= math.hypot(*parts) * (1 - 1e-9)  # the mean of roots is above the root of means
-    weights = [torch.load(next(tmp_path.glob(f"{d}/*/model.pt")), weights_only=True) for d in ("plain", "watched")]
+    weights = [load_file(next(tmp_path.glob(f"{d}/*/model.safetensors"))) for d in ("plain", "watched")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
+from gasam.lab import load as load_to_predict
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
@@ -32,10 +34,12 @@ def write_table(file, rows, words=("good", "bad")):
 
 def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(loaded, trained):
     file = trained[f"{loaded.record.task} baseline"]
-    saved = torch.load(file.with_suffix("") / "model.pt", weights_only=True)
+    saved = load_file(file.with_suffix("") / "model.safetensors")
     found = loaded.model.state_dict()
-    assert found.keys() == saved.keys()
-    assert same_bits(found.values(), saved.values())
+    tied = {"ptb": {"output.weight"}, "en-vi": {"model.decoder.embed_tokens.weight"}}.get(loaded.record.task, set())
+    assert found.keys() - saved.keys() == tied
+    assert saved.keys() <= found.keys()
+    assert same_bits([found[name] for name in saved], saved.values())
     assert not loaded.model.training
     assert loaded.name == file.stem
     assert loaded.score(loaded.model, "test") == loaded.record.test > 0
@@ -129,12 +133,15 @@ def refused(file, *words, origin=None):
 def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path):
     [file] = own_trained.glob("digits-tiny-baseline-*.json")
     refused(tmp_path / "none.json", "none.json does not exist: name the record of a finished run")
-    model = file.with_suffix("") / "model.pt"
-    model.rename(tmp_path / "kept.pt")
-    refused(file, f"{file.stem} has no weights to analyse", "model.pt does not exist")
-    model.write_bytes(b"not a checkpoint")
+    model = file.with_suffix("") / "model.safetensors"
+    model.rename(tmp_path / "kept")
+    refused(file, f"{file.stem} has no weights", "model.safetensors does not exist")
+    (old := model.with_name("model.pt")).write_bytes(b"not a checkpoint")
     refused(file, "is not a checkpoint of this program")
-    shutil.copy(tmp_path / "kept.pt", model)
+    old.unlink()
+    model.write_bytes(b"not a checkpoint")
+    refused(file, f"{model} is damaged or does not hold the weights of this run")
+    shutil.copy(tmp_path / "kept", model)
     record = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in record.items() if key != "identity"}))
     refused(file, "is not a record: it lacks identity")
@@ -148,7 +155,7 @@ def test_a_diverged_run_is_refused(tmp_path):
     plan = make("digits", "baseline", "tiny", settings={"learning_rate": 1e30})
     record = run(plan, tmp_path, cpu=True)
     assert record.diverged
-    refused(tmp_path / f"{plan.name(plan.data().hash)}.json", "has no weights to analyse: the run diverged")
+    refused(tmp_path / f"{plan.name(plan.data().hash)}.json", "has no weights: the run diverged")
 
 
 def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
@@ -161,8 +168,47 @@ def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
     loaded = load(file, origin, cpu=True)
     assert loaded.score(loaded.model, "test") == record.test
     refused(file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns))
-    refused(file, "--train", origin=Origin())
-    refused(file, "review", origin=Origin(train=str(mine)))
+
+
+def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split, rows in (("train", 40), ("valid", 10), ("test", 10)):
+        write_table(tmp_path / f"{split}.csv", rows)
+    named = {split: f"{split}.csv" for split in ("train", "valid", "test")}  # relative to where the run was started
+    plan = make("classify", "baseline", "tiny", origin=Origin(**named, text_column="review", label_column="stars"))
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def test_score(origin):
+        found = load(file, origin, cpu=True)
+        return found.score(found.model, "test")
+
+    assert test_score(Origin()) == record.test
+    valid, moved = tmp_path / "valid.csv", tmp_path / "moved.csv"
+    valid.rename(moved)
+    refused(file, f"{valid}, the valid file of {file.stem}, does not exist: give", "--valid")
+    assert test_score(Origin(valid=str(moved))) == record.test
+    write_table(valid, 11)
+    refused(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained: give", "--valid")
+    write_lines(valid, ["other,columns", "a,b"])
+    refused(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained")
+    refused(file, f"{valid}, line 1: no column 'review'", origin=Origin(valid=str(valid)))
+    valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
+    assert test_score(Origin()) == record.test  # the same examples in another file
+
+
+def test_a_run_of_an_earlier_version_is_loaded_with_its_checkpoint(loaded, trained, tmp_path):
+    """It had model.pt and nothing else in its folder."""
+    file = trained[f"{loaded.record.task} baseline"]
+    copied = shutil.copy(file, tmp_path / file.name)
+    (tmp_path / file.stem).mkdir()
+    torch.save(loaded.model.state_dict(), tmp_path / file.stem / "model.pt")
+    old = load(copied, Origin(), cpu=True)
+    assert same_bits(old.model.state_dict().values(), loaded.model.state_dict().values())
+    with pytest.raises(InputError, match=r"cannot be used without its training data, because .*run\.json does not"):
+        load_to_predict(copied)
 
 
 def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):

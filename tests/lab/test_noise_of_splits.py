@@ -154,7 +154,7 @@ def test_means_over_seeds_overrule_the_first_seed():
 @pytest.mark.parametrize(
     ("valid", "said"),
     [
-        (84.0, "use --norm inf --epsilon 0.01: accuracy 84.00 on validation, +4.00 compared with the baseline"),
+        (84.0, "use --norm inf --epsilon 0.01: accuracy 84.00% on validation, +4.00 points compared with the baseline"),
         (81.0, "that is within the noise of the split (1.41 or less)"),
         (79.0, "no epsilon improved on plain training; the best was --norm inf"),
     ],
@@ -167,7 +167,7 @@ def test_the_conclusion_says_how_far_it_can_be_trusted(valid, said):
 def test_models_at_guessing_level_are_reported():
     tried = [response(50.5, exponent=-1, error=1.0), response(84.0, exponent=-2, error=1.0)]
     notes = " ".join(tuning_table([finding_of("imdb", "ga-sam", tried)]).notes)
-    assert "No better than guessing (accuracy 50.00): L-inf 0.1." in notes
+    assert "No better than guessing (accuracy 50.00%): L-inf 0.1." in notes
     stuck = finding_of("imdb", "ga-sam", tried, baseline=51.0, error=1.0)
     assert "The baseline is no better than guessing" in " ".join(tuning_table([stuck]).notes)
 

@@ -18,7 +18,7 @@ from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import label, run_labels
 from gasam.lab.report.paper_tables import study_table
-from gasam.lab.report.pictures import GA_SAM, comparison_figure, draw
+from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw
 from gasam.lab.statistics import paired_difference, summary
 from gasam.lab.tables import Cell, Column, Table, as_json, markdown, of_texts, tabulated
 
@@ -93,23 +93,23 @@ def test_comparison_shows_result_difference_paper_and_cost():
     assert ours["gradient_evaluations"] == {"mean": 2 * STEPS * epochs, "relative": 2.0}
     shown = texts(table)["GA-SAM"]
     assert shown["accuracy, % (higher is better)"] == "86.03 ± 0.17 (4 seeds)"
-    assert shown["vs baseline [95% interval]"].startswith("+1.60 [+1.")
-    assert shown["paper"] == "86.11 ± 0.22"
+    assert shown["vs baseline, points [95% interval]"].startswith("+1.60 [+1.")
+    assert shown["paper, %"] == "86.11 ± 0.22"
     assert shown["gradient evaluations"].endswith("(2.00x)")
 
 
 def test_baseline_is_not_compared_with_itself():
     table = comparison(records_of("imdb", SCORES), "imdb", "small")
     assert values(table)["Baseline"]["difference"] is None
-    assert texts(table)["Baseline"]["vs baseline [95% interval]"] == ""
+    assert texts(table)["Baseline"]["vs baseline, points [95% interval]"] == ""
 
 
 def test_lower_is_better_is_said_and_the_sign_stays_a_sign():
     table = comparison(records_of("ptb", {"baseline": [90.0], "ga-sam": [88.0]}), "ptb", "small")
     shown = texts(table)["GA-SAM"]
     assert shown["perplexity (lower is better)"] == "88.00 (1 seed)"
-    assert shown["vs baseline [95% interval]"] == "-2.00"
-    assert shown["paper's difference"] == "-2.18"
+    assert shown["vs baseline, perplexity [95% interval]"] == "-2.00"
+    assert shown["paper's difference, perplexity"] == "-2.18"
 
 
 def test_what_nobody_measured_is_absent():
@@ -315,7 +315,7 @@ def test_a_column_is_defined_once_for_people_and_for_programs():
 
 def analysed(name, *arguments, **options):
     values = as_record(record(*arguments, **options)) | {"name": name}
-    run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields})
+    run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields if key in values})
     return AnalysisRecord(schema=1, kind="attack", options={}, run=run, found={})
 
 
@@ -342,7 +342,7 @@ def test_records_of_an_unknown_method_are_refused():
 
 def test_figure_is_written_whole_with_every_method_in_its_legend(tmp_path):
     runs = records_of("imdb", SCORES | {"asam": [None]})
-    comparison_figure(runs, tmp_path / "deep" / "figure.png")
+    comparison_figures(runs, tmp_path / "deep" / "figure.png")
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["figure.png"]
     png = (tmp_path / "deep" / "figure.png").read_bytes()
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
@@ -374,8 +374,10 @@ def test_figure_has_a_row_of_panels_for_each_task_and_survives_odd_runs(tmp_path
     never = record("ptb", "sam", None, curve=[])
     runs = [record("imdb"), record("ptb", test=90.0), never, record("en-vi", test=0.0), record("mnist", test=None)]
     assert len(draw(runs).axes) == 12
-    comparison_figure([never], tmp_path / "nothing.png")
-    comparison_figure(runs, tmp_path / "some.png")
+    comparison_figures([never], tmp_path / "nothing.png")
+    files = comparison_figures(runs, tmp_path / "some.png")
+    assert [file.name for file in files] == ["some.png", "some-2.png"], "at most six panels each"
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
     with pytest.raises(InputError, match="nothing to draw"):
         draw([])
 

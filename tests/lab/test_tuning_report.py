@@ -11,7 +11,7 @@ from gasam.lab.report import pages
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.regret import baseline_spread, full_norms, given_up_after, regret, regret_table
 from gasam.lab.report.sections import every, search_sections
-from gasam.lab.report.tuning import tuning_figure
+from gasam.lab.report.tuning import tuning_figures
 from gasam.lab.search.strategy import MANTISSAS, Candidate
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.tasks import find
@@ -169,7 +169,7 @@ def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
     [alone] = search_sections(Contents(findings=[whole]))
     assert "--norms inf --full-grid --exponents=-4,-1`" in alone.parts[-1]
     [picture] = section.pictures.values()
-    assert [axes.get_title() for axes in picture.axes] == [
+    assert [axes.get_title("left") for axes in picture.axes] == [
         "GA-SAM on imdb, size small",
         "GA-SAM, full grid on imdb, size small",
     ]
@@ -177,18 +177,24 @@ def test_a_full_grid_stands_below_the_search_of_its_method_and_says_so():
 
 def test_the_picture_shows_what_collapsed_beyond_all_that_ended():
     tried = [response(81.0, exponent=-3), response(79.0, exponent=-2), response(None, exponent=-1, end=3)]
-    [axes] = tuning_figure([finding_of("imdb", "sam", tried)]).axes
+    [axes] = tuning_figures([finding_of("imdb", "sam", tried)])[0].axes
     [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
     assert list(crosses.get_xdata()) == [0.1]
     assert list(crosses.get_ydata()) < [79.0]
     assert crosses.get_label() == "L-inf, given up (not to scale)"
     [ended] = [line for line in axes.lines if line.get_marker() == "o"]
     assert list(zip(ended.get_xdata(), ended.get_ydata(), strict=True)) == [(0.001, 81.0), (0.01, 79.0)]
-    [axes] = tuning_figure([finding_of("imdb", "sam", tried[:2])]).axes
+    [axes] = tuning_figures([finding_of("imdb", "sam", tried[:2])])[0].axes
     assert not any(line.get_marker() == "x" for line in axes.lines)
-    [axes] = tuning_figure([finding_of("ptb", "sam", tried)]).axes
+    [axes] = tuning_figures([finding_of("ptb", "sam", tried)])[0].axes
     [crosses] = [line for line in axes.lines if line.get_marker() == "x"]
     assert list(crosses.get_ydata()) > [81.0], "perplexity collapses upwards"
+
+
+def test_a_picture_has_at_most_six_searches():
+    tried = [response(81.0, exponent=-3)]
+    figures = tuning_figures([finding_of("imdb", "sam", tried)] * 14)
+    assert [sum(axes.get_visible() for axes in figure.axes) for figure in figures] == [6, 6, 2]
 
 
 def test_searches_with_other_settings_have_a_sheet_of_their_own():

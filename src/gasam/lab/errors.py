@@ -8,3 +8,7 @@ class InputError(ValueError):
 
     The command line prints only this message, without a traceback.
     """
+
+
+class InterruptedWithoutResumeError(Exception):
+    """The user interrupted a command that does not continue where it stopped. The message says how far it came."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from inspect import signature
+from typing import Any, Literal
 
 from gasam import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
+from gasam.family import members
 from gasam.lab.errors import InputError
 
 Moved = Literal["nothing", "weights", "embeddings"]
@@ -21,6 +24,7 @@ class Method:
         about: What the method minimises, in a few words.
         preset: Every option of the walk except its size.
         moved: What a walk moves.
+        make: The function that makes the preset, for a method of `gasam.family`; its own options belong to a run.
     """
 
     name: str
@@ -28,9 +32,12 @@ class Method:
     about: str
     preset: Perturbation
     moved: Moved = "weights"
+    make: Callable[..., Perturbation] | None = None
 
     def __post_init__(self) -> None:
         """A run has its own size of the walk and number of steps, so a preset can't set more than these options."""
+        if self.make is not None:
+            return
         options = {name: getattr(self.preset, name) for name in ("scale", "granularity", "risk", "norm")}
         if not isinstance(self.preset.scale, str) or self.preset != Perturbation(epsilon=0, **options):
             raise ValueError(f"the preset of {self.name} may set a named scale, granularity, risk and norm, no more")
@@ -39,6 +46,12 @@ class Method:
     def has_many_steps(self) -> bool:
         """Whether a task may choose K. The other methods take one step."""
         return self.preset.risk == "mean"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own options with their defaults, such as GSAM's alpha."""
+        known = {} if self.make is None else signature(self.make).parameters
+        return {name: each.default for name, each in known.items() if name not in ("epsilon", "norm", "budget", "cap")}
 
 
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
@@ -96,7 +109,13 @@ _ALL = (
     ),
     Method("scale-weight", "T = |w|", "GA-SAM with T = |w|", replace(ga_sam(0), scale="weight")),
 )
-METHODS = {method.name: method for method in _ALL}
+_FOUND = tuple(
+    Method(name.replace("_", "-"), member.title, member.about, member.preset(0), make=member.preset)
+    for name, member in members().items()
+)
+METHODS = {method.name: method for method in (*_ALL, *_FOUND)}
+FAMILY = (*TABLE1, *(method.name for method in _FOUND))
+"""The methods of `--methods family`."""
 
 
 def find_method(name: str) -> Method:

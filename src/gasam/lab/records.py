@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from gasam.lab.errors import InputError
 from gasam.lab.storage import write_json
@@ -84,11 +94,42 @@ OLD_SENTENCE = re.compile(
 
 
 class DataOfRun(BaseModel):
-    """The data of a run: the hash of its examples, the version of their encoding, and notes for readers."""
+    """The data of a run: the hash of its examples, the version of their encoding, and notes for readers.
+
+    `files` are the names of the user's own files, without their folders. They are not part of a run's identity.
+    """
 
     hash: str
     encoding: int | None = None
     notes: list[str] = []
+    files: list[str] = []
+
+    @model_serializer(mode="wrap")
+    def _without_no_files(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Most tasks have no files of the user, and the first records do not know of them."""
+        return {name: value for name, value in written(self).items() if name != "files" or value}
+
+
+class TaskFile(BaseModel):
+    """The Python file of a user that defines the task of a run, and what reports need to know of it.
+
+    Args:
+        path: Where the file was.
+        metric: The name of the metric.
+        higher_is_better: Whether a higher value of the metric is better.
+        unit: The unit of the metric.
+        decimals: The number of decimals of the metric that tables show.
+        settings: The settings that the file has without changes by the user.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    metric: str
+    higher_is_better: bool
+    unit: str = ""
+    decimals: int = 2
+    settings: dict[str, Any] = {}
 
 
 class RunSummary(BaseModel):
@@ -107,6 +148,7 @@ class RunSummary(BaseModel):
     config: dict[str, Any]
     data: DataOfRun
     epsilon_source: EpsilonSource | None = None
+    task_file: TaskFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @field_validator("config")
     @classmethod
@@ -158,10 +200,12 @@ class RunRecord(RunSummary):
         config: The settings of the task and the method with its walk.
         data: The hash, the encoding and the notes of the data.
         epsilon_source: Where the size of the walk comes from.
+        task_file: The user's file that defines the task; None for a built-in task, and then not in the JSON.
         identity: A hash of the configuration, the data and the seed.
         seconds: Time of training.
         commit: The commit of the code; None if it is not known.
-        curve: One row for each epoch: loss, validation score, gradient evaluations, seconds.
+        curve: One row for each epoch: loss, validation score, gradient evaluations, seconds, and `walk`, the means over
+            the epoch's walks.
         dirty: Whether the code had uncommitted changes.
         updates: Number of optimizer steps.
         best_epoch: The epoch with the best validation score, counted from 1.

@@ -20,7 +20,11 @@ class Summary(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        return number(self.mean) + ("" if self.std is None else f" ± {number(self.std)}")
+        return self.text()
+
+    def text(self, decimals: int = 2) -> str:
+        spread = "" if self.std is None else f" ± {number(self.std, decimals)}"
+        return number(self.mean, decimals) + spread
 
 
 class Difference(NamedTuple):
@@ -32,8 +36,12 @@ class Difference(NamedTuple):
     pairs: int
 
     def __str__(self) -> str:
-        interval = "" if self.low is None or self.high is None else f" [{signed(self.low)}, {signed(self.high)}]"
-        return signed(self.mean) + interval
+        return self.text()
+
+    def text(self, decimals: int = 2) -> str:
+        ends = [] if self.low is None or self.high is None else [self.low, self.high]
+        interval = ", ".join(signed(end, decimals) for end in ends)
+        return signed(self.mean, decimals) + (f" [{interval}]" if interval else "")
 
     @property
     def width(self) -> float:
@@ -98,12 +106,12 @@ def welch_difference(ours: Summary, theirs: Summary, confidence: float = 0.95) -
     return Difference(mean, mean - reach, mean + reach, min(ours.seeds, theirs.seeds))
 
 
-def number(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+def number(value: float, decimals: int = 2) -> str:
+    return f"{value:.{decimals}f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def signed(value: float) -> str:
-    return f"{round(value, 2) + 0.0:+.2f}" if abs(value) < 1000 else f"{value:+,.0f}"
+def signed(value: float, decimals: int = 2) -> str:
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}" if abs(value) < 1000 else f"{value:+,.0f}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,30 +2,100 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import torch
+
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
+"""What a system answers that does not sync folders."""
 
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; if the block raises nothing, flush it to disk and rename it to `file`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    os.close(handle)
-    partial = Path(name)
+    """Give a temporary path to write to; if the block raises nothing, flush it to disk and rename it to `file`.
+
+    The folder is flushed as well. Otherwise a power cut could undo this rename and keep a later one, for example keep a
+    record without its model.
+    """
     try:
-        yield partial
-        with partial.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        partial.chmod(0o644)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        os.close(handle)
+        partial = Path(name)
+        try:
+            yield partial
+            with partial.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            partial.chmod(0o644)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_folder(file.parent)
+    except OSError as error:
+        if error.filename is None:  # the error of a write does not say which file it was
+            error.filename = str(file)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names of a folder's files to disk, if the system can."""
+    if os.name == "nt":
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
+
+
+def leftovers(folder: Path, name: str | None = None) -> Iterator[Path]:
+    """The temporary files of `replaced` that a killed process left in a folder, or only those of one file."""
+    return folder.glob(f".{'*' if name is None else glob.escape(name)}.????????")
+
+
+def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
+    """Call `torch.save`, and raise `OSError` if the file cannot be written, where torch raises `RuntimeError`."""
+    if not isinstance(file, Path):
+        torch.save(value, file)
+        return
+    with file.open("wb") as stream:
+        watched = _Watched(stream)
+        try:
+            torch.save(value, watched)  # type: ignore[arg-type]
+        except RuntimeError:
+            if watched.fault is not None:
+                raise watched.fault from None
+            raise
+
+
+class _Watched:
+    """A stream that remembers the error of a write, which torch replaces by one without the reason."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.fault: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.stream.write(data)
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def flush(self) -> None:
+        self.stream.flush()
 
 
 def write_json(file: Path, value: Any) -> None:

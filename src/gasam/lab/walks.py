@@ -16,6 +16,7 @@ from gasam.lab.methods import Method, Moved, find_method
 from gasam.lab.records import EpsilonSource
 from gasam.lab.tasks import Radius, Task, find
 from gasam.passes import plainly
+from gasam.perturbation import check_schedule
 
 Backward = Callable[..., None]
 
@@ -40,7 +41,8 @@ class Choice:
     """A method with every number that it needs for one run.
 
     `start_epoch` is counted from 1. With a budget, epsilon is 0 and not used. The options `walk_...` are those of
-    `gasam.Schedule`.
+    `gasam.Schedule`, and `options` are the method's own, such as GSAM's alpha, as pairs of name and value. The risk
+    is "own" if the method has a function for it.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Choice:
     walk_warmup: float = 0
     walk_every: int = 1
     walk_weight: float | None = None
+    options: tuple[tuple[str, Any], ...] = ()
     epsilon_source: EpsilonSource
 
     def backward(self, family: Family[Any], model: nn.Module, backward: Backward) -> SharpBackward | FreeLB:
@@ -80,7 +83,13 @@ class Choice:
     def perturbation(self) -> Perturbation:
         names = {field.name for field in fields(Perturbation)}
         options = {name: value for name, value in self._options().items() if name in names}
-        return Perturbation(**options | {"epsilon": self.epsilon if self.budget is None else None})
+        options["epsilon"] = self.epsilon if self.budget is None else None
+        make = find_method(self.method).make
+        if make is None:
+            return Perturbation(**options)
+        if self.risk == OWN_RISK:
+            del options["risk"]
+        return replace(make(0, **dict(self.options)), **options)
 
     def schedule(self) -> Schedule | None:
         made = Schedule(
@@ -103,18 +112,20 @@ class Choice:
         Newer options are left out at their defaults, so that older records keep their identity.
         """
         options = {name: value for name, value in self._options().items() if name not in LATER or value != LATER[name]}
-        return options | {"norm": "inf" if math.isinf(self.norm) else self.norm}
+        return options | {"norm": "inf" if math.isinf(self.norm) else self.norm} | dict(self.options)
 
     def _options(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "epsilon_source"}
+        names = [field.name for field in fields(self) if field.name not in ("options", "epsilon_source")]
+        return {name: getattr(self, name) for name in names}
 
 
-WALK = {option.name for option in fields(Choice)} - {"method", "moved", "epsilon_source"}
-"""The options that users may override."""
+WALK = {option.name for option in fields(Choice)} - {"method", "moved", "options", "epsilon_source"}
+"""The options that users may override, besides the method's own."""
+OWN_RISK = "own"
 
 
 def choose(
-    method: str, task: str, epochs: int, overrides: Mapping[str, Any] | None = None, size: str = "paper"
+    method: str, task: Task | str, epochs: int, overrides: Mapping[str, Any] | None = None, size: str = "paper"
 ) -> Choice:
     """Choose the walk of a method on a task: the paper's settings or the nearest ones, with the user's overrides.
 
@@ -122,26 +133,27 @@ def choose(
 
     Args:
         method: The name of the method.
-        task: The name of the task.
+        task: The task, or its name.
         epochs: The number of epochs of the run; it scales the paper's start epoch.
-        overrides: Options of the walk by name, see `WALK`; None values are ignored.
+        overrides: Options of the walk by name, see `WALK`, and the method's own; None values are ignored.
         size: The name of the size as records hold it.
     """
-    found, definition = find_method(method), find(task)
+    found = find_method(method)
+    task = find(task) if isinstance(task, str) else task
     given = _checked(found, overrides or {})
     if found.moved == "nothing":
         return _choice(found, Radius(math.inf, 0.0), EpsilonSource(kind="none"))
-    known = _known_radius(found, definition)
-    if found.moved == "weights" and "epsilon" not in given and (known is None or definition.recommends_walk(size)):
+    known = _known_radius(found, task)
+    if found.moved == "weights" and "epsilon" not in given and (known is None or task.recommends_walk(size)):
         choice = _recommended(found)
     else:
-        radius, source = known or (_without_radius(found, definition, given), EpsilonSource(kind="given"))
-        choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(definition, epochs))
+        radius, source = known or (_without_radius(found, task, given), EpsilonSource(kind="given"))
+        choice = replace(_choice(found, radius, source), start_epoch=_start_epoch(task, epochs))
     return _overridden(choice, given, epochs)
 
 
 def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
-    preset = method.preset
+    preset, usual = method.preset, method.preset.usual_schedule or Schedule()
     return Choice(
         method=method.name,
         moved=method.moved,
@@ -149,14 +161,23 @@ def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
         norm=radius.norm,
         scale=str(preset.scale),
         granularity=preset.granularity,
-        risk=preset.risk,
+        risk=OWN_RISK if callable(preset.risk) else preset.risk,
         steps=radius.steps if method.has_many_steps else 1,
+        walk_every=usual.every,
+        walk_weight=None if usual.weight is None else float(usual.weight),
+        options=tuple(sorted(method.options.items())),
         epsilon_source=source,
     )
 
 
 def _known_radius(method: Method, task: Task) -> tuple[Radius, EpsilonSource] | None:
-    """The paper's radius, else one chosen on validation, else that of a similar task; None if there is none."""
+    """The paper's radius, else one chosen on validation, else that of a similar task; None if there is none.
+
+    A method of the family has the radius of SAM, as in its paper, unless it moves only a part of the weights.
+    """
+    if method.make is not None:
+        known = None if method.preset.perturb is not None else _known_radius(find_method("sam"), task)
+        return known and (known[0], known[1].model_copy(update={"remark": "the radius of SAM"}))
     for place in (task, *map(find, task.borrows_from)):
         borrowed = None if place is task else place.name
         if method.name in place.paper_radii:
@@ -189,8 +210,11 @@ def _start_epoch(task: Task, epochs: int) -> int:
 def _checked(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides that are not None; raise if the method does not have them."""
     given = {name: value for name, value in overrides.items() if value is not None}
-    if unknown := given.keys() - WALK:
-        raise InputError(f"a walk has no option {min(unknown)!r}: it has {', '.join(sorted(WALK))}")
+    known = WALK | method.options.keys()
+    if unknown := given.keys() - known:
+        raise InputError(f"a walk has no option {min(unknown)!r}: it has {', '.join(sorted(known))}")
+    if callable(method.preset.risk) and given.get("risk", OWN_RISK) != OWN_RISK:
+        raise InputError(f"{method.name} has its own risk: leave out --risk")
     if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
         raise InputError(f"the baseline does not walk: leave out {_as_option(left)}, or name a method")
     if method.moved == "embeddings" and (left := given.keys() & {"scale", "granularity", "risk", *LATER}):
@@ -203,9 +227,11 @@ def _checked(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice:
+    own = dict(choice.options)
     values: dict[str, Any] = {
-        name: float(value) if name in FLOATS and type(value) is int else value for name, value in given.items()
+        name: float(value) if name in (*FLOATS, *own) and type(value) is int else value for name, value in given.items()
     }
+    values["options"] = tuple((name, values.pop(name, value)) for name, value in choice.options)
     if values.keys() & {"epsilon", "norm", "budget"}:
         values["epsilon_source"] = EpsilonSource(kind="given")
     if "budget" in values:
@@ -214,8 +240,7 @@ def _overridden(choice: Choice, given: Mapping[str, Any], epochs: int) -> Choice
     if choice.walk_weight == choice.walk_every:
         choice = replace(choice, walk_weight=None)  # the default, so that it is the same run
     try:
-        choice.perturbation()
-        choice.schedule()
+        check_schedule(choice.perturbation(), choice.schedule())
     except ValueError as error:
         raise InputError(str(error)) from None
     if choice.start_epoch not in range(1, epochs + 1):

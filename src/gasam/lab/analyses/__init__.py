@@ -18,12 +18,13 @@ from gasam.analysis.results import plain_value
 from gasam.lab import provenance, records
 from gasam.lab.analyses.comparing import Measure
 from gasam.lab.analyses.definition import KINDS, Analysis, Labels, Measurement
-from gasam.lab.analyses.loading import load, read_run
+from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysedRun, AnalysisRecord, RunRecord, RunSummary
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import as_json, markdown
 from gasam.lab.tasks import Origin
+from gasam.lab.training.stored import find_run
 
 __all__ = ["KINDS", "Analysis", "Measure", "name", "restored", "run", "save"]
 
@@ -51,12 +52,12 @@ def run(
         analysis: What to measure.
         run: The record of the finished run, NAME.json, or its folder, NAME.
         folder: The folder for records of analyses.
-        origin: Where the run's data is.
+        origin: Where the run's data is. What it does not say is taken from the run's folder.
         cpu: Use the CPU even if there is a GPU.
         report: Called with a short text about the progress.
     """
-    place, run_record = read_run(run)
-    file = folder / f"{name(analysis, place.stem, run_record)}.json"
+    known = find_run(run)
+    file = folder / f"{name(analysis, known.name, known.record)}.json"
     if file.exists():
         return records.read_analysis(file)
     code = provenance.code()
@@ -116,9 +117,11 @@ def save(analysis: Analysis, found: Sequence[AnalysisRecord], labels: Labels, fo
 
     table = analysis.table(found, labels)
     tasks = dict.fromkeys(f"{each.run.task}-{each.run.size}" for each in found)
-    place = folder / "-".join((analysis.filed, *tasks))
+    measured = sorted(name(analysis, each.run.name, each.run) for each in found)
+    own = hashlib.sha256("\n".join(measured).encode()).hexdigest()[:8]  # other runs or options are another table
+    place = folder / "-".join((analysis.filed, *tasks, own))
     numbers, text = place.with_name(f"{place.name}.json"), place.with_name(f"{place.name}.md")
     write_json(numbers, as_json(table) | {"sentence": analysis.sentence(found, labels)})
     with replaced(text) as partial:
         partial.write_text(markdown(table), encoding="utf-8")
-    return [str(file) for file in (numbers, text, *pictures.save(analysis.draw(found, labels), place))]
+    return [str(file) for file in (numbers, text, *pictures.save_all(analysis.draw(found, labels), place))]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from gasam.lab.records import AnalysisRecord, RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from gasam.analysis.pictures import PlotLine
 
 
 class Measure(NamedTuple):
@@ -36,6 +39,7 @@ class Plotted(NamedTuple):
     """The line of a run in a picture, and the titles of the picture.
 
     A y of None is a gap. `log` names the axes with a logarithmic scale. `marked` is a position on the x axis to mark.
+    `level` is a height to mark, with its label.
     """
 
     title: str
@@ -45,6 +49,7 @@ class Plotted(NamedTuple):
     y: Sequence[float | None]
     log: str = ""
     marked: float | None = None
+    level: tuple[float, str] | None = None
 
 
 def compared(measures: Measures, found: Sequence[AnalysisRecord], labels: Sequence[str]) -> str:
@@ -91,29 +96,74 @@ def example_count(found: Sequence[AnalysisRecord]) -> str:
 
 def panels(
     found: Sequence[AnalysisRecord], labels: Sequence[str], plotted: Callable[[AnalysisRecord], Plotted]
-) -> Figure:
-    """A picture with a panel for each task and size, and a line for each run.
+) -> list[Figure]:
+    """Pictures with a panel for each task and size, and a line for each configuration.
 
-    Baselines are grey and GA-SAM is orange. Runs of the same method have different dashes.
+    Baselines are grey, the second of them lighter and dashed, and GA-SAM is orange. Runs that differ only in their seed
+    are one line: their mean, with their standard deviation as error bars.
     """
-    from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, PlotLine, draw_lines, sheet
+    from gasam.analysis.pictures import draw_dots, draw_lines, in_sheets, level_line, sheet
 
     by_kind: dict[tuple[str, str], list[tuple[AnalysisRecord, str]]] = {}
     for each, label in zip(found, labels, strict=True):
         by_kind.setdefault((each.run.task, each.run.size), []).append((each, label))
-    figure, axes = sheet(len(by_kind))
-    for panel, ((task, size), here) in zip(axes, by_kind.items(), strict=True):
-        lines: list[PlotLine] = []
-        dashes = {each.run.method: cycle(DASHES) for each, _ in here}
-        for each, label in here:
-            line, method = plotted(each), each.run.method
-            colour = {"baseline": BASELINE, "ga-sam": GA_SAM}.get(method)
-            name = _without_kind(label, each.run)
-            lines.append(PlotLine(name, line.x, line.y, colour, next(dashes[method]), line.marked))
-        first = plotted(here[0][0])
-        title = f"{task}, size {size}: {first.title}"
-        draw_lines(panel, lines, title=title, x=first.x_name, y=first.y_name, log=first.log)
-    return figure
+    figures = []
+    for some in in_sheets(len(by_kind)):
+        figure, axes = sheet(len(list(by_kind)[some]))
+        for panel, ((task, size), here) in zip(axes, list(by_kind.items())[some], strict=True):
+            first = plotted(here[0][0])
+            lines = _lines(here, plotted)
+            title = f"{task}, size {size}: {first.title}"
+            if all(len(line.x) == 1 for line in lines):
+                draw_dots(panel, lines, title=title, x=f"{first.y_name} at {first.x_name} {lines[0].x[0]:g}")
+            else:
+                draw_lines(panel, lines, title=title, x=first.x_name, y=first.y_name, log=first.log)
+            if first.level is not None:
+                level_line(panel, *first.level)
+        figures.append(figure)
+    return figures
+
+
+def _lines(here: Sequence[tuple[AnalysisRecord, str]], plotted: Callable[[AnalysisRecord], Plotted]) -> list[PlotLine]:
+    """A line for each configuration; a line for each run if the seeds have too few points in common."""
+    from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, SECOND_BASELINE, PlotLine
+
+    groups: dict[tuple[str, str], list[tuple[AnalysisRecord, str]]] = {}
+    for each, label in here:
+        groups.setdefault((each.run.configuration, each.run.data.hash), []).append((each, label))
+    dashes = {each.run.method: cycle(DASHES) for each, _ in here}
+    greys = chain((BASELINE,), repeat(SECOND_BASELINE))
+    lines: list[PlotLine] = []
+    for group in groups.values():
+        curves = [plotted(each) for each, _ in group]
+        common = sorted(set.intersection(*({float(x) for x in curve.x} for curve in curves)))
+        alike = [group] if len(common) >= min(2, len(curves[0].x)) else [[one] for one in group]
+        for runs in alike:
+            run, label = runs[0][0].run, _without_kind(runs[0][1], runs[0][0].run)
+            colour = next(greys) if run.method == "baseline" else {"ga-sam": GA_SAM}.get(run.method)
+            dashed = next(dashes[run.method])
+            if len(runs) == 1:
+                line = plotted(runs[0][0])
+                lines.append(PlotLine(label, line.x, line.y, colour, dashed, line.marked))
+            else:
+                label = f"{label.removesuffix(f', seed {run.seed}')}, {len(runs)} seeds"
+                lines.append(_mean_line(curves, common, label)._replace(colour=colour, dashes=dashed))
+    return lines
+
+
+def _mean_line(curves: Sequence[Plotted], common: Sequence[float], label: str) -> PlotLine:
+    """The mean of several curves at their common positions, with their standard deviation."""
+    from gasam.analysis.pictures import PlotLine
+
+    at = [{float(x): y for x, y in zip(curve.x, curve.y, strict=True)} for curve in curves]
+    columns = [[curve[x] for curve in at] for x in common]
+    known = [[float(y) for y in column if y is not None] for column in columns]
+    whole = [len(column) == len(curves) and all(map(math.isfinite, column)) for column in known]
+    means = [statistics.fmean(column) if usable else None for column, usable in zip(known, whole, strict=True)]
+    errors = [statistics.stdev(column) if usable else 0.0 for column, usable in zip(known, whole, strict=True)]
+    marks = [curve.marked for curve in curves if curve.marked is not None]
+    marked = statistics.fmean(marks) if len(marks) == len(curves) else None
+    return PlotLine(label, common, means, marked=marked, errors=errors)
 
 
 def _without_kind(label: str, run: RunSummary) -> str:

@@ -173,7 +173,8 @@ class Analysis(ABC):
         texts = tuple(tuple(row.values()) for row in rows)
         return Table(self.title, tuple(rows[0]), texts, (note,) if note else (), tuple(values))
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
+        """The pictures, each with as many panels as a reader can see at once."""
         return panels(found, labels, self.plotted)
 
     def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from gasam.analysis.landscape import line
 from gasam.lab.analyses.comparing import Plotted, example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
-from gasam.lab.analyses.loading import LoadedRun, read_weights
+from gasam.lab.analyses.loading import LoadedRun, weights_like
 from gasam.lab.errors import InputError
 from gasam.lab.records import AnalysisRecord
 
@@ -39,9 +39,10 @@ class LossLine(Analysis):
         return super().options() | {"other": self.other.stem}
 
     def measure(self, run: LoadedRun, measurement: Measurement) -> Found:
-        weights = read_weights(self.other)
-        if not weights:
-            raise InputError(f"--to must be the record of a run with saved weights, NAME/model.pt, got {self.other}")
+        try:
+            weights = weights_like(run.model, self.other)
+        except InputError as error:
+            raise InputError(f"--to must name another run of the same model: {error}") from None
         step = (self.stop - self.start) / (self.points - 1)
         alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
         losses = {}

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gasam.analysis.objective import Objective
-from gasam.lab import records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
+from gasam.lab.families.batches import example_count, on_tensors
+from gasam.lab.families.encoded import Encoded
 from gasam.lab.records import RunRecord
 from gasam.lab.tasks import Origin
-from gasam.lab.training.checkpoints import Checkpoints, Weights
-from gasam.lab.training.plan import make
+from gasam.lab.training.checkpoints import Weights
+from gasam.lab.training.plan import Plan, make
+from gasam.lab.training.stored import FinishedRun, OwnFile, find_run
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,20 @@ class LoadedRun:
     def objective(self) -> Objective:
         return self.family.objective()
 
-    def examples(self, split: str, rows: int) -> list[tuple[Tensor, ...]]:
+    def examples(self, split: str, rows: int) -> list[Any]:
         """Batches with about `rows` examples of a split, always the same ones, on the model's device."""
         device = next(self.model.parameters()).device
         batches = self.family.examples(checked(split), rows)
-        return [tuple(part.to(device) for part in batch) for batch in batches]
+        return [on_tensors(lambda part: part.to(device), batch) for batch in batches]
 
-    def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[tuple[Tensor, ...]]]:
+    def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[Any]]:
         """Model, loss and examples: the first arguments of every measurement in `gasam.analysis`."""
         return self.model, self.objective, self.examples(split, rows)
 
     def count(self, split: str, rows: int) -> int:
         """The number of examples that `examples` gives."""
         batches = self.family.examples(checked(split), rows)
-        return sum(batch[0].shape[self.family.example_dim] for batch in batches)
+        return sum(example_count(batch, self.family.example_dim) for batch in batches)
 
     def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
         """The task's metric on the first `rows` examples; the worst possible value if it is not finite."""
@@ -65,58 +67,78 @@ def checked(split: str) -> Split:
 
 
 def load(run: Path, origin: Origin, *, cpu: bool = False) -> LoadedRun:
-    """Load a finished run with its weights.
+    """Load a finished run with its weights and its data.
 
     Args:
-        run: The record of the run, NAME.json, or its folder, NAME. The weights are in NAME/model.pt.
-        origin: Where the run's data is.
+        run: The record of the run, NAME.json, or its folder, NAME.
+        origin: Where the run's data is. What it does not say is taken from the run's folder.
         cpu: Use the CPU even if there is a GPU.
     """
-    file, record = read_run(run)
-    weights = read_weights(file)
-    if not weights:
-        reason = "the run diverged" if record.test is None else f"{file.with_suffix('')}/model.pt does not exist"
-        raise InputError(f"{file.stem} has no weights to analyse: {reason}; run it again with another --out")
-    family = _family(record, origin)
-    model = family.model()
+    found = find_run(run)
+    found.check_weights()
+    family = _family(found, origin)
+    return LoadedRun(found.name, found.record, family, found.trained(family.model(), cpu=cpu))
+
+
+def weights_like(model: nn.Module, run: Path) -> Weights:
+    """The weights of another run with the same model, by name."""
+    found, other = find_run(run), copy.deepcopy(model)
+    found.check_weights()
+    found.folder.load_weights(other)
+    return dict(other.state_dict())
+
+
+def _family(run: FinishedRun, given: Origin) -> Family[Any]:
+    plan, data = planned(run, given)
+    return plan.family(data)
+
+
+def planned(run: FinishedRun, given: Origin) -> tuple[Plan, Encoded]:
+    """A plan with the settings of a run, and the run's data; raise if the data that is found is not the run's.
+
+    Args:
+        run: The finished run.
+        given: Where its data is. What it does not say is taken from the run's folder.
+    """
+    record, plan = run.record, plan_of(run, given)
     try:
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
-        place = file.with_suffix("") / "model.pt"
-        raise InputError(f"{place} does not hold the weights of this run ({str(error).splitlines()[0]})") from None
-    device = torch.device("cpu")
-    if torch.accelerator.is_available() and not cpu:
-        device = torch.accelerator.current_accelerator() or device
-    return LoadedRun(file.stem, record, family, model.to(device).eval())
-
-
-def read_run(run: Path) -> tuple[Path, RunRecord]:
-    """The file of a run's record, and the record."""
-    file = run if run.suffix == ".json" else run.parent / f"{run.name}.json"
-    if not file.is_file():
-        raise InputError(f"{file} does not exist: name the record of a finished run, such as runs/NAME.json")
-    return file, records.read(file)
-
-
-def read_weights(run: Path) -> Weights | None:
-    folder = run.with_suffix("")
-    return Checkpoints(folder).load(folder / "model.pt")
-
-
-def _family(record: RunRecord, origin: Origin) -> Family[Any]:
-    """The family with the run's settings and data; raise if the data is not the run's."""
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in record.settings.items()}
-    plan = make(record.task, size=record.size, origin=origin, settings=given)
-    data = plan.data()
+        data = plan.data()
+    except InputError:
+        _refuse_changes(run, given)
+        raise
     if data.hash != record.data.hash:
+        _refuse_changes(run, given)
         raise InputError(
             f"the data found for {record.task} is not the data of this run: give the run's data with --data-dir, "
             "or with --train, --valid and --test"
         )
-    encoding = record.data.encoding or data.version  # the first records do not hold it
-    if data.version != encoding:
-        raise InputError(
-            f"the encoding of {record.task} has changed since this run (now version {data.version}, "
-            f"then {encoding}): run it again with another --out"
-        )
-    return plan.family(data)
+    run.check_encoding(data.version)
+    return plan, data
+
+
+def plan_of(run: FinishedRun, given: Origin) -> Plan:
+    """A plan with the settings of a run, and its data where it was, unless `given` says otherwise."""
+    origin = given
+    if run.description is not None:
+        stored = run.description.origin
+        if stored.data_dir is not None and not stored.data_dir.is_dir():
+            stored = replace(stored, data_dir=None)
+        origin = given.or_else(stored)
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in run.record.settings.items()}
+    return make(run.task, size=run.record.size, origin=origin, settings=settings)
+
+
+def _refuse_changes(run: FinishedRun, given: Origin) -> None:
+    """Raise if a file of the user's that the run was trained with is missing or has changed."""
+    files = [] if run.description is None else run.description.files
+    for file in (file for file in files if getattr(given, file.split) is None):
+        if not file.path.is_file():
+            raise InputError(f"{file.path}, the {file.split} file of {run.name}, does not exist: {_cure(file)}")
+        if file.changed():
+            raise InputError(
+                f"{file.path}, the {file.split} file of {run.name}, has changed since it was trained: {_cure(file)}"
+            )
+
+
+def _cure(file: OwnFile) -> str:
+    return f"give the file that it was trained with by --{file.split}"

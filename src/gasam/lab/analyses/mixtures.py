@@ -73,24 +73,27 @@ class Mixtures(Shift):
     def values(self, record: AnalysisRecord) -> None:
         return None
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, PlotLine, draw_lines, sheet
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
+        from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, POINTS, PlotLine, draw_lines, in_sheets, sheet
 
-        figure, axes = sheet(2 * len(found))
         shown = [(each, protocol) for each in found for protocol in each.found["fits"]]
-        for panel, (each, protocol) in zip(axes, shown, strict=True):
-            fit, trials = each.found["fits"][protocol], each.found[protocol.replace("-", "_")]
-            etas, norms = ([trial[key] for trial in trials] for key in ("eta", "norm"))
-            fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
-            lines = [
-                PlotLine("measured", etas, norms, OKABE_ITO[0], POINTS),
-                PlotLine(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
-                PlotLine("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
-            ]
-            title = f"{each.run.task}, seed {each.run.seed}: {protocol}"
-            draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
-            panel.set_ylim(bottom=0)
-        return figure
+        figures = []
+        for some in in_sheets(len(shown)):
+            figure, axes = sheet(len(shown[some]))
+            for panel, (each, protocol) in zip(axes, shown[some], strict=True):
+                fit, trials = each.found["fits"][protocol], each.found[protocol.replace("-", "_")]
+                etas, norms = ([trial[key] for trial in trials] for key in ("eta", "norm"))
+                fitted = [fit["intercept"], fit["intercept"] + fit["slope"]]
+                lines = [
+                    PlotLine("measured", etas, norms, OKABE_ITO[0], POINTS),
+                    PlotLine(f"fit, R^2 {fit['r_squared']:.3f}", [0, 1], fitted, GA_SAM),
+                    PlotLine("no shift (control)", [0, 1], [fit["control"]] * 2, BASELINE, ":"),
+                ]
+                title = f"{each.run.task}, seed {each.run.seed}: {protocol}"
+                draw_lines(panel, lines, title=title, x="eta, the share of shifted data", y="|delta|")
+                panel.set_ylim(bottom=0)
+            figures.append(figure)
+        return figures
 
     def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(

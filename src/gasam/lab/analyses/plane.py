@@ -53,15 +53,24 @@ class LossPlane(Analysis):
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         return f"The loss on {example_count(found)} of the {self.split} split, to {self.radius:g} filter lengths away."
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        from gasam.analysis.pictures import draw_plane, sheet
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
+        """A panel for each run; all panels have the same colours, so that their heights can be compared."""
+        from gasam.analysis.pictures import in_sheets, sheet
+        from gasam.analysis.plane_pictures import PlaneScale, colour_bar, draw_plane
 
-        figure, axes = sheet(len(found))
-        for each, label, panel in zip(found, labels, axes, strict=True):
-            axis = each.found["axis"]
-            transposed = [list(row) for row in zip(*_heights(each), strict=True)]
-            draw_plane(panel, axis, axis, transposed, title=label)
-        return figure
+        scale = PlaneScale.of([_heights(each) for each in found])
+        figures = []
+        for some in in_sheets(len(found)):
+            figure, axes = sheet(len(found[some]))
+            drawn = None
+            for each, label, panel in zip(found[some], labels[some], axes, strict=True):
+                axis = each.found["axis"]
+                transposed = [list(row) for row in zip(*_heights(each), strict=True)]
+                drawn = draw_plane(panel, axis, axis, transposed, title=label, scale=scale) or drawn
+            if drawn is not None and scale is not None:
+                colour_bar(axes, drawn, scale)
+            figures.append(figure)
+        return figures
 
     def clause(self, record: AnalysisRecord, label: str) -> str:
         grid = _heights(record)

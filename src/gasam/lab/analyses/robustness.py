@@ -32,6 +32,10 @@ COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
 }
 
 
+UNITS = {"accuracy": ", %"}
+"""The units of metrics that have one; the record of an analysis holds only the metric's name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Robustness(Analysis):
     """Measure the metric under corrupted weights: attacked, random, quantised and pruned.
@@ -129,7 +133,7 @@ class Robustness(Analysis):
         return Table(self.title, ("corruption", *labels), tuple(rows), (self.note(found),), values)
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        metrics = " and ".join(dict.fromkeys(each.run.metric for each in found))
+        metrics = " and ".join(dict.fromkeys(each.run.metric + UNITS.get(each.run.metric, "") for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
         return (
             f"The attack maximises the loss on {example_count(found)} of the {self.split} split by {self.steps} steps, "
@@ -137,19 +141,28 @@ class Robustness(Analysis):
         )
 
     def plotted(self, record: AnalysisRecord) -> Plotted:
-        found = record.found
-        radii = [point["radius"] for point in found["points"]]
-        metrics = [float(point["metric"]) for point in found["points"]]
-        log = "x" if found["higher_is_better"] else "xy"
-        half = found["half_radius"]["radius"]
-        return Plotted(f"attacked in {self.ball}", "radius", record.run.metric, radii, metrics, log, marked=half)
+        """The metric against the radius, which begins at 0 with the clean metric; the radius of half is marked."""
+        found, metric = record.found, record.run.metric
+        radii = [0.0, *(point["radius"] for point in found["points"])]
+        metrics = [float(found["clean_metric"]), *(float(point["metric"]) for point in found["points"])]
+        level = (float(found["floor"]), f"chance: {_shown(found['floor'])}") if found["higher_is_better"] else None
+        return Plotted(
+            f"attacked in {self.ball}",
+            f"radius in {self.ball} (dotted: half is lost)" if found["higher_is_better"] else f"radius in {self.ball}",
+            metric + UNITS.get(metric, ""),
+            radii,
+            metrics,
+            "x" if found["higher_is_better"] else "xy",
+            marked=found["half_radius"]["radius"],
+            level=level,
+        )
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        figure = super().draw(found, labels)
-        for axes in figure.axes:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
+        figures = super().draw(found, labels)
+        for axes in (axes for figure in figures for axes in figure.axes):
             if axes.get_yscale() == "linear":
-                axes.set_ylim(bottom=0)
-        return figure
+                axes.set_ylim(bottom=min(0, -0.03 * axes.get_ylim()[1]))
+        return figures
 
     def measures(self, record: AnalysisRecord) -> Sequence[Measure]:
         half = record.found["half_radius"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gasam.analysis.results import plain_value
 from gasam.analysis.sharpness import sharpness
 from gasam.lab.analyses.comparing import Measure, Plotted, compared, example_count, norm_name
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
@@ -82,7 +81,7 @@ class Rises(Analysis):
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         return (
-            f"Rise of the loss of single batches in the ball |T^-1 a|_{plain_value(self.norm)} <= epsilon, "
+            f"Rise of the loss of single batches in the ball |T^-1 a|_{self.norm:g} <= epsilon, "
             f"T = {self.scale}, by {self.steps} steps or on average over {self.draws} random points, "
             f"on {example_count(found)} of the {self.split} split; mean over batches with its 95% interval."
         )

@@ -100,21 +100,24 @@ class ShiftedLine(Shift):
         where = "within half a shift of its minimum, heights matched there"
         return f"Root mean square distances from the test loss {where}."
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
-        from gasam.analysis.pictures import PlotLine, draw_lines, sheet
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
+        from gasam.analysis.pictures import PlotLine, draw_lines, in_sheets, sheet
 
-        figure, axes = sheet(2 * len(found))
         shown = [(each.run, protocol, losses) for each in found for protocol, losses in each.found.items()]
-        for panel, (run, protocol, losses) in zip(axes, shown, strict=True):
-            alphas = losses["alphas"]
-            lines = [
-                PlotLine("training loss", alphas, losses["train"]),
-                PlotLine("test loss", alphas, losses["test"]),
-                PlotLine("shifted training loss + constant", alphas, losses["shifted"], dashes="--"),
-            ]
-            title = f"{run.task}, seed {run.seed}: {protocol}"
-            draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
-        return figure
+        figures = []
+        for some in in_sheets(len(shown)):
+            figure, axes = sheet(len(shown[some]))
+            for panel, (run, protocol, losses) in zip(axes, shown[some], strict=True):
+                alphas = losses["alphas"]
+                lines = [
+                    PlotLine("training loss", alphas, losses["train"]),
+                    PlotLine("test loss", alphas, losses["test"]),
+                    PlotLine("shifted training loss + constant", alphas, losses["shifted"], dashes="--"),
+                ]
+                title = f"{run.task}, seed {run.seed}: {protocol}"
+                draw_lines(panel, lines, title=title, x="alpha (0 train, 1 test)", y="loss")
+            figures.append(figure)
+        return figures
 
     def clause(self, record: AnalysisRecord, label: str) -> str:
         return "; ".join(

@@ -51,7 +51,7 @@ class Substitutions(Analysis):
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         return f"On {self.rows} examples of the {self.split} split; the spread is the standard deviation of log ratios."
 
-    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> Figure:
+    def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
         from gasam.analysis.pictures import PlotLine, draw_lines, sheet
 
         figure, [left, right] = sheet(2)
@@ -61,10 +61,10 @@ class Substitutions(Analysis):
             return PlotLine(label, epochs, [each.found[part][number] for each in found])
 
         norms = [drawn("mean ratio", "norms", "factor"), drawn("spread of log ratios", "norms", "spread")]
-        draw_lines(left, norms, title="|g_i| for E|grad_i l|", x="epochs", y="", log="x")
+        draw_lines(left, norms, title="|g_i| for E|grad_i l|", x="epochs", y="ratio", log="x")
         curvatures = [drawn("|F - H| / |H|", "curvature", "distance"), drawn("cosine", "curvature", "cosine")]
-        draw_lines(right, curvatures, title="empirical Fisher for Hessian", x="epochs", y="", log="x")
-        return figure
+        draw_lines(right, curvatures, title="empirical Fisher for Hessian", x="epochs", y="ratio, cosine", log="x")
+        return [figure]
 
     def clause(self, record: AnalysisRecord, label: str) -> str:
         spread, cosine = record.found["norms"]["spread"], record.found["curvature"]["cosine"]

@@ -14,7 +14,7 @@ from gasam.lab import analyses
 from gasam.lab.analyses import KINDS, Analysis
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import keyword, with_parameters
-from gasam.lab.cli.options import DataOptions
+from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.errors import InputError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]
@@ -29,20 +29,15 @@ class AnalysisOutput:
     json: opt.Json = False
 
 
-def show(analysis: Analysis, runs: Runs, data: DataOptions, output: AnalysisOutput) -> None:
+def show(analysis: Analysis, runs: Runs, data: DataOptions, place: PlaceOptions, output: AnalysisOutput) -> None:
     """Measure the runs that have no record yet, then print and save the table, the picture and the summary."""
-    from gasam.lab.cli.display import console, errors, print_json, print_table
+    from gasam.lab.cli.display import console, errors, print_json, print_table, say
+    from gasam.lab.cli.measuring import measured
     from gasam.lab.report.labels import run_labels
     from gasam.lab.tables import as_json
 
-    found = []
-    with errors.status("loading") as status:
-        for number, run in enumerate(runs, 1):
-            place = f"{number}/{len(runs)} {run.stem}"
-            report = lambda text, place=place: status.update(f"{place}: {text}")  # noqa: E731
-            found.append(analyses.run(analysis, run, output.out, data.origin, cpu=output.cpu, report=report))
-            if not errors.is_terminal:
-                errors.print(f"{place}: done", soft_wrap=True)
+    with place.engine(output.cpu) as engine, errors.status("loading") as status:
+        found = measured(analysis, runs, output.out, data.origin, engine, status, cpu=output.cpu)
     labels = run_labels(found)
     files = analyses.save(analysis, found, labels, output.out)
     table, sentence = analysis.table(found, labels), analysis.sentence(found, labels)
@@ -50,8 +45,9 @@ def show(analysis: Analysis, runs: Runs, data: DataOptions, output: AnalysisOutp
         print_json(as_json(table) | {"sentence": sentence, "files": files})
         return
     print_table(table)
-    console.print(sentence, soft_wrap=True)
-    console.print(f"saved: {', '.join(files)}", soft_wrap=True)
+    say(sentence)
+    for file in files:
+        console.print(f"saved: {file}", soft_wrap=True)
 
 
 def generated(name: str) -> Callable[..., None]:
@@ -62,12 +58,15 @@ def generated(name: str) -> Callable[..., None]:
         for parameter in _parameters(kind):
             own.setdefault(parameter.name, parameter)
 
-    def command(runs: list[Path], data: DataOptions, output: AnalysisOutput, **chosen: Any) -> None:
-        show(_analysis(name, kinds, chosen), runs, data, output)
+    def command(
+        runs: list[Path], data: DataOptions, place: PlaceOptions, output: AnalysisOutput, **chosen: Any
+    ) -> None:
+        show(_analysis(name, kinds, chosen), runs, data, place, output)
 
     command.__name__ = name
     command.__doc__ = kinds[0].__doc__
-    shared = [keyword("data", None, DataOptions), keyword("output", None, AnalysisOutput)]
+    groups = {"data": DataOptions, "place": PlaceOptions, "output": AnalysisOutput}
+    shared = [keyword(name, None, group) for name, group in groups.items()]
     return with_parameters(command, [keyword("runs", inspect.Parameter.empty, Runs), *own.values(), *shared])
 
 

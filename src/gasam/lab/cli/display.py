@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from gasam.lab.engines.local import Event, Job
+from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
+from gasam.lab.engines.jobs import Event, Job
 from gasam.lab.records import RunRecord
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers
+from gasam.lab.tasks import of_record
 from gasam.lab.training.progress import Update
 
 # Markup is off, because file names and error messages may look like markup.
@@ -29,35 +31,55 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    shown = RichTable(title=table.title, title_justify="left")
-    for number, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if holds_numbers(table, number) else "left")
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown)
+    """Print a table. One that is wider than the terminal is printed in blocks that begin with the same columns."""
+    say(table.title)
+    for block in in_blocks(table, console.width):
+        shown = RichTable(width=total_width(block))  # rich would shorten a path that is longer than the terminal
+        for place, title in enumerate(block.columns):
+            shown.add_column(title, justify="right" if holds_numbers(block, place) else "left", no_wrap=True)
+        for row in block.rows:
+            shown.add_row(*row)
+        console.print(shown, soft_wrap=True)
     for note in table.notes:
-        console.print(f"- {note}", soft_wrap=not console.is_terminal)
+        say(f"- {note}")
+
+
+def say(text: str, to: Console = console, style: str | None = None) -> None:
+    """Print a sentence: on a terminal in lines that end between words, elsewhere in one line."""
+    to.print(wrapped(text, to.width) if to.is_terminal else text, style=style, soft_wrap=True)
 
 
 def label(job: Job) -> str:
-    name = f"{job.plan.task} {job.plan.choice.method} seed {job.plan.seed}"
+    name = f"{job.plan.task_name} {job.plan.choice.method} seed {job.plan.seed}"
     return f"{name}, {job.detail}" if job.detail else name
 
 
-def describe(record: RunRecord) -> str:
+def failed_because(job: Job) -> str:
+    """Why a job failed, and where its whole message is, unless that could not be written."""
+    return f"failed: {job.error}" if job.log is None else f"failed: {job.error} (full message: {job.log})"
+
+
+def describe(job: Job, record: RunRecord) -> str:
     if record.test is None:
         return f"diverged after {len(record.curve)} epochs"
+    assert record.valid is not None, "a run has both scores or none"
+    metric = of_record(record).family.metric
     return (
-        f"{record.metric} valid {record.valid:.2f}, test {record.test:.2f}; "
-        f"{record.gradient_evaluations} gradient evaluations, {record.seconds:.0f} s"
+        f"{record.metric} valid {metric.shown(record.valid)}, test {metric.shown(record.test)}; "
+        f"{record.gradient_evaluations} gradient evaluations, {seconds(record.seconds)}"
     )
 
 
-def describe_trial(outcome: Outcome) -> str:
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+
+
+def describe_trial(job: Job, outcome: Outcome) -> str:
     """One line about a trial, which has only a validation score."""
-    spent = f"{outcome.gradient_evaluations} gradient evaluations, {outcome.seconds:.0f} s"
+    spent = f"{outcome.gradient_evaluations} gradient evaluations, {seconds(outcome.seconds)}"
     if outcome.valid is not None:
-        return f"valid {outcome.valid:.2f}; {spent}"
+        metric = job.plan.definition.family.metric
+        return f"{metric.name} valid {metric.shown(outcome.valid)}; {spent}"
     return f"{'diverged' if outcome.diverged else 'stopped early'} after {len(outcome.curve)} epochs; {spent}"
 
 
@@ -68,9 +90,10 @@ class Live:
     `total` is the number of runs; None if it is not known.
     """
 
-    def __init__(self, total: int | None, describe: Callable[[Any], str] = describe) -> None:
+    def __init__(self, total: int | None, describe: Callable[[Job, Any], str] = describe) -> None:
         self.total, self.describe, self.ended, self.epoch = total, describe, 0, 1
         self.lines: dict[str, TaskID] = {}
+        self.notes: set[str] = set()
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -92,19 +115,30 @@ class Live:
         kind, value = event
         if kind == "start":
             self.lines[job.name] = self.progress.add_task(label(job), total=None, state="starting")
+        elif kind == "update" and value.note:
+            self._note(value.note)
         elif kind == "update":
             self._update(job, value)
+        elif kind == "moved":
+            errors.print(f"{label(job)}: {value}", soft_wrap=True)
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = self.describe(value) if kind == "done" else f"failed: {value} (full message: {job.log})"
+            result = self.describe(job, value) if kind == "done" else failed_because(job)
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
-            errors.print(f"{count} {label(job)}: {result}", style=STYLES[kind], soft_wrap=True)
+            say(f"{count} {label(job)}: {result}", errors, STYLES[kind])
+
+    def _note(self, text: str) -> None:
+        """Print a note once, also if several runs send it."""
+        if text not in self.notes:
+            self.notes.add(text)
+            say(f"- {text}", errors)
 
     def _update(self, job: Job, update: Update) -> None:
-        valid = "" if update.valid is None else f", valid {update.valid:.2f}"
+        metric = job.plan.definition.family.followed
+        valid = "" if update.valid is None else f", validation {metric.name} {metric.shown(update.valid)}"
         state = f"epoch {min(update.epoch, update.epochs)}/{update.epochs}{valid}"
         self.progress.update(self.lines[job.name], completed=update.done, total=update.steps, state=state)
         if not errors.is_terminal and self.total == 1 and valid and self.epoch != update.epoch:
             self.epoch = update.epoch
-            errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
+            errors.print(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}", soft_wrap=True)

@@ -40,7 +40,7 @@ def tasks(json: opt.Json = False) -> None:
 
 def methods(
     task: Annotated[str, typer.Option(help="Task whose walks to show.")] = "imdb",
-    size: opt.Size = "small",
+    size: opt.Size = None,
     json: opt.Json = False,
 ) -> None:
     """List the methods with the walk that each uses on a task, and the source of its size."""
@@ -50,19 +50,20 @@ def methods(
     from gasam.lab.tasks import find, recorded_size
     from gasam.lab.training.plan import make
 
-    find(task).settings(recorded_size(task, size))
+    size = recorded_size(task, size)
+    find(task).settings(size)
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
         try:
-            choice = make(task, name, recorded_size(task, size)).choice
+            choice = make(task, name, size).choice
             found[name] = {"about": method.about, "epsilon_source": str(choice.epsilon_source)} | choice.identity()
         except InputError as error:
             found[name] = {"about": method.about, "epsilon_source": str(error)}
     if json:
         print_json(found)
         return
-    rows = tuple((name, entry["about"], _walk(entry), entry["epsilon_source"]) for name, entry in found.items())
-    columns = ("method", "minimises", "walk", "source")
+    rows = tuple((name, entry["about"], _walk(entry)) for name, entry in found.items())
+    columns = ("method", "minimises", "walk (who chose its size)")
     print_table(Table(f"Methods, as used for {task} in size {size}", columns, rows))
 
 
@@ -119,16 +120,17 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _walk(entry: dict[str, Any]) -> str:
-    if not entry.get("epsilon") and not entry.get("budget"):
-        return ""
-    late = f", from epoch {entry['start_epoch']}" if entry["start_epoch"] > 1 else ""
-    budget, cap = entry.get("budget"), entry.get("cap")
-    size = f"budget {budget:g}" if budget else f"{entry['epsilon']:.3g}"
-    capped = f", cap {cap:g}" if cap else ""
-    return f"L{entry['norm']} {size}{capped}, K={entry['steps']}{late}".replace("Linf", "L-inf")
+    from gasam.lab.report.run_list import walk_in_words
+
+    source = entry["epsilon_source"]
+    if "norm" not in entry:  # the source is the reason why the method cannot be used
+        return str(source)
+    walk = walk_in_words(entry)
+    return f"{walk} ({source})" if walk else ""
 
 
 def _state(file: FileState) -> tuple[str, str]:
     if not file.found:
         return "optional" if file.substitute else "missing", ""
-    return f"{file.size / 2**20:.1f} MB", {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")
+    size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
+    return size, {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")

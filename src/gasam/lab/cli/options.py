@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +17,10 @@ from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
+    from gasam.lab.engines.execution import Engine
     from gasam.lab.tasks import Origin
 
-WALK, DATA, RUN = "The walk", "The data", "The run"
+WALK, DATA, RUN, PLACE = "The walk", "The data", "The run", "The machines"
 RUNS = Path("runs")
 
 
@@ -25,11 +28,18 @@ def option(panel: str, help: str, *flags: str, **described: Any) -> Any:  # noqa
     return typer.Option(*flags, help=help, rich_help_panel=panel, **described)
 
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Name of a task, see `gasam tasks`.")]
+TaskName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK", help="Name of a task, see `gasam tasks`, or a Python file with your own model, e.g. task.py."
+    ),
+]
 MethodName = Annotated[str, typer.Option(help="Name of a method, see `gasam methods`.")]
 Size = Annotated[
-    str,
-    typer.Option(help="paper (the paper's settings), small (minutes), small@1 (its first version) or tiny (seconds)."),
+    str | None,
+    typer.Option(
+        help="paper (the paper's settings), small (default, minutes), small@1 (its first version) or tiny (seconds)."
+    ),
 ]
 DataDir = Annotated[
     Path | None, option(DATA, "Folder with the paper's data sets. Default: GASAM_DATA, or the user's data folder.")
@@ -37,10 +47,19 @@ DataDir = Annotated[
 Json = Annotated[bool, option(RUN, "Print JSON.", "--json")]
 Cpu = Annotated[bool, option(RUN, "Use the CPU even if there is a GPU.", "--cpu")]
 Jobs = Annotated[
-    int | None, option(RUN, "Number of parallel runs, one process each. Default: the number of cores, or 1 with a GPU.")
+    int | None,
+    option(
+        PLACE,
+        "Number of parallel runs, one process each. Default: the number of cores, 1 with a GPU, or all that a cluster "
+        "has room for.",
+    ),
 ]
 SameNoise = Annotated[bool, option(WALK, "Use the same dropout masks in every pass of a step.", "--same-noise")]
 Tuned = Annotated[bool, option(WALK, "Use the walks that `gasam tune` chose with the same --out.", "--tuned")]
+Track = Annotated[
+    str | None,
+    option(RUN, "Follow the training in a tracker, such as tensorboard, wandb or mlflow; see `gasam export --help`."),
+]
 
 
 @dataclass(frozen=True)
@@ -52,13 +71,19 @@ class DataOptions:
     test: Annotated[str | None, option(DATA, "Your test file. Default: a tenth of --train is held out.")] = None
     text_column: Annotated[str, option(DATA, "Column with the text (classify).")] = "text"
     label_column: Annotated[str, option(DATA, "Column with the label (classify).")] = "label"
+    delimiter: Annotated[
+        str | None, option(DATA, "Character between two fields of your CSV files, or tab. Default: a comma (classify).")
+    ] = None
+    drop_empty: Annotated[
+        bool, option(DATA, "Leave out rows with an empty field (classify, translate).", "--drop-empty")
+    ] = False
     data_dir: DataDir = None
 
     @property
     def origin(self) -> Origin:
         from gasam.lab.tasks import Origin
 
-        return Origin(self.data_dir, self.train, self.valid, self.test, self.text_column, self.label_column)
+        return Origin(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -82,6 +107,48 @@ class OutputOptions:
     out: Annotated[Path, option(RUN, "Folder for records, checkpoints and tables.")] = RUNS
     cpu: Cpu = False
     json: Json = False
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """The options that say where the work is done."""
+
+    on: Annotated[
+        str,
+        option(
+            PLACE,
+            "Where to run: local, ray (the Ray cluster that runs on this machine), HOST:PORT or ray://HOST:PORT.",
+            metavar="WHERE",
+        ),
+    ] = "local"
+    cpus_per_run: Annotated[int | None, option(PLACE, "CPUs of each run in a cluster. Default: 1.")] = None
+    gpus_per_run: Annotated[
+        float | None, option(PLACE, "GPUs of each run in a cluster, e.g. 0.5. Default: 1 if it has any.")
+    ] = None
+
+    @contextmanager
+    def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
+        """Open the engine; `jobs` limits the number of runs at a time."""
+        from gasam.lab.engines.choice import engine
+
+        limits = {"--jobs": jobs, "--cpus-per-run": self.cpus_per_run}
+        parallel, cpus = (None if number is None else positive(name, number) for name, number in limits.items())
+        if self.gpus_per_run is not None and not 0 <= self.gpus_per_run < math.inf:
+            raise InputError(f"--gpus-per-run must be a number >= 0, got {self.gpus_per_run:g}")
+        with engine(self.on, parallel=parallel, cpus=cpus, gpus=self.gpus_per_run, cpu=cpu) as opened:
+            yield opened
+
+
+@dataclass(frozen=True)
+class EngineOptions(PlaceOptions):
+    """The options that say where runs are trained, and how many at a time."""
+
+    jobs: Jobs = None
+
+    @contextmanager
+    def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
+        with super().engine(cpu, self.jobs if jobs is None else jobs) as opened:
+            yield opened
 
 
 @dataclass(frozen=True)
@@ -112,18 +179,26 @@ class WalkOptions:
     walk_warmup: Annotated[str | None, option(WALK, "Steps, or a share of training, to reach full strength.")] = None
     every: Annotated[int | None, option(WALK, "Walk only on every n-th step; the other steps are plain.")] = None
     weight: Annotated[float | None, option(WALK, "Weight of the walk on a step with --every n. Default: n.")] = None
+    options: Annotated[
+        list[str],
+        option(WALK, "Set an option of the method, e.g. alpha=0.2 for gsam.", "--option", metavar="NAME=VALUE"),
+    ] = field(default_factory=list)
     same_noise: SameNoise = False
 
     @property
     def changed(self) -> dict[str, Any]:
         """The options by the names that a plan uses; None for those not given."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return as_plan_names(given) | {
-            "norm": None if self.norm is None else parsed_norm(self.norm),
-            "walk_start": steps_or_share("--walk-start", self.walk_start),
-            "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
-            "same_noise": self.same_noise or None,
-        }
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "options"}
+        return (
+            as_plan_names(given)
+            | assignments("--option", self.options)
+            | {
+                "norm": None if self.norm is None else parsed_norm(self.norm),
+                "walk_start": steps_or_share("--walk-start", self.walk_start),
+                "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
+                "same_noise": self.same_noise or None,
+            }
+        )
 
 
 def as_plan_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +239,8 @@ def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:
     for each in fields(origin):
         value = getattr(origin, each.name)
         if value != each.default:
-            words.append(f" --{each.name.replace('_', '-')} {shlex.quote(str(value))}")
+            name = f" --{each.name.replace('_', '-')}"
+            words.append(name if value is True else f"{name} {shlex.quote(str(value))}")
     for name, value in settings.items():
         words.append(f" --set {shlex.quote(f'{name}={json.dumps(value)}')}")
     return "".join([*words, f" --out {shlex.quote(str(out))}"])
@@ -175,6 +251,20 @@ def listed(option: str, text: str) -> list[str]:
     if not names:
         raise InputError(f"{option} must be one or more names separated by commas, got {text!r}")
     return names
+
+
+def methods_of(task: str, option: str, text: str) -> list[str]:
+    """Parse names of methods; `family` stands for all of its methods that the task's model allows."""
+    from gasam.lab.cli.display import errors
+    from gasam.lab.training.plan import family_on
+
+    names = list[str]()
+    for name in listed(option, text):
+        fitting, others = family_on(task) if name == "family" else ([name], [])
+        names += fitting
+        for left_out in others:
+            errors.print(f"- {left_out} is left out: the model of {task} has no normalisation layers", soft_wrap=True)
+    return list(dict.fromkeys(names))
 
 
 def positive(option: str, number: int) -> int:
@@ -197,3 +287,11 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
             values["norm"] = parsed_norm(str(values["norm"]))
         changed[method] |= values
     return changed
+
+
+def check_tracker(track: str | None) -> None:
+    """Raise `InputError` if --track names no tracker, or one that is not installed."""
+    if track is not None:
+        from gasam.lab.tracking.services import check
+
+        check(track, "--track")

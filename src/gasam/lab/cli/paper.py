@@ -10,7 +10,7 @@ import typer
 
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
-from gasam.lab.cli.options import OutputOptions
+from gasam.lab.cli.options import EngineOptions, OutputOptions
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ FirstSize = Annotated[
 @expanded
 def reproduce(
     study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
+    place: EngineOptions,
     output: OutputOptions,
     size: FirstSize = "small",
     tasks: Annotated[
@@ -40,7 +41,6 @@ def reproduce(
     ] = None,
     tuned: opt.Tuned = False,
     data_dir: opt.DataDir = None,
-    jobs: opt.Jobs = None,
 ) -> None:
     """Run a table or figure of the paper, and show the results next to the paper's. Finished runs are skipped."""
     from gasam.lab.paper.figures import FIGURE_STUDIES
@@ -52,11 +52,11 @@ def reproduce(
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
     if study not in FIGURE_STUDIES:
-        _table(study, size, chosen, numbers, Origin(data_dir), jobs, output, tuned)
+        _table(study, size, chosen, numbers, Origin(data_dir), place, output, tuned)
     elif tuned:
         raise InputError(f"{study} always uses the paper's radii: leave out --tuned")
     else:
-        _figure(study, size, chosen, numbers or (1,), Origin(data_dir), jobs, output)
+        _figure(study, size, chosen, numbers or (1,), Origin(data_dir), place, output)
 
 
 def results(
@@ -67,10 +67,10 @@ def results(
     json: opt.Json = False,
 ) -> None:
     """Print tables of all records in a folder. Nothing is trained."""
-    from gasam.lab import records
-    from gasam.lab.cli.display import print_json, print_table
+    from gasam.lab.cli.display import errors, print_json, print_table
     from gasam.lab.report import pages
     from gasam.lab.report.comparison import comparison
+    from gasam.lab.report.run_list import read_runs
     from gasam.lab.tables import as_json
 
     if write is not None:
@@ -79,9 +79,10 @@ def results(
         for file in pages.write(write):
             typer.echo(f"wrote {file}")
         return
-    found = list(records.read_all(folder))
-    if not found:
-        raise InputError(f"no records in {folder}: train something first, or name another folder")
+    runs, faults = read_runs(folder)
+    found = [run.record for run in runs]
+    for fault in faults:
+        errors.print(f"not shown: {fault}", style="red", soft_wrap=True)
     kinds = dict.fromkeys((record.task, record.size) for record in found)
     tables = [comparison(found, task, size) for task, size in kinds]
     if json:
@@ -97,7 +98,7 @@ def _table(
     tasks: Sequence[str] | None,
     seeds: Sequence[int] | None,
     origin: Origin,
-    jobs: int | None,
+    place: EngineOptions,
     output: OutputOptions,
     tuned: bool,
 ) -> None:
@@ -107,10 +108,11 @@ def _table(
 
     study = studies.load(name)
     plans = study.plans(size, tasks, seeds, origin=origin, tuned=output.out if tuned else None)
-    done = run_many(plans, output.out, jobs, output.cpu)
+    with place.engine(output.cpu) as engine:
+        done = run_many(plans, output.out, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    place = output.out / "tables" / f"{name}-{size}"
-    show(study_table(study, found, size), found, done, place, output.json)
+    told = "-".join([f"{name}-{size}", *(tasks or ()), *(["tuned"] if tuned else [])])
+    show(study_table(study, found, size), found, done, output.out / "tables" / told, output.json)
 
 
 def _figure(
@@ -119,11 +121,11 @@ def _figure(
     tasks: Sequence[str] | None,
     seeds: Sequence[int],
     origin: Origin,
-    jobs: int | None,
+    place: EngineOptions,
     output: OutputOptions,
 ) -> None:
-    from gasam.lab import analyses
-    from gasam.lab.cli.display import errors
+    from gasam.lab.cli.display import errors, say
+    from gasam.lab.cli.measuring import measured
     from gasam.lab.cli.sessions import failure, run_many
     from gasam.lab.paper.figures import FIGURE_STUDIES, TrainedRuns
     from gasam.lab.report.labels import run_labels
@@ -132,30 +134,26 @@ def _figure(
     folder = output.out / "gradient-norms" if study.gradient_norms else output.out
     chosen = study.usual_tasks(origin) if tasks is None else tasks
     if tasks is None and chosen != study.tasks:
-        errors.print(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is missing")
-    done = run_many(study.plans(size, chosen, seeds, origin), folder, jobs, output.cpu, study.gradient_norms)
-    failed = [failure(job) for job in done if job.record is None]
-    for each in failed:
-        errors.print(f"failed: {each['run']}: {each['error']}", soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
-    with errors.status(study.title) as status:
+        say(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is missing", errors)
+    with place.engine(output.cpu) as engine:
+        done = run_many(study.plans(size, chosen, seeds, origin), folder, engine, output.cpu, study.gradient_norms)
+        failed = [failure(job) for job in done if job.record is None]
+        for each in failed:
+            say(f"failed: {each['run']}: {each['error']}", errors)
+        if failed:
+            raise typer.Exit(1)
+        with errors.status(study.title) as status:
 
-        def analyse(analysis: Analysis, files: Sequence[Path]) -> list[AnalysisRecord]:
-            found = []
-            for file in files:
-                report = lambda text, file=file: status.update(f"{analysis.kind} of {file.stem}: {text}")  # noqa: E731
-                place = output.out / "analysis"
-                found.append(analyses.run(analysis, file, place, origin, cpu=output.cpu, report=report))
-            return found
+            def analyse(analysis: Analysis, files: Sequence[Path]) -> list[AnalysisRecord]:
+                return measured(analysis, files, output.out / "analysis", origin, engine, status, cpu=output.cpu)
 
-        files = [folder / f"{job.name}.json" for job in done]
-        finding = study.find(TrainedRuns(size, files, [job.record for job in done], analyse, run_labels))
+            files = [folder / f"{job.name}.json" for job in done]
+            finding = study.find(TrainedRuns(size, files, [job.record for job in done], analyse, run_labels))
     _show(finding, output.out / "figures" / f"{name}-{size}", output.json)
 
 
 def _show(finding: FigureResult, place: Path, json: bool) -> None:
-    from gasam.lab.cli.display import console, print_json, print_table
+    from gasam.lab.cli.display import console, print_json, print_table, say
     from gasam.lab.tables import as_json
 
     saved = [str(file) for file in finding.save(place)]
@@ -165,5 +163,6 @@ def _show(finding: FigureResult, place: Path, json: bool) -> None:
         return
     for table in finding.tables:
         print_table(table)
-    console.print(f"{finding.title}: {finding.sentence}", soft_wrap=True)
-    console.print(f"saved: {', '.join(saved)}", soft_wrap=True)
+    say(f"{finding.title}: {finding.sentence}")
+    for file in saved:
+        console.print(f"saved: {file}", soft_wrap=True)

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from gasam.analysis import pictures
-from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table
-from gasam.lab.cli.options import positive
-from gasam.lab.engines.local import Job, default_jobs, prepare, run_all
-from gasam.lab.engines.step_time import mean_step_times
+from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
+from gasam.lab.engines.execution import Engine, run_all
+from gasam.lab.engines.jobs import Job, prepare
+from gasam.lab.engines.local import LocalEngine
+from gasam.lab.engines.step_time import mean_step_times, step_times_by
+from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
-from gasam.lab.report.pictures import comparison_figure
-from gasam.lab.report.tuning import conclusion, tuning_figure, tuning_table
-from gasam.lab.search.driver import TrialFailedError, tune
+from gasam.lab.report.pictures import comparison_figures
+from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
+from gasam.lab.search.driver import tune
+from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import Question
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown
+from gasam.lab.tracking.export import export
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
+FEW_METHODS = 3
+"""The name of a table lists at most this many methods."""
 
-def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool = False) -> None:
+
+def run_here(
+    plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool = False, track: str | None = None
+) -> None:
     """Run one plan in this process, as torchrun and debuggers need. Of several processes only the first prints."""
     if os.environ.get("RANK", "0") != "0":
-        run(plan, out, cpu=cpu, gradient_norms=gradient_norms)
+        run(plan, out, cpu=cpu, gradient_norms=gradient_norms, track=track)
         return
     [job] = prepared([plan], out)
-    if job.record is None or gradient_norms:  # `run` checks whether a finished record has them
+    if job.record is not None:
+        say(f"{label(job)}: already there, not run again", errors)
+    if job.record is None or gradient_norms or track:  # `run` checks what a finished run lacks of them
         with Live(1) as live:
             live.watch(job, ("start", None))
             job.record = run(
@@ -41,42 +54,62 @@ def run_here(plan: Plan, out: Path, cpu: bool, json: bool, gradient_norms: bool 
                 on_update=lambda update: live.watch(job, ("update", update)),
                 cpu=cpu,
                 gradient_norms=gradient_norms,
+                track=track,
             )
     if json:
         print_json(as_record(job.record))
         return
-    console.print(f"{label(job)}: {describe(job.record)}", soft_wrap=True)
-    console.print(f"{out / job.name}.json, weights in {out / job.name / 'model.pt'}", soft_wrap=True)
+    say(f"{label(job)}: {describe(job, job.record)}")
+    console.print(f"record: {out / job.name}.json", soft_wrap=True)
+    console.print(f"model: {out / job.name}", soft_wrap=True)
 
 
-def run_many(plans: Sequence[Plan], out: Path, jobs: int | None, cpu: bool, gradient_norms: bool = False) -> list[Job]:
-    parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
+def run_many(
+    plans: Sequence[Plan],
+    out: Path,
+    engine: Engine,
+    cpu: bool,
+    gradient_norms: bool = False,
+    track: str | None = None,
+) -> list[Job]:
     found = prepared(plans, out)
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
-        errors.print(f"{len(found) - len(todo)} of {len(found)} runs are finished already", soft_wrap=True)
+        say(f"{len(found) - len(todo)} of {len(found)} runs are already there, not run again", errors)
+    # On other machines a tracker's files would stay there: those runs are sent from here.
+    followed = {job.name for job in todo} if isinstance(engine, LocalEngine) else set()
     with Live(len(todo)) as live:
-        run_all(found, out, parallel, live.watch, cpu=cpu, gradient_norms=gradient_norms)
+        live_track = track if followed else None
+        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=live_track)
+    if track is not None:
+        _send(track, [job for job in found if job.record is not None and job.name not in followed], out / track, cpu)
     return found
 
 
-def search(question: Question, out: Path, jobs: int | None, cpu: bool, json: bool) -> None:
-    """Run a search with a line for every trial, then save a picture and print a table and the conclusion."""
-    prepared([question.plan(None)], out)
-    parallel = default_jobs() if jobs is None else positive("--jobs", jobs)
+def _send(track: str, jobs: Sequence[Job], folder: Path, cpu: bool) -> None:
+    """Send finished runs that the tracker did not follow."""
     try:
-        with Live(None, describe_trial) as live:
-            finding = tune(question, out, parallel=parallel, watch=live.watch, cpu=cpu)
-    except TrialFailedError as error:
-        errors.print(f"failed: {error}; run the same command to continue", soft_wrap=True)
-        raise typer.Exit(1) from None
+        export(track, [(job.name, job.record) for job in jobs], folder, cpu=cpu)
+    except InputError as error:
+        say(f"- {error}", errors)
+
+
+def search(question: Question, out: Path, engine: Engine, cpu: bool) -> Finding:
+    """Run a search with a line for every trial."""
+    prepared([question.plan(None)], out)
+    with Live(None, describe_trial) as live:
+        return tune(question, out, engine=engine, watch=live.watch, cpu=cpu)
+
+
+def show_finding(finding: Finding, out: Path, json: bool) -> None:
+    """Save the picture of a search, and print its table and the conclusion."""
     place = out / "tuning" / finding.name
-    pictures.save(tuning_figure([finding]), place)
+    pictures.save_all(tuning_figures([finding]), place)
     if json:
         print_json(finding.as_json())
         return
     print_table(tuning_table([finding]))
-    console.print(conclusion(finding), soft_wrap=True)
+    say(conclusion(finding))
     console.print(f"saved: {place}.json, .png and .svg", soft_wrap=True)
 
 
@@ -84,18 +117,35 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     with errors.status("preparing the data"):
         jobs = prepare(plans, out)
     for note in dict.fromkeys(note for job in jobs for note in job.notes):
-        errors.print(f"- {note}", soft_wrap=True)
+        say(f"- {note}", errors)
     return jobs
 
 
-def timed(done: Sequence[Job], jobs: int | None, cpu: bool) -> dict[str, float]:
+def timed(done: Sequence[Job], engine: Engine, cpu: bool) -> dict[str, float]:
     """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
     try:
         with errors.status("measuring step times"):
-            return mean_step_times(done, default_jobs() if jobs is None else jobs, cpu=cpu)
+            if isinstance(engine, LocalEngine):
+                return mean_step_times(done, engine.parallel, cpu=cpu)
+            return step_times_by(engine, done, cpu=cpu)
     except (Exception, KeyboardInterrupt) as error:
-        errors.print(f"step times were not measured: {type(error).__name__} {error}", soft_wrap=True)
+        say(f"step times were not measured: {type(error).__name__} {error}", errors)
         return {}
+
+
+def table_name(front: str, jobs: Sequence[Job]) -> str:
+    """A file name for the table of a comparison: other methods, data or settings give another name, more seeds do not.
+
+    Args:
+        front: The task and the size.
+        jobs: The compared runs.
+    """
+    first = min(job.plan.seed for job in jobs)
+    names = sorted(job.name for job in jobs if job.plan.seed == first)
+    methods = list(dict.fromkeys(job.plan.choice.method for job in jobs))
+    told = "+".join(methods) if len(methods) <= FEW_METHODS else f"{len(methods)}-methods"
+    files = [re.sub(r"[^\w-]+", "-", Path(name).stem) for name in jobs[0].plan.origin.file_names[:1]]
+    return "-".join([front, *files, told, hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]])
 
 
 def show(
@@ -105,25 +155,33 @@ def show(
     place: Path,
     json: bool,
     times: Mapping[str, float] | None = None,
+    report: Callable[[Path], None] | None = None,
 ) -> None:
-    """Print and save the table; exit with code 1 if a run failed."""
+    """Print and save the table; exit with code 1 if a run failed. `report` writes an HTML page beside it."""
     failed = [job for job in jobs if job.record is None]
+    page = place.with_name(f"{place.name}.html")
     if records:
         write_json(place.with_suffix(".json"), as_json(table))
         with replaced(place.with_suffix(".md")) as partial:
             partial.write_text(markdown(table), encoding="utf-8")
-        comparison_figure(records, place.with_suffix(".png"), times or {})
+        figures = comparison_figures(records, place.with_suffix(".png"), times or {})
+        if report is not None:
+            report(page)
     if json:
         print_json(as_json(table) | {"failed": [failure(job) for job in failed]})
     else:
         print_table(table)
         if records:
             console.print(f"saved: {place}.md, .json and .png", soft_wrap=True)
+            for file in figures[1:]:
+                console.print(f"saved: {file}", soft_wrap=True)
+        if records and report is not None:
+            console.print(f"report: {page}", soft_wrap=True)
         for job in failed:
-            console.print(f"failed: {label(job)}: {job.error}", soft_wrap=True)
+            say(f"failed: {label(job)}: {job.error}")
     if failed:
         raise typer.Exit(1)
 
 
 def failure(job: Job) -> dict[str, Any]:
-    return {"run": job.name, "error": job.error, "log": str(job.log)}
+    return {"run": job.name, "error": job.error, "log": None if job.log is None else str(job.log)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
-from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions, WalkOptions
+from gasam.lab.cli.options import DataOptions, EngineOptions, OutputOptions, SettingsOptions, WalkOptions
 
 GradientNorms = Annotated[
     bool,
@@ -33,9 +34,10 @@ def train(
     changes: SettingsOptions,
     output: OutputOptions,
     method: opt.MethodName = "baseline",
-    size: opt.Size = "small",
+    size: opt.Size = None,
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 1,
     gradient_norms: GradientNorms = False,
+    track: opt.Track = None,
 ) -> None:
     """Train one model with one method.
 
@@ -45,6 +47,7 @@ def train(
     from gasam.lab.tasks import recorded_size
     from gasam.lab.training.plan import make
 
+    opt.check_tracker(track)
     plan = make(
         task,
         method,
@@ -54,48 +57,61 @@ def train(
         settings=changes.changed,
         walk=walk.changed,
     )
-    run_here(plan, output.out, output.cpu, output.json, gradient_norms)
+    run_here(plan, output.out, output.cpu, output.json, gradient_norms, track)
 
 
 @expanded
 def compare(
     data: DataOptions,
     changes: SettingsOptions,
+    place: EngineOptions,
     output: OutputOptions,
     task: opt.TaskName = "docstrings",
     methods: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas. Default: the six of Table 1.")
+        str | None,
+        typer.Option(help="Methods, separated by commas, or `family` for all of them. Default: the six of Table 1."),
     ] = None,
-    size: opt.Size = "small",
+    size: opt.Size = None,
     seeds: Annotated[int, typer.Option(help="Number of runs of each method, with the seeds 1, 2, ...")] = 1,
     walks: Walks = [],  # noqa: B006  typer reads it
     tuned: opt.Tuned = False,
     same_noise: opt.SameNoise = False,
-    jobs: opt.Jobs = None,
+    track: opt.Track = None,
 ) -> None:
-    """Train several methods on one task in parallel, and compare them in a table and a figure.
+    """Train several methods on one task in parallel, and compare them in a table, a figure and an HTML report.
 
     Example: `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
     """
-    from gasam.lab.cli.sessions import run_many, show, timed
+    from gasam.lab.cli.sessions import run_many, show, table_name, timed
+    from gasam.lab.comparisons import comparison_plans
     from gasam.lab.methods import TABLE1
+    from gasam.lab.report import html_page
     from gasam.lab.report.comparison import comparison
-    from gasam.lab.search.tuned_walk import with_tuned_walk
-    from gasam.lab.tasks import recorded_size
-    from gasam.lab.training.plan import make
+    from gasam.lab.report.html_sections import Run, sections
 
-    size = recorded_size(task, size)
-    names = opt.listed("--methods", methods) if methods is not None else list(TABLE1)
-    changed = opt.walks(walks, names, same_noise)
-    plans = [
-        make(task, method, size, seed, origin=data.origin, settings=changes.changed, walk=changed.get(method))
-        for seed in range(1, opt.positive("--seeds", seeds) + 1)
-        for method in names
-    ]
-    if tuned:
-        plans = [with_tuned_walk(plan, output.out) for plan in plans]
-    done = run_many(plans, output.out, jobs, output.cpu)
+    opt.check_tracker(track)
+    names = opt.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
+    plans = comparison_plans(
+        task,
+        names,
+        seeds=opt.positive("--seeds", seeds),
+        size=size,
+        origin=data.origin,
+        settings=changes.changed,
+        walks=opt.walks(walks, names, same_noise),
+        tuned=output.out if tuned else None,
+    )
+    name, size = plans[0].task_name, plans[0].size
+    with place.engine(output.cpu) as engine:
+        done = run_many(plans, output.out, engine, output.cpu, track=track)
+        times = timed(done, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    times = timed(done, jobs, output.cpu)
-    table = comparison(found, task, size, opt.flags(data.origin, changes.changed, output.out), times)
-    show(table, found, done, output.out / "tables" / f"{task}-{size}", output.json, times)
+    flags = opt.flags(data.origin, changes.changed, output.out)
+    table = comparison(found, name, size, flags, times)
+    runs = [Run(output.out / f"{job.name}.json", job.record) for job in done if job.record is not None]
+
+    def report(page: Path) -> None:
+        known = {(name, size): html_page.step_times(table.values)}
+        html_page.write(sections(runs, step_times=known, flags=flags), page)
+
+    show(table, found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, times, report)

@@ -9,7 +9,7 @@ import typer
 
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
-from gasam.lab.cli.options import DataOptions, OutputOptions, SettingsOptions
+from gasam.lab.cli.options import DataOptions, EngineOptions, OutputOptions, SettingsOptions
 from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
@@ -52,9 +52,12 @@ def tune(
     task: opt.TaskName,
     data: DataOptions,
     changes: SettingsOptions,
+    place: EngineOptions,
     output: OutputOptions,
-    method: opt.MethodName = "ga-sam",
-    size: opt.Size = "small",
+    method: Annotated[
+        str, typer.Option(help="Method, several separated by commas, or `family`, each with the same --trials.")
+    ] = "ga-sam",
+    size: opt.Size = None,
     quantity: Quantity = None,
     norms: Norms = None,
     exponents: Exponents = None,
@@ -64,34 +67,48 @@ def tune(
     tolerance: Tolerance = 0.02,
     full_grid: FullGrid = False,
     seed: Annotated[int, typer.Option(help="Seed of the trials. Use other seeds for results.")] = 0,
-    jobs: opt.Jobs = None,
 ) -> None:
     """Choose a method's budget (or epsilon) on the validation split: bisect for the power of ten, then try a grid.
 
     Example: `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
     """
-    from gasam.lab.cli.sessions import search
+    from gasam.lab.cli.display import errors, say
+    from gasam.lab.cli.sessions import search, show_finding
+    from gasam.lab.search.driver import TrialFailedError
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
     from gasam.lab.tasks import recorded_size
 
-    quantity = quantity or usual_quantity(method)
-    question = Question(
-        task=task,
-        method=method,
-        size=recorded_size(task, size),
-        seed=seed,
-        origin=data.origin,
-        settings=changes.changed,
-        quantity=quantity,
-        norms=usual_norms(method, quantity) if norms is None else _norms(norms),
-        exponents=EXPONENTS.get(quantity, (0, 0)) if exponents is None else _exponents(exponents),
-        tolerance=tolerance,
-        cap=cap,
-        trials=None if trials is None else opt.positive("--trials", trials),
-        seeds=opt.positive("--seeds", seeds),
-        full_grid=full_grid,
-    )
-    search(question, output.out, jobs, output.cpu, output.json)
+    names = opt.methods_of(task, "--method", method)
+    if len(names) > 1 and trials is None and not full_grid:
+        raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
+
+    def question(name: str) -> Question:
+        searched = quantity or usual_quantity(name)
+        return Question(
+            task=task,
+            method=name,
+            size=recorded_size(task, size),
+            seed=seed,
+            origin=data.origin,
+            settings=changes.changed,
+            quantity=searched,
+            norms=usual_norms(name, searched) if norms is None else _norms(norms),
+            exponents=EXPONENTS.get(searched, (0, 0)) if exponents is None else _exponents(exponents),
+            tolerance=tolerance,
+            cap=cap,
+            trials=None if trials is None else opt.positive("--trials", trials),
+            seeds=opt.positive("--seeds", seeds),
+            full_grid=full_grid,
+        )
+
+    questions = [question(name) for name in names if name != "baseline" or len(names) == 1]
+    try:
+        with place.engine(output.cpu) as engine:
+            for each in questions:
+                show_finding(search(each, output.out, engine, output.cpu), output.out, output.json)
+    except TrialFailedError as error:
+        say(f"failed: {error}; run the same command to continue", errors)
+        raise typer.Exit(1) from None
 
 
 def _norms(text: str) -> tuple[float, ...]:

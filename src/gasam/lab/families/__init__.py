@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.prediction import Prediction, PredictionOptions, WholeInput
 from gasam.lab.families.setting_checks import check_settings
+from gasam.lab.statistics import signed
 
 Settings = TypeVar("Settings", bound="Recipe")
 T = TypeVar("T")
@@ -22,11 +26,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Metric:
-    """The name of a metric, whether higher is better, and its unit."""
+    """The name of a metric, whether higher is better, its unit, and the number of decimals to show."""
 
     name: str
     higher_is_better: bool
     unit: str = ""
+    decimals: int = 2
+
+    def shown(self, value: float) -> str:
+        """A score as text, with its unit."""
+        return f"{value:.{self.decimals}f}{self.unit}"
+
+    def difference(self, value: float) -> str:
+        """A difference of two scores as text, with its sign."""
+        return signed(value, self.decimals)
+
+    @property
+    def unit_of_differences(self) -> str:
+        """What a difference of two scores is counted in."""
+        return "points" if self.unit == "%" else self.name
 
     def better(self, new: float, old: float | None) -> bool:
         return old is None or (new > old if self.higher_is_better else new < old)
@@ -51,14 +69,13 @@ class Recipe:
         epochs: Number of epochs.
         batch: Batch size in rows, or in tokens for translation.
         learning_rate: The learning rate, before the schedule.
-        dropout: The dropout probability.
         rows: Maximum number of training examples; None for all.
         optimizer: The name of the optimizer.
         betas: The betas of Adam and AdamW.
         weight_decay: The weight decay.
         clip: Maximum norm of the gradient; None for no clipping.
         schedule: The learning-rate schedule, see `training.optimisation.learning_rate`.
-        warmup: Number of warm-up updates of "inverse_sqrt".
+        warmup: Number of warm-up updates of "inverse_sqrt", "linear" and "cosine".
         halve_after: The last epoch at the full learning rate of "halving".
         average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.
     """
@@ -66,13 +83,12 @@ class Recipe:
     epochs: int
     batch: int
     learning_rate: float
-    dropout: float
     rows: int | None = None
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     clip: float | None = None
-    schedule: Literal["constant", "halving", "inverse_sqrt"] = "constant"
+    schedule: Literal["constant", "halving", "inverse_sqrt", "linear", "cosine"] = "constant"
     warmup: int = 0
     halve_after: int = 0
     average: int = 0
@@ -93,6 +109,21 @@ class Recipe:
     def names(cls) -> tuple[str, ...]:
         return tuple(field.name for field in fields(cls))
 
+    def changed(self, task: str, overrides: Mapping[str, Any]) -> Self:
+        """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed.
+
+        Args:
+            task: The name of the task, for the error message.
+            overrides: The new values by name.
+        """
+        for name in overrides:
+            if name not in self.names():
+                raise InputError(f"{task} has no setting {name!r}: it has {', '.join(self.names())}")
+        try:
+            return replace(self, **overrides)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
     def recorded(self) -> dict[str, Any]:
         """The settings as JSON values.
 
@@ -109,18 +140,26 @@ def drawn(count: int, of: int) -> Tensor:
 
 
 class Family(ABC, Generic[Settings]):
-    """A model with its loss and its metric, for one encoded corpus and one size."""
+    """A model with its loss and its metric, for one encoded corpus and one size.
+
+    `model` and `predict` use only the settings and what was learnt, `data.shared`: a stored run has no splits.
+    """
 
     metric: ClassVar[Metric]
     settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
     """The metric that `validate` returns; by default the same as `metric`."""
-    has_embeddings: ClassVar[bool] = True
+    cached: ClassVar[bool] = True
+    """Whether the encoded data is kept in the cache on disk."""
     example_dim: ClassVar[int] = 0
     """The dimension of batches and of embeddings' outputs that indexes examples."""
+    continues_text: ClassVar[bool] = False
+    """Whether predictions have the options of continuations."""
+    batches_at_once: ClassVar[int] = 1
+    """How many batches of inputs `predict` gets in one call, so that it can sort them by length."""
 
     def __init_subclass__(cls) -> None:
-        if "followed" not in cls.__dict__:
+        if "metric" in cls.__dict__ and "followed" not in cls.__dict__:
             cls.followed = cls.metric
 
     def __init__(self, settings: Settings, data: Encoded) -> None:
@@ -152,15 +191,30 @@ class Family(ABC, Generic[Settings]):
     @abstractmethod
     def model(self) -> nn.Module: ...
 
+    @classmethod
+    def has_embeddings(cls) -> bool:
+        """Whether the model has word embeddings, which FreeLB moves."""
+        return True
+
+    @classmethod
+    def has_normalisation(cls) -> bool:
+        """Whether the model has normalisation layers, which SAM-ON moves."""
+        return False
+
     @abstractmethod
     def batches(self, order: Generator) -> Sequence[Any]:
         """The training batches of one epoch, in random order; `batch` turns each into tensors."""
 
     @abstractmethod
-    def batch(self, chosen: Any) -> tuple[Tensor, ...]: ...
+    def batch(self, chosen: Any) -> Any:
+        """The tensors of a batch: usually a tuple, but a dictionary or a nested structure is allowed."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        """The optimizer; None for the one that the settings name."""
+        return None
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+    def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
         """The mean loss, and the state to carry to the next batch. Every pass of a step starts from the same state."""
 
     @abstractmethod
@@ -183,7 +237,7 @@ class Family(ABC, Generic[Settings]):
         """The training loss of each example, for analyses."""
 
     @abstractmethod
-    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
+    def examples(self, split: Split, rows: int) -> list[Any]:
         """About `rows` examples of a split, always the same ones, in batches for the objective."""
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
@@ -193,3 +247,40 @@ class Family(ABC, Generic[Settings]):
     def remarks(self) -> dict[str, Any]:
         """Further entries for the record of a run."""
         return {}
+
+    @staticmethod
+    def readable(shared: Mapping[str, Any]) -> dict[str, Any]:
+        """What was learnt, as JSON values to store with the model. A family must work with these as its `shared`."""
+        return dict(shared)
+
+    @classmethod
+    def task_text(cls) -> str | None:
+        """The text of the user's Python file that defines the task; None for a built-in family."""
+        return None
+
+    def files(self) -> dict[str, str]:
+        """Further text files to store with the model, by name."""
+        return {}
+
+    @property
+    def prediction_batch(self) -> int:
+        """How many inputs the model reads at once when it predicts."""
+        return self.settings.batch
+
+    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
+        """The inputs of a file with their line numbers; None for a blank one, which gets no prediction."""
+        return ((line, text or None) for line, text in file.texts())
+
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+        """What the model says about each input, in the order of the inputs.
+
+        Args:
+            model: The trained model, in eval mode.
+            inputs: The inputs as `read_inputs` gives them, or as a caller of `gasam.lab.load` gives them.
+            options: The options of the prediction.
+        """
+        raise InputError(f"{type(self).__name__} has no predictions: its models can be trained and analysed only")
+
+    def whole_input(self, model: nn.Module) -> WholeInput | None:
+        """Collects what is said about all inputs together; None if there is nothing to say."""
+        return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +31,7 @@ class TextCNNSettings(Recipe):
         embedding: Size of the embeddings.
         maps: Number of feature maps of each window.
         windows: Widths of the convolutions.
+        dropout: The dropout probability.
         embedding_scale: Standard deviation of the initial embeddings.
     """
 
@@ -36,6 +39,7 @@ class TextCNNSettings(Recipe):
     length: int
     embedding: int
     maps: int
+    dropout: float
     windows: tuple[int, ...] = (3, 4, 5)
     embedding_scale: float = 1.0
 
@@ -54,15 +58,18 @@ class TextClassification(Classification[TextCNNSettings]):
 
     @staticmethod
     def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> tuple[Tensor, Tensor]:
-        vocabulary = Vocabulary(shared["words"])
-        tokens = torch.zeros(len(examples), settings.length, dtype=torch.int32)
-        for row, (text, _) in enumerate(examples):
-            numbers = vocabulary.encode(words(text)[: settings.length])
-            tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+        tokens = token_numbers([text for text, _ in examples], Vocabulary(shared["words"]), settings.length)
         return tokens, torch.tensor([label for _, label in examples])
 
     def model(self) -> nn.Module:
         return TextCNN(len(self.data.shared["words"]), len(self.data.shared["classes"]), self.settings)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.data.shared["words"])
+
+    def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
+        return token_numbers(inputs, self.vocabulary, self.settings.length)
 
 
 class TextCNN(nn.Module):
@@ -88,6 +95,21 @@ class TextCNN(nn.Module):
         embedded = self.embedding(tokens).transpose(1, 2).unsqueeze(2)
         largest = [convolution(embedded).amax(dim=(2, 3)).relu() for convolution in self.convolutions]
         return self.output(self.dropout(torch.cat(largest, dim=1)))  # type: ignore[no-any-return]
+
+
+def token_numbers(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> Tensor:
+    """The numbers of the first `length` words of each text, padded with zeros.
+
+    Args:
+        texts: The texts.
+        vocabulary: Numbers the words.
+        length: Number of words that are read of each text.
+    """
+    tokens = torch.zeros(len(texts), length, dtype=torch.int32)
+    for row, text in enumerate(texts):
+        numbers = vocabulary.encode(words(text)[:length])
+        tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+    return tokens
 
 
 def words(text: str) -> list[str]:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
-from gasam.lab.storage import replaced
+from gasam.lab.storage import replaced, save_tensors
 
 if TYPE_CHECKING:
     from gasam.lab.families import Family, Recipe
@@ -68,18 +68,29 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
         settings: The settings, some of which change the encoding.
         directory: The folder of the cache.
     """
+    if not family.cached:
+        return encode(family, source.read(), settings)
     file = directory / f"{source.name}-{_key(family, source, settings)}.pt"
     try:
-        return Encoded(**torch.load(file, weights_only=True))
+        return load(file)
     except FileNotFoundError:
         pass
     except Exception:  # a damaged file is made again; the kind of error depends on the damage
         file.unlink(missing_ok=True)
     data = encode(family, source.read(), settings)
-    fields = {name: getattr(data, name) for name in ("shared", "splits", "hash", "notes", "version")}
     with replaced(file) as partial:
-        torch.save(fields, partial)
+        save(data, partial)
     return data
+
+
+def save(data: Encoded, file: Path | BinaryIO) -> None:
+    """Write encoded data to a file or a stream."""
+    save_tensors({name: getattr(data, name) for name in ("shared", "splits", "hash", "notes", "version")}, file)
+
+
+def load(file: Path | BinaryIO) -> Encoded:
+    """Read encoded data. Loading never runs code from the file."""
+    return Encoded(**torch.load(file, weights_only=True))
 
 
 def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encoded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,18 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.reading import fault_at
+from gasam.lab.errors import InputError
 from gasam.lab.families import Recipe
 from gasam.lab.families.labelled import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLPSettings(Recipe):
+    dropout: float
     hidden: tuple[int, ...] = (100, 100)
 
 
 class ImageClassification(Classification[MLPSettings]):
     settings_type = MLPSettings
-    has_embeddings = False
+
+    @classmethod
+    def has_embeddings(cls) -> bool:
+        return False
 
     @staticmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
@@ -44,6 +52,33 @@ class ImageClassification(Classification[MLPSettings]):
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(self.settings.dropout)]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], len(self.data.shared["classes"])))
+
+    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
+        """One image per line as numbers, JSONL with lists of pixels, or an idx file."""
+        for line, image in file.images():
+            try:
+                yield line, self._pixels(image) if image else None
+            except InputError as error:
+                raise fault_at(file.name, line, str(error)) from None
+
+    def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
+        return torch.from_numpy(numpy.stack([self._pixels(image) for image in inputs]))
+
+    def _pixels(self, image: Any) -> numpy.typing.NDArray[numpy.uint8]:
+        """The pixels of an image that is given as bytes, or as numbers in any shape."""
+        count = self.data.shared["pixels"]
+        try:
+            numbers = numpy.frombuffer(image, numpy.uint8) if isinstance(image, bytes) else numpy.asarray(image, float)
+        except (TypeError, ValueError):
+            raise InputError(f"an image must be {count} numbers from 0 to 255, got {str(image)[:40]}") from None
+        if numbers.size != count:
+            raise InputError(f"an image must have {count} pixels, got {numbers.size}")
+        pixels = numbers.reshape(-1)
+        whole = (pixels == numpy.floor(pixels)) & (pixels >= 0) & (pixels <= 255)
+        if not whole.all():
+            fault = f"{pixels[~whole][0]:g}"
+            raise InputError(f"pixels must be whole numbers from 0 (background) to 255, as in training, got {fault}")
+        return pixels.astype(numpy.uint8)
 
 
 class Brightness(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Split
 from gasam.lab.families import Family, Metric, Score, Settings, drawn
+from gasam.lab.families.prediction import ClassPrediction, Prediction, PredictionOptions
+
+EVALUATED_AT_ONCE = 250
 
 
 class Classification(Family[Settings]):
@@ -51,13 +55,32 @@ class Classification(Family[Settings]):
         labels = self.data[split][1][:rows]
         return 100 * int(labels.bincount().max()) / len(labels)
 
+    @property
+    def prediction_batch(self) -> int:
+        return EVALUATED_AT_ONCE
+
+    @abstractmethod
+    def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
+        """Encode inputs for the model."""
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+        device, batch = next(model.parameters()).device, options.batch or self.prediction_batch
+        classes, found = self.data.shared["classes"], list[Prediction]()
+        for start in range(0, len(inputs), batch):
+            scores = model(self.input_tensor(inputs[start : start + batch]).to(device)).double().cpu()
+            for best, shares in zip(scores.argmax(dim=1).tolist(), scores.softmax(dim=1).tolist(), strict=True):
+                found.append(ClassPrediction(classes[best], dict(zip(classes, shares, strict=True))))
+            options.watch(len(found))
+        return found
+
     def _rows(self, split: Split, chosen: Tensor) -> tuple[Tensor, ...]:
         inputs, labels = self.data[split]
         return inputs[chosen], labels[chosen]
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, rows: int = 250) -> float:
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, rows: int = EVALUATED_AT_ONCE) -> float:
     device = next(model.parameters()).device
     right = sum(
         (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()

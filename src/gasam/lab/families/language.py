@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,11 @@ from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families import Family, Metric, Recipe, Score, drawn
+from gasam.lab.families.line_reader import LineReader, State, exponential
+from gasam.lab.families.prediction import Prediction, PredictionOptions, TextPerplexity
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
-State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,14 @@ class LSTMSettings(Recipe):
         vocabulary: Number of words, including <unk> and <eos>.
         length: Number of words of backpropagation through time.
         hidden: Size of the hidden layers and of the embeddings, which are tied to the output layer.
+        dropout: The dropout probability.
         layers: Number of LSTM layers.
     """
 
     vocabulary: int
     length: int
     hidden: int
+    dropout: float
     layers: int = 2
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
@@ -44,6 +48,8 @@ class LanguageModel(Family[LSTMSettings]):
     metric = Metric("perplexity", higher_is_better=False)
     settings_type = LSTMSettings
     example_dim = 1
+    continues_text = True
+    batches_at_once = 50  # lines of the same length are read together, so more lines fill the batches better
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
@@ -110,15 +116,64 @@ class LanguageModel(Family[LSTMSettings]):
 
         One column is exact; more columns are faster.
         """
-        device = next(model.parameters()).device
         found, carried = [], None
         for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
-            words, following = (part.to(device) for part in self.batch(chosen))
-            scores, carried = model(words, carried)
-            loss = float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
-            found.append((loss, following.numel()))
+            loss, carried = self.summed_loss(model, chosen, carried)
+            found.append((loss, (len(chosen) - 1) * chosen.shape[1]))
         losses, counts = torch.tensor(found, dtype=torch.float64).unbind(1)
         return losses, counts
+
+    def summed_loss(self, model: nn.Module, chosen: Tensor, carried: State | None) -> tuple[float, State]:
+        device = next(model.parameters()).device
+        words, following = (part.to(device) for part in self.batch(chosen))
+        scores, state = model(words, carried)
+        return float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")), state
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.data.shared["words"])
+
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+        """The perplexity of each line on its own, read after the end of a line, and what may follow it."""
+        reader = LineReader(model, self.vocabulary, END, self.settings.length)
+        return list(reader.read(inputs, options.batch or self.prediction_batch, options))
+
+    def whole_input(self, model: nn.Module) -> WholeText:
+        return WholeText(self, model)
+
+
+class WholeText:
+    """The perplexity of a text that is added line by line, with the state carried on, as `measure` computes it."""
+
+    def __init__(self, family: LanguageModel, model: nn.Module) -> None:
+        self.family, self.model = family, model
+        self.waiting: list[int] = []
+        self.carried: State | None = None
+        self.loss, self.words = 0.0, 0
+
+    @torch.no_grad()
+    def add(self, inputs: Sequence[str]) -> None:
+        length = self.family.settings.length
+        for line in inputs:
+            self.waiting += self.family.vocabulary.encode([*line.split(), END])
+            starts = range(0, len(self.waiting) - length, length)
+            for start in starts:
+                self._read(self.waiting[start : start + length + 1])
+            self.waiting = self.waiting[len(starts) * length :]
+
+    def result(self) -> TextPerplexity | None:
+        """The perplexity of the text so far; None if it has only one word, which nothing predicts."""
+        with torch.no_grad():
+            if len(self.waiting) > 1:
+                self._read(self.waiting)
+                self.waiting = self.waiting[-1:]
+        return TextPerplexity(exponential(self.loss / self.words), self.words) if self.words else None
+
+    def _read(self, numbers: list[int]) -> None:
+        """Read a window of words. Its last word is the first of the next window."""
+        window = torch.tensor(numbers, dtype=torch.int32)[:, None]
+        loss, self.carried = self.family.summed_loss(self.model, window, self.carried)
+        self.loss, self.words = self.loss + loss, self.words + len(numbers) - 1
 
 
 class LSTM(nn.Module):
@@ -141,7 +196,7 @@ class LSTM(nn.Module):
 
 
 def _perplexity(losses: Tensor, counts: Tensor) -> float:
-    return math.exp(min(float(losses.sum() / counts.sum()), 100.0))
+    return exponential(float(losses.sum() / counts.sum()))
 
 
 def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float | None:

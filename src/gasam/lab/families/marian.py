@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from gasam.lab.families import Recipe
 from gasam.lab.families.subwords import END, PADDING, SPECIALS, START
 
+POSITIONS = 2048
+"""Maximum number of tokens of a sentence."""
 PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
 
 
@@ -21,6 +23,7 @@ class TransformerSettings(Recipe):
     Args:
         vocabularies: Sizes of the two vocabularies, including special tokens.
         units: Whole words, or byte-pair encoding.
+        dropout: The dropout probability.
         width: Size of the embeddings and hidden states.
         layers: Number of layers of the encoder and of the decoder.
         heads: Number of attention heads.
@@ -33,6 +36,7 @@ class TransformerSettings(Recipe):
 
     vocabularies: tuple[int, int]
     units: Literal["words", "bpe"]
+    dropout: float
     width: int = 512
     layers: int = 6
     heads: int = 8
@@ -68,7 +72,7 @@ def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int
         dropout=settings.dropout,
         activation_function="relu",
         scale_embedding=True,
-        max_position_embeddings=2048,
+        max_position_embeddings=POSITIONS,
         pad_token_id=PAD,
         eos_token_id=FINISH,
         bos_token_id=BEGIN,

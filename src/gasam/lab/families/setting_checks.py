@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -11,7 +11,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 WORDS = {int: "a whole number", float: "a finite number", str: "text", NoneType: "null"}
 
 
-def check_settings(settings: Any, *, zero: Iterable[str], below_one: Iterable[str]) -> None:
+def check_settings(
+    settings: Any, *, zero: Collection[str], below_one: Collection[str], free: Collection[str] = ()
+) -> None:
     """Raise `ValueError` unless every value has the type of its field and is > 0.
 
     An int in a float field becomes a float, so that 1 and 1.0 give the same run.
@@ -20,9 +22,12 @@ def check_settings(settings: Any, *, zero: Iterable[str], below_one: Iterable[st
         settings: The dataclass to check.
         zero: Names of the fields that may be 0.
         below_one: Names of the fields that must be in [0, 1).
+        free: Names of the fields that are not checked here.
     """
     hints = get_type_hints(type(settings))
     for field in fields(settings):
+        if field.name in free:
+            continue
         value, kind = getattr(settings, field.name), hints[field.name]
         if not _is(value, kind):
             raise ValueError(f"{field.name} must be {_in_words(kind)}, got {value!r}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -25,11 +25,11 @@ SILENT = frozenset(SPECIALS.index(special) for special in (PADDING, START, END))
 
 
 class Subwords:
-    """The tokeniser of one language; `saved` is its JSON from the tokenizers library."""
+    """The tokeniser of one language; `saved` is its JSON from the tokenizers library, as text or parsed."""
 
-    def __init__(self, saved: str) -> None:
-        self.saved = saved
-        self.tokenizer = Tokenizer.from_str(saved)
+    def __init__(self, saved: str | Mapping[str, Any]) -> None:
+        self.saved = saved if isinstance(saved, str) else json.dumps(saved)
+        self.tokenizer = Tokenizer.from_str(self.saved)
 
     @classmethod
     def learn(

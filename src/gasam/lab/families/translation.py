@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
@@ -18,16 +18,25 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Metric, Score, drawn
 from gasam.lab.families.bleu import bleu, bleu_error
-from gasam.lab.families.marian import PAD, TransformerSettings, logits, marian
+from gasam.lab.families.marian import PAD, POSITIONS, TransformerSettings, logits, marian
+from gasam.lab.families.prediction import Prediction, PredictionOptions, TranslatedText, ignore_count
+from gasam.lab.families.sentences import by_length, joined, packed, padded, separated
 from gasam.lab.families.subwords import Subwords
 
 Side = Literal["source", "target"]
+TRANSLATED_AT_ONCE = 64
 
 
 class Translation(Family[TransformerSettings]):
     metric = Metric("BLEU", higher_is_better=True)
+
+    @classmethod
+    def has_normalisation(cls) -> bool:
+        return True
+
     followed = Metric("perplexity", higher_is_better=False)
     settings_type = TransformerSettings
+    batches_at_once = 160  # 10,240 sentences, sorted by length as in evaluation
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
@@ -54,6 +63,12 @@ class Translation(Family[TransformerSettings]):
         source_lines = Subwords(shared["subwords"][0]).encode(sources)
         target_lines = Subwords(shared["subwords"][1]).encode(targets)
         if split != "train":
+            longest = max((len(line) for line in (*source_lines, *target_lines)), default=0)
+            if longest > POSITIONS:
+                raise InputError(
+                    f"the {split} split has a text of {longest:,} tokens, but {POSITIONS:,} is the limit: split it "
+                    "into sentences, or remove it"
+                )
             numbers = {"source": joined(source_lines), "target": joined(target_lines)}
             return numbers | {"source_text": sources, "target_text": targets}
         pairs = zip(source_lines, target_lines, strict=True)
@@ -113,8 +128,7 @@ class Translation(Family[TransformerSettings]):
         return self._padded(split, "source", rows), self._padded(split, "target", rows)
 
     def _padded(self, split: Split, side: Side, rows: Sequence[int]) -> Tensor:
-        lines = [self.lines[split, side][row] for row in rows]
-        return pad_sequence(lines, batch_first=True, padding_value=PAD).long()
+        return padded([self.lines[split, side][row] for row in rows], PAD)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
@@ -143,7 +157,7 @@ class Translation(Family[TransformerSettings]):
         """The perplexity without label smoothing. BLEU needs a beam search, so only the final weights get it."""
         device = next(model.parameters()).device
         total, count = 0.0, 0
-        for rows in self._sorted("valid"):
+        for rows in by_length(self.lines["valid", "source"], TRANSLATED_AT_ONCE):
             source, target = self._pairs("valid", rows)
             scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
@@ -160,46 +174,60 @@ class Translation(Family[TransformerSettings]):
         value, signature = bleu(test["source_text"], test["target_text"])
         return {"bleu_signature": signature, "bleu_of_copying": value}
 
-    @torch.no_grad()
     def translate(self, model: nn.Module, split: Split, rows: int | None = None) -> list[str]:
+        return self._translated(model, self.lines[split, "source"][:rows])
+
+    @staticmethod
+    def readable(shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokenisers as JSON objects, in the format of the tokenizers library."""
+        saved = (text if isinstance(text, str) else json.dumps(text) for text in shared["subwords"])
+        return dict(shared) | {"subwords": [json.loads(text) for text in saved]}
+
+    @property
+    def prediction_batch(self) -> int:
+        return TRANSLATED_AT_ONCE
+
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+        lines = self.subwords[0].encode(inputs)
+        for text, line in zip(inputs, lines, strict=True):
+            if len(line) > POSITIONS:
+                raise InputError(
+                    f"a text of {len(line):,} tokens is too long to translate, {POSITIONS:,} is the limit: "
+                    f"split it into sentences ({text[:40]!r}...)"
+                )
+        found = self._translated(model, lines, options.batch or self.prediction_batch, options.watch)
+        return [TranslatedText(text) for text in found]
+
+    @torch.no_grad()
+    def _translated(
+        self,
+        model: nn.Module,
+        lines: Sequence[Tensor],
+        batch: int = TRANSLATED_AT_ONCE,
+        watch: Callable[[int], None] = ignore_count,
+    ) -> list[str]:
+        """Translate source lines by beam search, in batches of similar length.
+
+        Args:
+            model: The model.
+            lines: The token numbers of each source line.
+            batch: Number of lines that are translated at once.
+            watch: Called with the number of lines that are done.
+        """
         device = next(model.parameters()).device
-        lines: dict[int, str] = {}
-        for some_rows in self._sorted(split, count=rows):
-            source = self._padded(split, "source", some_rows).to(device)
+        translations: dict[int, str] = {}
+        for rows in by_length(lines, batch):
+            source = padded([lines[row] for row in rows], PAD).to(device)
             found = model.generate(  # type: ignore[operator]
                 input_ids=source,
                 attention_mask=(source != PAD).long(),
                 num_beams=self.settings.beam,
-                max_new_tokens=source.shape[1] * 3 // 2 + 10,
+                max_new_tokens=min(source.shape[1] * 3 // 2 + 10, POSITIONS - 1),
                 do_sample=False,
             )
-            lines.update(zip(some_rows, self.subwords[1].decode(found.tolist()), strict=True))
-        return [lines[row] for row in sorted(lines)]
-
-    def _sorted(self, split: Split, rows: int = 64, count: int | None = None) -> list[list[int]]:
-        """Batches of rows of similar length, to reduce padding."""
-        lines = self.lines[split, "source"][:count]
-        order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
-        return [order[start : start + rows] for start in range(0, len(order), rows)]
-
-
-def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
-    return torch.cat(lines), torch.tensor([len(line) for line in lines])
-
-
-def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(words, lengths.tolist())
-
-
-def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
-    """Rows, sorted by length, in batches of at most `tokens` tokens including padding."""
-    cuts, first = [0], 0
-    for row, length in enumerate(lengths):
-        if row > first and length * (row - first + 1) > tokens:
-            cuts.append(row)
-            first = row
-    return list(rows.tensor_split(cuts[1:]))
+            translations.update(zip(rows, self.subwords[1].decode(found.tolist()), strict=True))
+            watch(len(translations))
+        return [translations[row] for row in sorted(translations)]
 
 
 def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:

@@ -26,11 +26,11 @@ FIGURE_STUDIES: dict[str, FigureStudy] = {}
 
 @dataclass(frozen=True)
 class FigureResult:
-    """The result of a study: its numbers, its picture, its tables, and one sentence that says what they show."""
+    """The result of a study: its numbers, its pictures, its tables, and one sentence that says what they show."""
 
     title: str
     data: dict[str, Any]
-    figure: Figure
+    figures: Sequence[Figure]
     sentence: str
     tables: tuple[Table, ...] = ()
 
@@ -39,7 +39,7 @@ class FigureResult:
 
         numbers = place.with_name(f"{place.name}.json")
         write_json(numbers, {"title": self.title, "sentence": self.sentence} | self.data)
-        return [numbers, *pictures.save(self.figure, place)]
+        return [numbers, *pictures.save_all(self.figures, place)]
 
 
 @dataclass(frozen=True)

@@ -204,15 +204,19 @@ def doubling(last: int) -> list[int]:
     return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
 
 
-def norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """A panel for each title, with a line for each name."""
-    from gasam.analysis.pictures import PlotLine, draw_lines, sheet
+def norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:
+    """Pictures with a panel for each title and a line for each name."""
+    from gasam.analysis.pictures import PlotLine, draw_lines, in_sheets, sheet
 
-    figure, axes = sheet(len(panels))
-    for panel, (title, norms) in zip(axes, panels.items(), strict=True):
-        lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in norms.items()]
-        draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
-    return figure
+    figures = []
+    for some in in_sheets(len(panels)):
+        shown = list(panels.items())[some]
+        figure, axes = sheet(len(shown))
+        for panel, (title, norms) in zip(axes, shown, strict=True):
+            lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in norms.items()]
+            draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
+        figures.append(figure)
+    return figures
 
 
 def _mean(values: Sequence[float]) -> float:

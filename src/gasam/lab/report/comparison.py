@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gasam.lab import tasks
 from gasam.lab.families import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
@@ -52,12 +51,13 @@ def _test(group: Group) -> Cell:
     if group.summary is None:
         text = f"diverged ({counted(lost, 'seed')})"
     else:
-        scores = ", ".join(map(number, seeds.values()))
+        decimals = group.metric.decimals
+        scores = ", ".join(number(score, decimals) for score in seeds.values())
         few = len(seeds) < FEW
         counts = [counted(len(seeds), "seed") + (f": {scores}" if not few and _torn(group) else "")]
         counts += [f"{late} of them diverged later"] if late else []
         counts += [f"{lost} more diverged"] if lost else []
-        text = f"{scores if few else group.summary} ({', '.join(counts)})"
+        text = f"{scores if few else group.summary.text(decimals)} ({', '.join(counts)})"
     text += ", collapsed" if collapsed(group) else ""
     return Cell(text, {"mean": mean, "std": std, "seeds": seeds, "diverged": lost + late})
 
@@ -152,9 +152,18 @@ def comparison(
         )
         for group in groups
     ]
-    test = TEST._replace(title=described(tasks.find(task).family.metric))
-    columns = [LABEL, NAME, SETTINGS, test, DIFFERENCE, *PAPER, *COST, *BUDGETS]
+    scores = _with_units(groups[0].metric) if groups else (TEST, DIFFERENCE, *PAPER)
+    columns = [LABEL, NAME, SETTINGS, *scores, *COST, *BUDGETS]
     return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
+
+
+def _with_units(metric: Metric) -> Iterator[Column[Line]]:
+    """The columns that hold the metric, with its unit in their titles."""
+    yield TEST._replace(title=described(metric))
+    yield DIFFERENCE._replace(title=DIFFERENCE.title.replace(" [", f", {metric.unit_of_differences} ["))
+    paper, difference = PAPER
+    yield paper._replace(title=f"{paper.title}, {metric.unit}" if metric.unit else paper.title)
+    yield difference._replace(title=f"{difference.title}, {metric.unit_of_differences}")
 
 
 def described(metric: Metric) -> str:

@@ -47,11 +47,11 @@ def read(folder: Path) -> Contents:
     figures = {
         file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "figures").glob("*.json"))
     }
-    analyses = _read_analyses(folder / "analysis", runs)
+    analyses = read_analyses(folder / "analysis", runs)
     return Contents(runs, list(finding.read_all(folder)), analyses, figures, _read_remarks(folder / "remarks.toml"))
 
 
-def _read_analyses(folder: Path, runs: list[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
+def read_analyses(folder: Path, runs: list[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
     """Their runs in the order of the methods, with the source of epsilon, which the record of an analysis lacks."""
     sources = {_identity(run): run.epsilon_source for run in runs}
     groups: dict[str, list[AnalysisRecord]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from gasam.lab import tasks
 from gasam.lab.errors import InputError
 from gasam.lab.families import Metric
 from gasam.lab.methods import METHODS
-from gasam.lab.records import EpsilonSource, RunSummary
+from gasam.lab.records import DataOfRun, EpsilonSource, RunSummary
 from gasam.lab.statistics import Difference, Standing, counted, paired_difference, signed, summary
 from gasam.lab.walks import LATER, choose
 
@@ -58,6 +59,9 @@ class Group:
         self.records: list[Any] = list(self.runs["record"])
         first: RunSummary = self.records[0]
         self.task, self.size, self.method = first.task, first.size, first.method
+        self.definition = tasks.of_record(first)
+        self.reference = first.task_file.path if first.task_file else first.task
+        """What a command must name to use the same task."""
         self.settings, self.walk = first.settings, first.walk
         self.configuration, self.data = first.configuration, first.data.hash
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
@@ -75,7 +79,12 @@ class Group:
 
     @property
     def metric(self) -> Metric:
-        return tasks.find(self.task).family.metric
+        return self.definition.family.metric
+
+    @property
+    def followed(self) -> Metric:
+        """The metric on the validation split after every epoch."""
+        return self.definition.family.followed
 
     @property
     def lost(self) -> set[int]:
@@ -120,7 +129,8 @@ class Group:
         found = self.difference(other)
         if found is None:
             return ""
-        text = signed(found.mean) if found.pairs < FEW else str(found)
+        decimals = self.metric.decimals
+        text = signed(found.mean, decimals) if found.pairs < FEW else found.text(decimals)
         return text if found.pairs == len(self.scores) else f"{text} ({counted(found.pairs, 'common seed')})"
 
     @property
@@ -158,14 +168,13 @@ class Group:
     @cached_property
     def other_settings(self) -> dict[str, Any]:
         """The settings that differ from those of the size."""
-        task = tasks.find(self.task)
-        later = task.family.settings_type.later
-        return _changed(later | self.settings, later | task.settings(self.size).recorded())
+        later = self.definition.family.settings_type.later
+        return _changed(later | self.settings, later | self.definition.settings(self.size).recorded())
 
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a row of the paper overrides in it."""
         try:
-            usual = choose(self.method, self.task, self.settings["epochs"], overrides, self.size).identity()
+            usual = choose(self.method, self.definition, self.settings["epochs"], overrides, self.size).identity()
         except InputError:  # a method that has no radius of its own on this task
             usual = self.walk | {"epsilon": None, "norm": None}
         return _changed(LATER | self.walk, LATER | usual)
@@ -186,19 +195,26 @@ def group_runs(records: Iterable[RunSummary]) -> list[Group]:
             raise InputError(f"a record's method must be one of {', '.join(METHODS)}, got {record.method!r}")
     groups = sorted((Group(some) for _, some in runs.groupby("group")), key=Group.place)
     shared = shared_settings(groups)
-    several = len({group.data for group in groups}) > 1
+    data_names = names_of_data(group.records[0].data for group in groups)
     for group in groups:
         group.baseline = _baseline_of(group, groups)
         group.longer = _as_expensive(group, groups) if group.method != "baseline" else None
         group.fresh = _with_fresh_masks(group, groups)
         own_settings = {name: value for name, value in group.other_settings.items() if name not in shared}
         group.usual = not own_settings
-        group.apart = own_settings | ({"data": group.data[:8]} if several else {})
+        group.apart = own_settings | ({"data": data_names[group.data]} if len(data_names) > 1 else {})
     return groups
 
 
 def groups_of(records: Iterable[RunSummary], task: str, size: str) -> list[Group]:
     return group_runs(record for record in records if (record.task, record.size) == (task, size))
+
+
+def names_of_data(found: Iterable[DataOfRun]) -> dict[str, str]:
+    """A name for each data by its hash: the user's files. Data that it does not tell apart has a part of the hash."""
+    files = {data.hash: ", ".join(data.files) for data in found}
+    told = Counter(files.values())
+    return {key: name if told[name] == 1 else f"{name} {key[:8]}".strip() for key, name in files.items()}
 
 
 def shared_settings(groups: Sequence[Group]) -> dict[str, Any]:
@@ -245,5 +261,9 @@ def _without(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {name: value for name, value in plain.items() if name in usual and value != usual[name]}
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {
+        name: plain(value) for name, value in values.items() if name in usual and plain(value) != plain(usual[name])
+    }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
-from gasam.lab import tasks
-from gasam.lab.report.frame import Group, shared_settings
+from gasam.lab.report.frame import FEW, Group, shared_settings
 from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
 from gasam.lab.report.labels import in_words, label, radius
 from gasam.lab.statistics import Standing
-from gasam.lab.tasks import asked_size
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
 
@@ -28,27 +27,35 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
         found = group.difference(group.baseline)
         if found is None:
             return
-        if found.pairs == 1:
-            yield "one seed decides nothing; use --seeds 4."
+        if found.pairs < FEW:
+            yield f"{'one seed decides' if found.pairs == 1 else 'two seeds decide'} nothing; use --seeds 4."
             return
         standing = found.standing(group.metric.higher_is_better)
         told = f"no clear difference between {group.title} and the baseline"
         if standing != "no difference":
             told = f"{group.title} is {standing} than the baseline"
-        yield f"{told}: {group.versus(group.baseline)} over {found.pairs} seeds."
+        unit = group.metric.unit_of_differences
+        yield f"{told}: {group.versus(group.baseline)} {unit} over {found.pairs} seeds."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
     """A sentence for each method that collapsed, with the command that looks for a better walk."""
     for group in groups:
         if at_guessing_level(group):
-            yield f"{label(group)} is no better than guessing ({group.records[0].worthless:.2f})."
+            worthless = group.records[0].worthless  # early records do not have it
+            level = "" if worthless is None else f" ({group.metric.name} {group.metric.shown(worthless)})"
+            yield f"{label(group)} is no better than guessing{level}."
         if never_walked(group):
             yield f"{label(group)} never walked: its loss did not fall enough for the schedule. Train longer."
         if collapsed(group):
-            tune = f"gasam tune {group.task} --method {group.method} --size {asked_size(group.task, group.size)}"
+            tune = f"gasam tune {shlex.quote(group.reference)} --method {group.method}{_size_option(group)}"
             cure = "" if flags is None or group.tuned else f": run `{tune}{flags}`, then compare with --tuned"
             yield f"{label(group)} collapsed{cure}."
+
+
+def _size_option(group: Group) -> str:
+    """The option that selects the size of the group; the task of a Python file has only one."""
+    return "" if len(group.definition.sizes) == 1 else f" --size {group.definition.asked_size(group.size)}"
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:
@@ -66,7 +73,8 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
     for standing, word in SAID.items():
         if lead and (others := [other for other, each in found if each == standing]):
             differences = ", ".join(f"{other.title}: {lead.versus(other)}" for other in others)
-            yield f"{label(lead)} minus other methods, paired by seed: {word} ({differences})."
+            unit = lead.metric.unit_of_differences
+            yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
 
 
 def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, Standing]]]:
@@ -86,7 +94,9 @@ def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, S
 
 def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     """What differs from the paper in data and in numbers; the latter from what was run, not from what is planned."""
-    definition = tasks.find(task)
+    if not groups:
+        return
+    definition = groups[0].definition
     if definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
     records = [record for group in groups for record in group.records]
@@ -97,7 +107,7 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     if shared := shared_settings(groups):
         usual = definition.settings(size).recorded()
         yield f"All rows: {in_words(shared)}; size {size} has {in_words({name: usual[name] for name in shared})}."
-    if groups and definition.kind == "paper":
+    if definition.kind == "paper":
         paper = definition.settings("paper").recorded()
         ours = next((group for group in groups if group.usual), groups[0]).settings
         if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:

@@ -11,17 +11,25 @@ from typing import NamedTuple
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 from pandas import DataFrame, concat
 
-from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, OKABE_ITO, finish
+from gasam.analysis.pictures import (
+    BASELINE,
+    DASHES,
+    GA_SAM,
+    OKABE_ITO,
+    SECOND_BASELINE,
+    finish,
+    in_sheets,
+    make_logarithmic,
+    numbered,
+)
 from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import described
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import label
 from gasam.lab.storage import replaced
-from gasam.lab.tasks import find
 
 
 class Style(NamedTuple):
@@ -30,11 +38,21 @@ class Style(NamedTuple):
     emphasised: bool
 
 
-def comparison_figure(records: Sequence[RunRecord], file: Path, times: Mapping[str, float] | None = None) -> None:
-    """A PNG with three panels for each task and size: curves, bars, and the score against the cost of a step."""
-    figure = draw(records, times or {})
-    with replaced(file) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+def comparison_figures(
+    records: Sequence[RunRecord], file: Path, times: Mapping[str, float] | None = None
+) -> list[Path]:
+    """PNGs with three panels for each task and size: curves, bars, and the score against the cost of a step.
+
+    A figure has at most two tasks: the others are in further files, NAME-2.png and so on.
+    """
+    kinds = list(dict.fromkeys((record.task, record.size) for record in records))
+    files = []
+    for number, some in enumerate(in_sheets(len(kinds), each=3), start=1):
+        figure = draw([record for record in records if (record.task, record.size) in kinds[some]], times or {})
+        files.append(numbered(file.with_suffix(""), number).with_suffix(".png"))
+        with replaced(files[-1]) as partial:
+            figure.savefig(partial, format="png", dpi=150)
+    return files
 
 
 def svg(figure: Figure) -> str:
@@ -54,17 +72,17 @@ def draw(records: Sequence[RunRecord], times: Mapping[str, float] | None = None)
     figure = Figure(figsize=(15, sum(heights)), layout="constrained")
     panels = figure.subplots(len(kinds), 3, squeeze=False, height_ratios=heights)
     for groups, (left, middle, right) in zip(every, panels, strict=True):
-        styles = _styles(groups)
-        _curves(left, groups, styles)
-        _bars(middle, groups, styles)
-        _costs(right, groups, styles, times or {})
+        drawn = styles(groups)
+        _curves(left, groups, drawn)
+        _bars(middle, groups, drawn)
+        _costs(right, groups, drawn, times or {})
     return figure
 
 
 def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
     """The mean over seeds, from the least to the greatest of them shaded."""
-    followed = find(groups[0].task).family.followed
-    drawn = False
+    followed = groups[0].followed
+    heights: list[float] = []
     for group, style in zip(groups, styles, strict=True):
         curves = concat(
             [DataFrame(record.curve, columns=["epoch", "gradient_evaluations", "valid"]) for record in group.records]
@@ -74,14 +92,12 @@ def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> Non
         width, above = (2.6, 3) if style.emphasised else (1.4, 2)
         axes.plot(spent, valid.mean(), style.dashes, color=style.colour, lw=width, zorder=above, label=label(group))
         axes.fill_between(spent, valid.min(), valid.max(), color=style.colour, alpha=0.15, lw=0, zorder=1)
-        drawn = drawn or len(spent) > 0
-    if drawn and not followed.higher_is_better:  # matplotlib has no logarithm of nothing
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter())
+        heights += map(float, valid.mean())
+    if heights and not followed.higher_is_better:  # matplotlib has no logarithm of nothing
+        make_logarithmic(axes.yaxis, heights)
     title = f"{groups[0].task}, size {groups[0].size}: validation"
     finish(axes, title, "gradient evaluations", described(followed))
-    axes.legend(fontsize="small", frameon=False)
+    axes.legend(fontsize="small", frameon=False, handlelength=3)
 
 
 def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
@@ -108,13 +124,24 @@ def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
 def _costs(axes: Axes, groups: Sequence[Group], styles: Sequence[Style], times: Mapping[str, float]) -> None:
     """The mean score against the measured time of a step, or against its passes where no time was measured."""
     timed = all(group.configuration in times for group in groups)
+    drawn: list[tuple[float, float, str]] = []
     for group, style in zip(groups, styles, strict=True):
         found, cost = group.summary, times[group.configuration] if timed else group.passes
         if found is not None and cost is not None:
             axes.errorbar(cost, found.mean, yerr=found.std, fmt="o", color=style.colour, capsize=3, ms=6)
-            place = (cost, found.mean)
-            axes.annotate(label(group), place, textcoords="offset points", xytext=(7, 4), fontsize="small")
-    title = "time of a step over the baseline's" if timed else "passes a step"
+            drawn.append((cost, found.mean, label(group)))
+    middle = (min(x for x, *_ in drawn) + max(x for x, *_ in drawn)) / 2 if drawn else 0.0
+    for cost, mean, name in drawn:
+        left = cost <= middle  # a name is written towards the middle, where it is not cut off
+        axes.annotate(
+            name,
+            (cost, mean),
+            textcoords="offset points",
+            xytext=(7 if left else -7, 4),
+            ha="left" if left else "right",
+            fontsize="small",
+        )
+    title = "time of a step, times the baseline's" if timed else "gradient evaluations a step"
     finish(axes, "score against cost", title, described(groups[0].metric))
     axes.margins(x=0.25, y=0.15)
 
@@ -129,7 +156,7 @@ def _range(groups: Sequence[Group]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _styles(groups: Sequence[Group]) -> list[Style]:
+def styles(groups: Sequence[Group]) -> list[Style]:
     """Baseline and GA-SAM have a colour of their own; configurations of one method differ in their dashes."""
     colours = {"baseline": BASELINE, "ga-sam": GA_SAM}
     others = dict.fromkeys(group.method for group in groups if group.method not in colours)
@@ -137,5 +164,6 @@ def _styles(groups: Sequence[Group]) -> list[Style]:
     styles = []
     for number, group in enumerate(groups):
         before = sum(other.method == group.method for other in groups[:number])
-        styles.append(Style(colours[group.method], DASHES[before % len(DASHES)], group.method == "ga-sam"))
+        colour = SECOND_BASELINE if before and group.method == "baseline" else colours[group.method]
+        styles.append(Style(colour, DASHES[before % len(DASHES)], group.method == "ga-sam"))
     return styles

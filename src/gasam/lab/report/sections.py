@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from gasam.analysis.pictures import numbered
 from gasam.lab.analyses import restored
 from gasam.lab.methods import METHODS
 from gasam.lab.paper import studies
@@ -24,14 +26,14 @@ from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import run_labels
 from gasam.lab.report.paper_tables import study_groups, study_table
 from gasam.lab.report.regret import regret_table
-from gasam.lab.report.tuning import tuning_figure, tuning_table
+from gasam.lab.report.tuning import tuning_figures, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.statistics import counted
 from gasam.lab.tables import Table, markdown, of_texts
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size, find
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
-COST_TITLES, PAPER_TITLES = ([column.title for column in columns] for columns in ((*COST, *BUDGETS), PAPER))
+COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
 ELSEWHERE = ("Conclusion", "Size of the walk, tuned")  # notes that a page shows at its top, or in its rows
 
 
@@ -63,7 +65,7 @@ def task_sections(records: Sequence[RunRecord], task: str) -> Iterator[Section]:
             command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{_how(groups)}"
             runs = [record for group in groups for record in group.records]
             parts = [
-                _columns(table, lambda title: title not in (*COST_TITLES, *PAPER_TITLES)),
+                _columns(table, lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title)),
                 _columns(table, lambda title: title in (*COST_TITLES, "method", "settings")),
                 "\n".join(f"- {note}" for note in notes),
                 origin(runs, "run"),
@@ -122,18 +124,18 @@ def search_sections(contents: Contents) -> Iterator[Section]:
         number = numbers[task, size]
         name = f"tuning-{task}-{size}" + (f"-{number}" if number > 1 else "")
         about = f"{task} is here to measure the search: it is no evidence for the paper's claims."
-        regret = regret_table(some, contents.records)
+        regret, figures = regret_table(some, contents.records), tuning_figures(some)
         tries = [one for found in some for one in (found.baseline, *found.tries)]
         commits = ", ".join(dict.fromkeys(_commit(one.commit, one.dirty) for one in tries))
         parts = [
             about if find(task).kind != "paper" else "",
             markdown(tuning_table(some)),
-            f"![validation against the size of the walk on {task}](../figures/{name}.svg)",
+            _links(name, figures, f"validation against the size of the walk on {task}"),
             markdown(regret) if regret else "",
             contents.comment("search", task),
             f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
-        yield Section(f"{task}, size {size}", parts, {name: tuning_figure(some)})
+        yield Section(f"{task}, size {size}", parts, _named(name, figures))
 
 
 def _comparable(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -170,33 +172,44 @@ def analysis_sections(contents: Contents) -> Iterator[Section]:
         same = ", ".join(label for i, label in enumerate(labels) if i not in apart)
         name = f"{analysis.filed}-{run.task}-{run.size}"
         seeds = counted(len({each.run.seed for each in every}), "seed")
+        figures = analysis.draw(every, run_labels(every))
         table = analysis.table([found[i] for i in apart], [labels[i] for i in apart])
         new = tuple(row for row in table.rows if row[0] == "none" or (run.task, *row) not in shown)
         shown |= {(run.task, *row) for row in table.rows}
         parts = [
-            f"![{analysis.kind} of {run.task}](../figures/{name}.svg)",
+            _links(name, figures, f"{analysis.kind} of {run.task}"),
             markdown(replace(table, rows=new)),
             f"{same}: the same weights as the baseline." if same else "",
-            f"{origin(found, 'record')} Seed {run.seed} of {seeds}.",
+            f"{origin(found, 'record')} Table: seed {run.seed} of {seeds}."
+            + (" Picture: mean and standard deviation over seeds." if len(every) > len(found) else ""),
         ]
         title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
-        yield Section(title, parts, {name: analysis.draw(found, labels)})
+        yield Section(title, parts, _named(name, figures))
 
 
 def figure_sections(contents: Contents) -> Iterator[Section]:
     for name, found in contents.figures.items():
         study, _, size = name.rpartition("-")
-        verdict = judge_figure(study, found.get("norms", {}))
+        verdict, figures = judge_figure(study, found.get("norms", {})), _figures(found)
         parts = [
             f"The paper: {FIGURE_CLAIMS[study]}. Verdict: {verdict}." if verdict else "",
             f"{found['sentence'][0].upper()}{found['sentence'][1:]}.".replace("; ", ";\n"),
-            f"![{found['title']}](../figures/{name}.svg)",
+            _links(name, figures, found["title"]),
             f"To reproduce: `gasam reproduce {study} --size {size}`.",
         ]
-        yield Section(f"{found['title']}, size {size}", parts, {name: _figure(found)})
+        yield Section(f"{found['title']}, size {size}", parts, _named(name, figures))
 
 
-def _figure(found: dict[str, Any]) -> Figure:
+def _named(name: str, figures: Sequence[Figure]) -> dict[str, Figure]:
+    """The figures by the names of their files."""
+    return {numbered(Path(name), number).name: figure for number, figure in enumerate(figures, start=1)}
+
+
+def _links(name: str, figures: Sequence[Figure], about: str) -> str:
+    return "\n\n".join(f"![{about}](../figures/{each}.svg)" for each in _named(name, figures))
+
+
+def _figures(found: dict[str, Any]) -> list[Figure]:
     """From the analysed runs that it shows, or from gradient norms over the epochs, of runs or of layers."""
     if "records" in found:
         analysed = [AnalysisRecord.model_validate(each) for each in found["records"]]

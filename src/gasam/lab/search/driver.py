@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gasam.lab.engines.local import OnEvent, do_all, prepare
+from gasam.lab import tasks
+from gasam.lab.engines.execution import Engine, do_all
+from gasam.lab.engines.jobs import OnEvent, prepare
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.records import read_as
 from gasam.lab.search.finding import SCHEMA, Finding
@@ -24,6 +28,7 @@ from gasam.lab.search.strategy import Candidate, finalists
 from gasam.lab.search.trial import OUTCOME, run_trial
 from gasam.lab.search.worth import BehindBaseline
 from gasam.lab.storage import write_json
+from gasam.lab.training.checkpoints import Checkpoints
 
 
 class TrialFailedError(RuntimeError):
@@ -31,7 +36,12 @@ class TrialFailedError(RuntimeError):
 
 
 def tune(
-    question: Question, out: Path, *, parallel: int = 1, watch: OnEvent = lambda job, event: None, cpu: bool = False
+    question: Question,
+    out: Path,
+    *,
+    engine: Engine | None = None,
+    watch: OnEvent = lambda job, event: None,
+    cpu: bool = False,
 ) -> Finding:
     """Search for the size of a walk, and continue the search if an earlier call was interrupted.
 
@@ -40,15 +50,15 @@ def tune(
     Args:
         question: The task, the method, and the range of the search.
         out: The folder of records.
-        parallel: Number of trials at a time, each in its own process.
-        watch: Called with each job and its events, see `engines.local.OnEvent`.
+        engine: Where to run the trials. Default: one process at a time on this machine.
+        watch: Called with each job and its events, see `engines.jobs.OnEvent`.
         cpu: Use the CPU even if there is a GPU.
 
     Raises:
         TrialFailedError: If a trial fails. Its message names the log file.
     """
     folder = out / "tuning"
-    runner = Runner(question, folder / "tries", parallel, watch, cpu)
+    runner = Runner(question, folder / "tries", engine or LocalEngine(), watch, cpu)
     data_hash = question.plan(None).data().hash
     file = folder / f"{question.name(data_hash)}.json"
     with _locked(file):
@@ -76,7 +86,7 @@ class Runner:
 
     question: Question
     folder: Path
-    parallel: int
+    engine: Engine
     watch: OnEvent
     cpu: bool
 
@@ -93,12 +103,15 @@ class Runner:
         jobs = prepare((self.question.plan(*each) for each in wanted), self.folder)
         for job, (candidate, _) in zip(jobs, wanted, strict=True):
             job.detail = "" if candidate is None else str(candidate)
+            job.data = None if job.data is None else job.data.without_test()
             file = self.folder / job.name / OUTCOME
             if file.exists():
                 known = read_as(Outcome, "the outcome of a trial", file)
                 job.record = known if known.is_final(job.plan.settings.epochs, pruner) else None
+            if job.record is not None:
+                Checkpoints(file.parent).clean()  # the trial may have been killed just after it wrote its outcome
         work = partial(run_trial, pruner=pruner, cpu=self.cpu)
-        do_all(jobs, self.folder, self.parallel, self.watch, work)
+        do_all(jobs, self.folder, self.engine, self.watch, work)
         for job in jobs:
             if job.error is not None:
                 raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
@@ -107,14 +120,14 @@ class Runner:
     def shared_lock(self, name: str) -> FileLock:
         """A lock for trials that searches of other methods need as well. They wait for it, then read the outcomes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / f"{self.question.task}-{self.question.size}-{name}.lock")
+        return FileLock(self.folder / f"{tasks.name_of(self.question.task)}-{self.question.size}-{name}.lock")
 
 
 def _without_trials(question: Question, name: str, data_hash: str, baseline: Outcome) -> Finding:
     return Finding(
         schema=SCHEMA,
         name=name,
-        task=question.task,
+        task=tasks.name_of(question.task),
         size=question.size,
         method=question.method,
         seed=question.seed,
@@ -126,7 +139,14 @@ def _without_trials(question: Question, name: str, data_hash: str, baseline: Out
         tries=(),
         quantity=question.quantity,
         walk=question.fixed(),
+        **_task_file(question),
     )
+
+
+def _task_file(question: Question) -> dict[str, Any]:
+    """The user's file of the task, if there is one: findings of built-in tasks do not have this field."""
+    file = tasks.described(tasks.find(question.task), question.task)
+    return {} if file is None else {"task_file": file}
 
 
 def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file: Path) -> Finding:

@@ -13,10 +13,12 @@ from pydantic.dataclasses import dataclass
 
 from gasam.lab import tasks
 from gasam.lab.families import Metric
-from gasam.lab.records import read_as
+from gasam.lab.records import TaskFile, read_as
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.strategy import NORMS, Candidate, TwoStages, best_of
 from gasam.lab.search.worth import BehindBaseline, Worth
+from gasam.lab.tasks import Task
+from gasam.lab.tasks.task_file import recorded_task
 
 SCHEMA = 1
 GRID = "-grid"
@@ -43,6 +45,7 @@ class Finding:
         quantity: The searched quantity, "budget" or "epsilon".
         walk: The options that all trials share, such as the cap.
         repeats: The finalists and the baseline with other seeds.
+        task_file: The user's file that defines the task; None for a built-in task.
     """
 
     schema: int
@@ -60,6 +63,7 @@ class Finding:
     quantity: str = "epsilon"
     walk: dict[str, Any] | None = None
     repeats: tuple[Trial | Outcome, ...] = ()
+    task_file: TaskFile | None = None
 
     @classmethod
     def read(cls, file: Path) -> Finding:
@@ -72,8 +76,12 @@ class Finding:
         return fields | {"chosen": walk, "gradient_evaluations": self.gradient_evaluations}
 
     @property
+    def definition(self) -> Task:
+        return recorded_task(self.task, self.task_file) if self.task_file else tasks.find(self.task)
+
+    @property
     def metric(self) -> Metric:
-        return tasks.find(self.task).family.metric
+        return self.definition.family.metric
 
     @property
     def worth(self) -> Worth:
@@ -81,7 +89,7 @@ class Finding:
 
     def pruner(self, tolerance: float) -> BehindBaseline:
         """The rule that stops trials early. It uses the metric of the curves, which may differ from the scores'."""
-        followed = tasks.find(self.task).family.followed
+        followed = self.definition.family.followed
         return BehindBaseline(Worth(followed, self.baseline.worthless), self.baseline.curve, tolerance)
 
     @property

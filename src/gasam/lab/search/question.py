@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gasam import recommended
+from gasam.lab import tasks
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
 from gasam.lab.search.finding import GRID
 from gasam.lab.search.strategy import NORMS, Candidate, FullGrid, TwoStages
 from gasam.lab.tasks import Origin
+from gasam.lab.tasks.task import DEFAULT_SIZE
 from gasam.lab.training import plan as plans
 from gasam.lab.training.plan import Plan
 
@@ -43,7 +45,7 @@ class Question:
     """What to tune.
 
     Args:
-        task: The name of the task.
+        task: The name of the task, or the path of the Python file that defines it.
         method: The name of the method; not the baseline.
         size: The name of the size as records hold it.
         seed: The seed of the trials; results should use other seeds.
@@ -62,7 +64,7 @@ class Question:
 
     task: str
     method: str
-    size: str = plans.DEFAULT_SIZE
+    size: str = DEFAULT_SIZE
     seed: int = SEED
     origin: Origin = field(default_factory=Origin)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -131,4 +133,5 @@ class Question:
         config["method"] = {k: v for k, v in config["method"].items() if k not in ("epsilon", "budget", "norm")}
         text = json.dumps([config, data_hash, self.seed], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"{self.task}-{self.size}-{self.method}-{self.seed}-{digest}{GRID if self.full_grid else ''}"
+        task, grid = tasks.name_of(self.task), GRID if self.full_grid else ""
+        return f"{task}-{self.size}-{self.method}-{self.seed}-{digest}{grid}"

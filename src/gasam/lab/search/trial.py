@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from gasam.lab.engines.local import Job
+from gasam.lab.engines.jobs import Job
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.worth import BehindBaseline
 from gasam.lab.storage import write_json
@@ -54,5 +54,5 @@ def run_trial(
             **training.code,
         )
         write_json(checkpoints.folder / OUTCOME, outcome.as_json())
-        checkpoints.forget()
+        checkpoints.clean()
     return outcome

@@ -14,7 +14,6 @@ from gasam.lab.errors import InputError
 from gasam.lab.records import EpsilonSource
 from gasam.lab.search.finding import Finding, files
 from gasam.lab.search.strategy import NORMS
-from gasam.lab.tasks import asked_size
 from gasam.lab.training.plan import Plan
 from gasam.lab.walks import WALK, choose
 
@@ -40,8 +39,8 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
     walk = found.options(best)
     if times is not None:
         walk["epsilon"] = float(f"{best.value * times:.6g}")
-    usual = choose(method, plan.task, plan.settings.epochs, walk, plan.size)
-    ours = choose(method, plan.task, plan.settings.epochs, _own_options(plan) | walk, plan.size)
+    usual = choose(method, plan.definition, plan.settings.epochs, walk, plan.size)
+    ours = choose(method, plan.definition, plan.settings.epochs, _own_options(plan) | walk, plan.size)
     source = EpsilonSource(
         kind="tuned",
         trials=sum(one.norm == best.norm for one in found.tries) if times is None else None,
@@ -54,10 +53,11 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
 
 def _own_options(plan: Plan) -> dict[str, Any]:
     """The options that the user changed in the method's walk, without its size."""
-    default = choose(plan.choice.method, plan.task, plan.settings.epochs, None, plan.size)
+    default = choose(plan.choice.method, plan.definition, plan.settings.epochs, None, plan.size)
     names = WALK - {"epsilon", "budget", "norm", "cap", "walk_progress"}
     values = {name: getattr(plan.choice, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
+    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+    return changed | dict(set(plan.choice.options) - set(default.options))
 
 
 def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
@@ -76,7 +76,7 @@ def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon:
 def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
     """Whether the search has the plan's task, method, settings and data, and other seeds than the plan."""
     searched = (found.task, found.size, found.method, found.settings, found.data)
-    planned = (plan.task, plan.size, plan.choice.method, plan.config()["settings"], data_hash)
+    planned = (plan.task_name, plan.size, plan.choice.method, plan.config()["settings"], data_hash)
     return searched == planned and plan.seed not in found.seeds and not found.full_grid
 
 
@@ -97,7 +97,7 @@ def _read_when_ended(file: Path) -> Finding:
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
-    method, size = plan.choice.method, asked_size(plan.task, plan.size)
+    method, size = plan.choice.method, plan.definition.asked_size(plan.size)
     wanted = "" if times is None else f" --quantity epsilon --norms {plan.choice.norm:g}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(

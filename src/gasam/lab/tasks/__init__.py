@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 from gasam.lab.errors import InputError
+from gasam.lab.records import RunSummary
 from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
+from gasam.lab.tasks.task_file import described, is_file, load_task, recorded_task
 
-__all__ = ["SIZE_NAMES", "TASKS", "Origin", "Radius", "Task", "asked_size", "find", "recorded_size"]
+__all__ = [
+    "SIZE_NAMES",
+    "TASKS",
+    "Origin",
+    "Radius",
+    "Task",
+    "asked_size",
+    "described",
+    "find",
+    "name_of",
+    "of_record",
+    "recorded_size",
+]
 
 
 PAPER_ORDER = ("imdb", "ptb", "en-vi", "de-en", "mnist")
@@ -30,15 +45,28 @@ def _place(task: Task) -> tuple[int, int, str]:
 TASKS = _discovered()
 
 
-def find(name: str) -> Task:
-    if name not in TASKS:
-        raise InputError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
-    return TASKS[name]
+def find(reference: str) -> Task:
+    """The task with this name, or the task that this Python file defines."""
+    if is_file(reference):
+        return load_task(reference)
+    if reference not in TASKS:
+        raise InputError(f"task must be one of {', '.join(TASKS)}, or a Python file such as task.py, got {reference!r}")
+    return TASKS[reference]
 
 
-def recorded_size(task: str, asked: str) -> str:
-    return find(task).recorded_size(asked)
+def name_of(reference: str) -> str:
+    """The name of a task in records, without loading its file."""
+    return Path(reference).stem if is_file(reference) else find(reference).name
 
 
-def asked_size(task: str, recorded: str) -> str:
-    return find(task).asked_size(recorded)
+def of_record(record: RunSummary) -> Task:
+    """The task of a run, from its record alone."""
+    return recorded_task(record.task, record.task_file) if record.task_file else find(record.task)
+
+
+def recorded_size(reference: str, asked: str | None = None) -> str:
+    return find(reference).recorded_size(asked)
+
+
+def asked_size(reference: str, recorded: str) -> str:
+    return find(reference).asked_size(recorded)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split, cut, permuted
-from gasam.lab.data.reading import aligned, fault_at, lines, rows
+from gasam.lab.data.own_files import Labelled, aligned_pairs, labelled_rows, parsed_delimiter
+from gasam.lab.data.reading import Layout, fault_at, lines
 from gasam.lab.errors import InputError
 from gasam.lab.families.classification import TextClassification, TextCNNSettings
 from gasam.lab.families.language import LanguageModel
@@ -24,7 +25,14 @@ SHARE = 10
 
 
 def classify(
-    train: Given, valid: Given = None, test: Given = None, text_column: str = "text", label_column: str = "label"
+    train: Given,
+    valid: Given = None,
+    test: Given = None,
+    text_column: str = "text",
+    label_column: str = "label",
+    *,
+    delimiter: str | None = None,
+    drop_empty: bool = False,
 ) -> Source:
     """Labelled texts from CSV, TSV or JSONL files, which may end in .gz. The classes are the labels in `train`, sorted.
 
@@ -34,17 +42,22 @@ def classify(
         test: The test file; by default a tenth of the training file is held out.
         text_column: The column with the text.
         label_column: The column with the label.
+        delimiter: The character between two fields, or "tab"; by default a comma, or a tab in a .tsv.
+        drop_empty: Leave out the rows without a text or a label, and note how many there were.
     """
     files = _given("classify", (train, valid, test))
     columns = (text_column, label_column)
+    layout = Layout(parsed_delimiter(delimiter), ("--text-column", "--label-column"))
 
     def read() -> Corpus:
-        tables = {split: _table(path, columns) for split, (path,) in files.items()}
+        read = {split: labelled_rows(path, columns, layout, drop=drop_empty) for split, (path,) in files.items()}
+        tables = {split: table for split, (table, _) in read.items()}
         classes = _classes(files["train"][0], [label for _, _, label in tables["train"]])
         examples = {split: _indexed(files[split][0], table, classes) for split, table in tables.items()}
-        return _divided(examples, files, classes=classes)
+        return _divided(examples, files, classes=classes, dropped=[note for _, note in read.values() if note])
 
-    return _source("classify", read, files, columns)
+    given = [f"delimiter:{layout.delimiter}"] * (delimiter is not None) + ["drop_empty"] * drop_empty
+    return _source("classify", read, files, [*columns, *given])
 
 
 def lm(train: Given, valid: Given = None, test: Given = None) -> Source:
@@ -64,7 +77,7 @@ def lm(train: Given, valid: Given = None, test: Given = None) -> Source:
     return _source("lm", read, files)
 
 
-def translate(train: Given, valid: Given = None, test: Given = None) -> Source:
+def translate(train: Given, valid: Given = None, test: Given = None, *, drop_empty: bool = False) -> Source:
     """Two aligned files for each split, given as "a.de,a.en"; files may end in .gz.
 
     Pairs of blank lines are left out; training pairs are also left out if only one line is blank.
@@ -73,13 +86,16 @@ def translate(train: Given, valid: Given = None, test: Given = None) -> Source:
         train: The training files.
         valid: The validation files; by default a tenth of the training pairs is held out.
         test: The test files; by default a tenth of the training pairs is held out.
+        drop_empty: Leave out pairs of which one line is blank in validation and test files as well, and note how many.
     """
     files = _given("translate", (train, valid, test), each=2)
 
     def read() -> Corpus:
-        return _divided({split: _pairs(split, *paths) for split, paths in files.items()}, files)
+        read = {split: aligned_pairs(split, *paths, drop=drop_empty) for split, paths in files.items()}
+        dropped = [note for _, note in read.values() if note]
+        return _divided({split: pairs for split, (pairs, _) in read.items()}, files, dropped=dropped)
 
-    return _source("translate", read, files)
+    return _source("translate", read, files, ["drop_empty"] * drop_empty)
 
 
 def _given(task: str, names: Sequence[Given], each: int = 1) -> Files:
@@ -111,21 +127,6 @@ def _source(task: str, read: Callable[[], Corpus], files: Files, columns: Sequen
     )
 
 
-def _table(path: Path, columns: tuple[str, str]) -> list[tuple[int, str, str]]:
-    """The line number, text and label of each row."""
-    table = []
-    for line, (text, label) in rows(path, columns):
-        if not isinstance(text, str | None):
-            raise fault_at(path, line, f"{columns[0]!r} is {text!r}, but must be a string")
-        if not isinstance(label, str | int | None):
-            raise fault_at(path, line, f"{columns[1]!r} is {label!r}, but must be a string or a whole number")
-        for column, value in zip(columns, (text, label), strict=True):
-            if value is None or not str(value).strip():
-                raise fault_at(path, line, f"{column!r} is empty: fill it in or remove the row")
-        table.append((line, str(text), str(label).strip()))
-    return table
-
-
 def _classes(path: Path, labels: list[str]) -> tuple[str, ...]:
     """The distinct labels, sorted as numbers if all of them are whole numbers."""
     distinct = set(labels)
@@ -135,7 +136,7 @@ def _classes(path: Path, labels: list[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=lambda label: (int(label) if numbers else 0, label)))
 
 
-def _indexed(path: Path, table: list[tuple[int, str, str]], classes: tuple[str, ...]) -> list[tuple[str, int]]:
+def _indexed(path: Path, table: list[Labelled], classes: tuple[str, ...]) -> list[tuple[str, int]]:
     indices = {label: index for index, label in enumerate(classes)}
     for line, _, label in table:
         if label not in indices:
@@ -144,30 +145,33 @@ def _indexed(path: Path, table: list[tuple[int, str, str]], classes: tuple[str, 
     return [(text, indices[label]) for _, text, label in table]
 
 
-def _pairs(split: Split, source: Path, target: Path) -> list[tuple[str, str]]:
-    pairs = aligned(source, target)
-    if split != "train":
-        for line, pair in enumerate(pairs, start=1):
-            if any(pair) and not all(pair):
-                empty, other = (source, target) if pair[1] else (target, source)
-                raise fault_at(empty, line, f"blank, but the same line of {other} is not: translate it or remove both")
-    return [pair for pair in pairs if all(pair)]
-
-
 def _divided(
-    examples: dict[Split, list[Any]], files: Files, in_order: bool = False, classes: tuple[str, ...] = ()
+    examples: dict[Split, list[Any]],
+    files: Files,
+    in_order: bool = False,
+    classes: tuple[str, ...] = (),
+    dropped: Sequence[str] = (),
 ) -> Corpus:
-    """Make the corpus. Splits without a file are held out of the training examples, and a note says so."""
+    """Make the corpus. Splits without a file are held out of the training examples, and a note says so.
+
+    Args:
+        examples: The examples of each split that has files.
+        files: The files of each split.
+        in_order: Whether the examples belong together in their order.
+        classes: The names of the classes.
+        dropped: Notes about examples that were left out.
+    """
     for split, found in examples.items():
         if not found:
             raise InputError(f"{files[split][0]} has no examples, but --{split} must have at least one")
-    notes: tuple[str, ...] = ()
+    notes = tuple(dropped)
     missing = [split for split in SPLITS if split not in files]
     if missing:
         path, total = files["train"][0], len(examples["train"])
         held_out = _held_out(path, examples["train"], missing, in_order)
         manner = "at its end" if in_order else "by a fixed permutation"
         notes = (
+            *notes,
             f"{' and '.join(missing)}: {total // SHARE:,} of the {total:,} examples of {path.name}, held out {manner}",
         )
         examples = examples | held_out
@@ -201,7 +205,9 @@ TASKS = (
         about="your own texts and labels (CSV, TSV or JSONL), TextCNN",
         kind="yours",
         family=TextClassification,
-        source=lambda o: classify(o.train, o.valid, o.test, o.text_column, o.label_column),
+        source=lambda o: classify(
+            o.train, o.valid, o.test, o.text_column, o.label_column, delimiter=o.delimiter, drop_empty=o.drop_empty
+        ),
         sizes={
             "paper": _well_initialised(imdb.PAPER),
             "small": _well_initialised(imdb.SMALL),
@@ -223,7 +229,7 @@ TASKS = (
         about="your own two aligned files, Transformer",
         kind="yours",
         family=Translation,
-        source=lambda origin: translate(origin.train, origin.valid, origin.test),
+        source=lambda origin: translate(origin.train, origin.valid, origin.test, drop_empty=origin.drop_empty),
         sizes={
             "paper": de_en.PAPER,
             "small": replace(de_en.SMALL, rows=None, judged=None),

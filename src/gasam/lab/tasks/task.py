@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gasam.lab.data.corpus import Source
+from gasam.lab.data.corpus import SPLITS, Source, Split
 from gasam.lab.data.locations import data_directory
 from gasam.lab.data.published import Published
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
+DEFAULT_SIZE = "small"
 
 
 class Radius(NamedTuple):
@@ -50,6 +51,8 @@ class Origin:
         test: The user's test file; by default a tenth of the training file is held out.
         text_column: The column with the text, for classification.
         label_column: The column with the label, for classification.
+        delimiter: The character between the fields of a CSV or TSV file; by default a comma or a tab.
+        drop_empty: Leave out examples with an empty field instead of refusing the file.
     """
 
     data_dir: Path | None = None
@@ -58,10 +61,39 @@ class Origin:
     test: str | None = None
     text_column: str = "text"
     label_column: str = "label"
+    delimiter: str | None = None
+    drop_empty: bool = False
+
+    @property
+    def file_names(self) -> list[str]:
+        """The names of the user's own files, without their folders."""
+        given = (each for each in (self.train, self.valid, self.test) if each is not None)
+        return [Path(name.strip()).name for each in given for name in str(each).split(",")]
 
     @property
     def folder(self) -> Path:
         return data_directory(self.data_dir)
+
+    def files(self, split: Split) -> tuple[Path, ...]:
+        """The user's files of a split, with absolute paths."""
+        name = getattr(self, split)
+        if name is None:
+            return ()
+        whole = Path(name).expanduser()
+        parts = (whole,) if whole.exists() else (Path(part.strip()).expanduser() for part in name.split(","))
+        return tuple(part.absolute() for part in parts)
+
+    def absolute(self) -> Origin:
+        """The same places, wherever they are named from."""
+        named = {split: ",".join(map(str, self.files(split))) or None for split in SPLITS}
+        return replace(self, data_dir=self.data_dir and self.data_dir.expanduser().absolute(), **named)  # type: ignore[arg-type]
+
+    def or_else(self, other: Origin) -> Origin:
+        """These places, and those of `other` for what is not given here."""
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return replace(other, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +103,8 @@ class Task:
     Args:
         name: The name on the command line and in records.
         about: A few words about the data and the model.
-        kind: The kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's) or "yours".
+        kind: The kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's), "yours" (the
+            user's own data files) or "file" (a Python file of the user's).
         family: The family of models.
         source: Gives the data, wherever it is.
         sizes: The settings of each size by the name that records hold: `small` is the first version and `small@2` the
@@ -96,22 +129,16 @@ class Task:
     published: Published | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("paper", "yours") and not self.kind.startswith("twin of "):
-            raise ValueError(f"the kind of {self.name} must be 'paper', 'yours' or 'twin of NAME', got {self.kind!r}")
+        if self.kind not in ("paper", "yours", "file") and not self.kind.startswith("twin of "):
+            allowed = "'paper', 'yours', 'file' or 'twin of NAME'"
+            raise ValueError(f"the kind of {self.name} must be {allowed}, got {self.kind!r}")
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
         """The settings of a size, by the name that records hold, with some of them replaced."""
         if size not in self.sizes:
             known = ", ".join(self.asked_size(each) for each in self.sizes)
             raise InputError(f"size must be one of {known}, got {size!r}")
-        names = self.family.settings_type.names()
-        for name in overrides:
-            if name not in names:
-                raise InputError(f"{self.name} has no setting {name!r}: it has {', '.join(names)}")
-        try:
-            return replace(self.sizes[size], **overrides)
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        return self.sizes[size].changed(self.name, overrides)
 
     def check(self, origin: Origin) -> None:
         """Raise if the user gives files to a task that has its own data."""
@@ -122,13 +149,18 @@ class Task:
 
     def recommends_walk(self, size: str) -> bool:
         """Whether methods use the recommended walk. The first sizes use the paper's epsilon, or one chosen by hand."""
-        return self.kind == "yours" or "@" in size
+        return self.kind in ("yours", "file") or "@" in size
 
-    def recorded_size(self, asked: str) -> str:
-        """The name that records hold for the size that a user asks for.
+    @property
+    def default_size(self) -> str:
+        return DEFAULT_SIZE if DEFAULT_SIZE in self.sizes else next(iter(self.sizes))
+
+    def recorded_size(self, asked: str | None = None) -> str:
+        """The name that records hold for the size that a user asks for; by default `small`, or the only size.
 
         Users write `small` for the newest version and `small@1` for the first.
         """
+        asked = asked or self.default_size
         name, _, version = asked.partition("@")
         versions = {int(each.partition("@")[2] or 1): each for each in self.sizes if each.partition("@")[0] == name}
         if not version:

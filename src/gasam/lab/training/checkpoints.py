@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from gasam.lab.errors import InputError
-from gasam.lab.storage import replaced
+from gasam.lab.storage import leftovers, replaced, save_tensors
 
 Weights = dict[str, Tensor]
 
@@ -27,7 +27,6 @@ class Checkpoints:
         self.folder = folder
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
-        self.model = folder / "model.pt"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -42,18 +41,22 @@ class Checkpoints:
 
     def save(self, file: Path, value: dict[str, Any]) -> None:
         with replaced(file) as partial:
-            torch.save(value, partial)
+            save_tensors(value, partial)
 
     def load(self, file: Path) -> dict[str, Any] | None:
         """Load a file, or None if it does not exist. Loading never runs code from the file."""
         if not file.exists():
             return None
         try:
-            return torch.load(file, weights_only=True, map_location="cpu")  # type: ignore[no-any-return]
+            value = torch.load(file, weights_only=True, map_location="cpu")
         except Exception:  # whatever the damage raises
-            raise InputError(
-                f"{file} is not a checkpoint of this program: delete {self.folder} to start again"
-            ) from None
+            raise self.damaged(file) from None
+        if not isinstance(value, dict):
+            raise self.damaged(file)
+        return value
+
+    def damaged(self, file: Path) -> InputError:
+        return InputError(f"{file} is not a checkpoint of this program: delete {self.folder} to start again")
 
     def epoch(self, number: int) -> Path:
         return self.folder / f"epoch-{number:04}.pt"
@@ -75,11 +78,8 @@ class Checkpoints:
         }
 
     def clean(self) -> None:
-        """Delete all files except the final model."""
-        for file in (self.last, self.best, *self.folder.glob("epoch-*.pt")):
-            file.unlink(missing_ok=True)
-
-    def forget(self) -> None:
-        """Delete all files except the lock, because another process may be waiting for it."""
-        self.clean()
-        self.model.unlink(missing_ok=True)
+        """Delete all checkpoints and partial files. The lock stays, because another process may be waiting for it."""
+        partial = (*leftovers(self.folder), *leftovers(self.folder.parent, f"{self.folder.name}.json"))
+        for file in (self.last, self.best, *self.folder.glob("epoch-*.pt"), *partial):
+            if file.exists():  # nothing is deleted from a folder that can only be read
+                file.unlink(missing_ok=True)

@@ -13,26 +13,28 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab import provenance
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family
+from gasam.lab.families.batches import example_count, on_tensors
 from gasam.lab.training.checkpoints import Checkpoints, Weights
 from gasam.lab.training.interruption import Interruption
-from gasam.lab.training.optimisation import learning_rate, optimizer_for
+from gasam.lab.training.optimisation import optimizer_for, rate_factor
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.progress import OnUpdate, Progress, Update
 from gasam.lab.training.selection import keep_weights
+from gasam.lab.training.walk_diagnostics import WalkDiagnostics
 
 
 class Training:
     """One run in progress.
 
     All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `give_up` is called
-    after every epoch with the curve so far, and decides whether to stop.
+    after every epoch with the curve so far, and decides whether to stop. `on_epoch` is called with the curve when the
+    checkpoint of the epoch is written.
     """
 
     def __init__(
@@ -42,11 +44,16 @@ class Training:
         self.settings, self.choice, self.accelerator = plan.settings, plan.choice, accelerator
         torch.manual_seed(self.seed_for("model"))
         self.model = self.accelerator.prepare(family.model())
-        self.optimizer = self.accelerator.prepare(optimizer_for(self.plain_model, self.settings))
+        optimizer = family.optimizer(self.plain_model) or optimizer_for(self.plain_model, self.settings)
+        self.optimizer = self.accelerator.prepare(optimizer)
+        self.full_rates = [group["lr"] for group in optimizer.param_groups]
+        self.total_updates = 1
         self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
+        self.walks = WalkDiagnostics(self.choice.cap is not None, self.accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
         self.give_up: Callable[[Sequence[dict[str, Any]]], bool] = lambda curve: False
+        self.on_epoch: Callable[[Sequence[dict[str, Any]]], None] = lambda curve: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
         self.code = provenance.code()
@@ -67,6 +74,7 @@ class Training:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
+                self.on_epoch(self.progress.curve)
                 interruption.stop_if_wanted()
 
     def goes_on(self) -> bool:
@@ -78,8 +86,9 @@ class Training:
         order = torch.Generator().manual_seed(self.seed_for("order", progress.epoch))
         batches = self.family.batches(order)
         self.sharp.enabled = progress.epoch + 1 >= self.choice.start_epoch
+        self.total_updates = len(batches) * self.settings.epochs
         if isinstance(self.sharp, SharpBackward):
-            self.sharp.strength.total_steps = len(batches) * self.settings.epochs
+            self.sharp.strength.total_steps = self.total_updates
         shown = begun = time.perf_counter()
         for chosen in batches[progress.step :]:
             self.train_step(chosen)
@@ -99,9 +108,9 @@ class Training:
         others = [self.accelerator.process_index] if self.accelerator.process_index else []
         torch.manual_seed(self.seed_for("step", progress.epoch, progress.step, *others))
         batch = to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
-        rate = learning_rate(self.settings, progress.epoch + 1, progress.updates + 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        factor = rate_factor(self.settings, progress.epoch + 1, progress.updates + 1, self.total_updates)
+        for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
+            group["lr"] = full_rate * factor
         self.optimizer.zero_grad()
         loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
         if self.norms is not None:
@@ -113,16 +122,18 @@ class Training:
         progress.updates += 1
         assert self.sharp.last is not None
         progress.passes += len(self.sharp.last.losses)
+        self.walks.add(self.sharp.last)
 
-    def share(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def share(self, batch: Any) -> Any:
         """This process's part of the batch: the batch size does not grow with the number of processes.
 
         If there are more processes than examples, every process takes the whole batch, which gives the same mean.
         """
         count, dim = self.accelerator.num_processes, self.family.example_dim
-        if count == 1 or batch[0].shape[dim] < count:
+        if count == 1 or example_count(batch, dim) < count:
             return batch
-        return tuple(part.tensor_split(count, dim=dim)[self.accelerator.process_index] for part in batch)
+        own = self.accelerator.process_index
+        return on_tensors(lambda part: part.tensor_split(count, dim=dim)[own], batch)
 
     def end_epoch(self) -> None:
         """Validate, keep the weights if they may be chosen or averaged, and add the epoch to the curve."""
@@ -135,6 +146,7 @@ class Training:
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
+        row |= self.walks.end_epoch(self.accelerator)
         if self.norms is not None:
             mean = self.norms.mean(progress.epoch)
             row |= {"gradient_norm": mean.whole, "layer_gradient_norms": mean.layers, "gradient_norms": mean.tensors}
@@ -166,7 +178,8 @@ class Training:
     def save(self) -> None:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
-        if isinstance(self.sharp, SharpBackward) and self.sharp.strength.schedule is not None:
+        state["walks"] = self.walks.state_dict()
+        if isinstance(self.sharp, SharpBackward) and (self.sharp.strength.schedule or self.sharp.method_state):
             state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
         norms = self.norms.state_dict() if self.norms is not None else None
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
@@ -178,6 +191,14 @@ class Training:
             self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
         if saved is None:
             return
+        try:
+            self._restore(saved)
+        except InputError:
+            raise
+        except Exception:  # a part that is missing or of another model; the kind of error depends on which
+            raise self.checkpoints.damaged(self.checkpoints.last) from None
+
+    def _restore(self, saved: dict[str, Any]) -> None:
         self.plain_model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.progress = Progress(**saved["progress"])
@@ -186,6 +207,8 @@ class Training:
         if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
             states, own = saved["schedule"], self.accelerator.process_index
             self.sharp.load_state_dict(states[own if own < len(states) else 0])
+        if "walks" in saved:  # earlier versions did not save them
+            self.walks.load_state_dict(saved["walks"])
         if self.norms is not None:
             if saved.get("norms") is None:
                 raise without_norms(self.checkpoints.last)
@@ -200,7 +223,5 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(to_device(part, device) for part in value)
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+def to_device(batch: Any, device: torch.device) -> Any:
+    return on_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)

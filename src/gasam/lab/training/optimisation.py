@@ -20,18 +20,25 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return adam(parameters, rate, recipe.betas, weight_decay=decay, fused=True)
 
 
-def learning_rate(recipe: Recipe, epoch: int, update: int) -> float:
-    """The learning rate of an update. It has no state, so a checkpoint need not save it.
+def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
+    """The learning rate of an update as a multiple of the full one. It has no state to save in a checkpoint.
 
     Args:
-        recipe: Names the schedule. "halving" halves the rate in every epoch after `halve_after`. "inverse_sqrt" rises
-            linearly for `warmup` updates, then falls with the square root of their number.
+        recipe: Names the schedule. "halving" halves the rate in every epoch after `halve_after`. The others rise
+            linearly for `warmup` updates. Then "inverse_sqrt" falls with the square root of the number of updates,
+            and "linear" and "cosine" fall to zero at the end.
         epoch: The epoch, counted from 1.
         update: The update, counted from 1 over all epochs.
+        updates: The number of updates of the whole run.
     """
+    warmup = max(1, recipe.warmup)
     if recipe.schedule == "halving":
-        return recipe.learning_rate * 0.5 ** max(0, epoch - recipe.halve_after)
+        return float(0.5 ** max(0, epoch - recipe.halve_after))
     if recipe.schedule == "inverse_sqrt":
-        warmup = max(1, recipe.warmup)
-        return recipe.learning_rate * min(update / warmup, math.sqrt(warmup / update))
-    return recipe.learning_rate
+        return min(update / warmup, math.sqrt(warmup / update))
+    if recipe.schedule == "constant":
+        return 1.0
+    if update <= recipe.warmup:
+        return update / warmup
+    left = (updates - update + 1) / max(1, updates - recipe.warmup)
+    return left if recipe.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2

@@ -31,13 +31,17 @@ class Progress:
 
 
 class Update(NamedTuple):
-    """The progress of a run in steps and epochs; `valid` is the score of the last finished epoch."""
+    """The progress of a run in steps and epochs; `valid` is the score of the last finished epoch.
+
+    An update with a `note` is a sentence for the user; its numbers mean nothing.
+    """
 
     done: int
     steps: int
     epoch: int
     epochs: int
     valid: float | None
+    note: str = ""
 
 
 OnUpdate = Callable[[Update], None]

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from gasam.lab import provenance, records
+from gasam.lab import provenance, records, tasks
 from gasam.lab.data.corpus import Split
 from gasam.lab.records import DataOfRun, RunRecord
+from gasam.lab.tracking.session import Session
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite, without_norms
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate, ignore_update
+from gasam.lab.training.progress import OnUpdate, Update, ignore_update
 from gasam.lab.training.selection import chosen_weights
+from gasam.lab.training.stored import RunFolder, own_files
 
 
 def run(
-    plan: Plan, folder: Path, *, on_update: OnUpdate = ignore_update, cpu: bool = False, gradient_norms: bool = False
+    plan: Plan,
+    folder: Path,
+    *,
+    on_update: OnUpdate = ignore_update,
+    cpu: bool = False,
+    gradient_norms: bool = False,
+    track: str | None = None,
 ) -> RunRecord:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
-    The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model.
+    The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model
+    with everything that its use needs, see `training.stored`. It is complete before the record is written.
     If torchrun or accelerate started several processes, they share every batch; all must see the same folder.
 
     Args:
@@ -35,26 +45,54 @@ def run(
         cpu: Use the CPU even if there is a GPU.
         gradient_norms: Add the epoch's mean gradient norm of every tensor, of the layers and of the whole model to each
             row of the curve. It is the norm of the gradient that the optimizer receives, before clipping.
+        track: The name of a tracker that follows the run, such as "tensorboard". Its files are in `folder/TRACK/`. If
+            it fails, `on_update` gets a note and training continues.
     """
     data = plan.data()
     name = plan.name(data.hash)
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
     accelerator = Accelerator(cpu=cpu)
-    if not file.exists():
-        with checkpoints.locked() if accelerator.is_main_process else nullcontext():
-            training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
-            training.resume(gradient_norms)
-            training.train()
-            if accelerator.is_main_process:
-                records.write(file, record_of(training, judge(training, "valid", "test")))
-                checkpoints.clean()
-            accelerator.wait_for_everyone()
-    elif accelerator.is_main_process:
-        checkpoints.clean()  # the run may have been killed just after it wrote its record
-    record = records.read(file)
+    with _followed(track, name, folder, on_update) if accelerator.is_main_process else nullcontext() as session:
+        if not file.exists():
+            with checkpoints.locked() if accelerator.is_main_process else nullcontext():
+                files = own_files(plan.origin) if accelerator.is_main_process else []
+                training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
+                _train(training, gradient_norms, session)
+                if accelerator.is_main_process:
+                    scores = judge(training, "valid", "test")
+                    record = record_of(training, scores)
+                    model = training.plain_model if "test" in scores else None
+                    RunFolder(checkpoints.folder).write(model, training.family, record, plan.origin, files)
+                    records.write(file, record)
+                    checkpoints.clean()
+                accelerator.wait_for_everyone()
+        elif accelerator.is_main_process:
+            checkpoints.clean()  # the run may have been killed just after it wrote its record
+        record = records.read(file)
+        if session is not None:
+            session.finish(record)
     if gradient_norms and not all("gradient_norms" in row for row in record.curve):
         raise without_norms(file)
     return record
+
+
+def _followed(
+    track: str | None, name: str, folder: Path, on_update: OnUpdate
+) -> AbstractContextManager[Session | None]:
+    """The session with a tracker; None without one."""
+    if track is None:
+        return nullcontext()
+    later = f"training continues; `gasam export {shlex.quote(str(folder))} --to {track}` sends the rest later"
+    return Session(track, name, folder / track, lambda fault: on_update(Update(0, 1, 1, 1, None, f"{fault}: {later}")))
+
+
+def _train(training: Training, gradient_norms: bool, session: Session | None) -> None:
+    """Train to the end, from the last checkpoint if there is one, and send each epoch to the tracker."""
+    training.resume(gradient_norms)
+    if session is not None:
+        session.begin(training.plan.config(), training.plan.seed, training.progress.curve)
+        training.on_epoch = session.send
+    training.train()
 
 
 def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
@@ -62,7 +100,7 @@ def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
     plan, family, progress = training.plan, training.family, training.progress
     return RunRecord(
         schema=1,
-        task=plan.task,
+        task=plan.task_name,
         size=plan.size,
         method=plan.choice.method,
         seed=plan.seed,
@@ -73,9 +111,15 @@ def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
         best_epoch=progress.best_epoch,
         diverged=progress.diverged,
         epsilon_source=plan.choice.epsilon_source,
+        task_file=tasks.described(plan.definition, plan.task),
         config=plan.config(),
         identity=plan.identity(family.data.hash),
-        data=DataOfRun(hash=family.data.hash, encoding=family.data.version, notes=list(family.data.notes)),
+        data=DataOfRun(
+            hash=family.data.hash,
+            encoding=family.data.version,
+            notes=list(family.data.notes),
+            files=plan.origin.file_names,
+        ),
         parameters=sum(p.numel() for p in training.plain_model.parameters()),
         machine=provenance.machine(training.accelerator.device),
         versions=provenance.versions(),
@@ -88,18 +132,20 @@ def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
 
 
 def judge(training: Training, *splits: Split) -> dict[str, Any]:
-    """Load the chosen weights into the model, save them as `model.pt`, and measure the metric with its standard error.
+    """Load the chosen weights into the model, and measure the metric with its standard error.
 
     The result has no scores if there are no weights to choose from, because training diverged.
     """
     weights, begun = chosen_weights(training), time.perf_counter()
     found: dict[str, Any] = {}
     if weights is not None:
-        training.plain_model.load_state_dict(weights)
+        try:
+            training.plain_model.load_state_dict(weights)
+        except (RuntimeError, TypeError):  # weights of another model
+            raise training.checkpoints.damaged(training.checkpoints.best) from None
         training.model.eval()
         for split in splits:
             value, error = training.family.measure(training.plain_model, split)
             found |= {split: value, f"{split}_error": None if error is None else finite(error)}
         training.model.train()
-    training.checkpoints.save(training.checkpoints.model, weights or {})
     return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}

@@ -1,0 +1,152 @@
+"""The Python functions of the lab, which `gasam.lab` exports: what the commands do, with pandas frames as results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pandas import DataFrame
+
+from gasam.lab.cli.sessions import run_many, search
+from gasam.lab.comparisons import comparison_plans
+from gasam.lab.engines.choice import engine
+from gasam.lab.methods import TABLE1
+from gasam.lab.report.run_list import ListedRun, read_runs, run_table
+from gasam.lab.search.finding import Finding
+from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
+from gasam.lab.tasks import Origin, find
+
+__all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
+
+
+class RunFailedError(RuntimeError):
+    """A run failed. The other runs were finished first; calling `compare` again repeats only the failed ones."""
+
+
+def compare(
+    task: str | Path,
+    methods: Sequence[str] = TABLE1,
+    *,
+    seeds: int = 1,
+    out: str | Path = "runs",
+    size: str | None = None,
+    data: Origin | None = None,
+    settings: Mapping[str, Any] | None = None,
+    walks: Mapping[str, Mapping[str, Any]] | None = None,
+    tuned: bool = False,
+    on: str = "local",
+    jobs: int | None = None,
+    cpu: bool = False,
+) -> DataFrame:
+    """Train several methods on one task in parallel, and return a frame with a row for each run.
+
+    The same as the command `gasam compare`, without its table and pictures. Every run is a process of its own. Finished
+    runs are read, and interrupted ones continue.
+
+    Args:
+        task: The name of a task, or the path of a Python file that defines one.
+        methods: The names of the methods; by default the six of the paper's Table 1.
+        seeds: The number of runs of each method, with the seeds 1, 2, ...
+        out: The folder for records and models.
+        size: The size; by default the newest `small`, or the only size of a task file.
+        data: Where the data is: a data folder, or your own files.
+        settings: Settings of the task to change, such as {"epochs": 3}.
+        walks: Options of walks to change, by method, such as {"ga-sam": {"cap": 0.02}}.
+        tuned: Use the walks that `tune` chose with the same `out`.
+        on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
+        jobs: The number of parallel runs; by default the number of cores, or 1 with a GPU.
+        cpu: Use the CPU even if there is a GPU.
+
+    Raises:
+        RunFailedError: If a run fails. The message names its log file.
+    """
+    folder = Path(out)
+    plans = comparison_plans(
+        task,
+        methods,
+        seeds=seeds,
+        size=size,
+        origin=data,
+        settings=settings,
+        walks=walks,
+        tuned=folder if tuned else None,
+    )
+    with engine(on, parallel=jobs, cpu=cpu) as place:
+        done = run_many(plans, folder, place, cpu)
+    failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
+    if failed:
+        raise RunFailedError("; ".join(failed))
+    return _frame([ListedRun(folder / f"{job.name}.json", job.record) for job in done], folder)
+
+
+def tune(
+    task: str | Path,
+    method: str = "ga-sam",
+    *,
+    out: str | Path = "runs",
+    size: str | None = None,
+    data: Origin | None = None,
+    settings: Mapping[str, Any] | None = None,
+    quantity: str | None = None,
+    trials: int | None = None,
+    seeds: int = 1,
+    on: str = "local",
+    jobs: int | None = None,
+    cpu: bool = False,
+) -> DataFrame:
+    """Choose the size of a method's walk on the validation split, and return a frame with a row for each trial.
+
+    The same as the command `gasam tune`; `compare(..., tuned=True)` uses the choice. The first row is the baseline, and
+    the column `chosen` marks the walk to use. An interrupted search continues.
+
+    Args:
+        task: The name of a task, or the path of a Python file that defines one.
+        method: The name of the method.
+        out: The folder for records and models.
+        size: The size; by default the newest `small`, or the only size of a task file.
+        data: Where the data is: a data folder, or your own files.
+        settings: Settings of the task to change.
+        quantity: "budget", the default, or "epsilon".
+        trials: The largest number of trials; by default as many as the search needs.
+        seeds: Repeat the baseline and the finalists with this many seeds, and choose by the mean.
+        on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
+        jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
+        cpu: Use the CPU even if there is a GPU.
+    """
+    quantity = quantity or usual_quantity(method)
+    question = Question(
+        task=str(task),
+        method=method,
+        size=find(str(task)).recorded_size(size),
+        origin=data or Origin(),
+        settings=settings or {},
+        quantity=quantity,
+        norms=usual_norms(method, quantity),
+        exponents=EXPONENTS.get(quantity, (0, 0)),
+        trials=trials,
+        seeds=seeds,
+    )
+    with engine(on, parallel=jobs, cpu=cpu) as place:
+        return trials_frame(search(question, Path(out), place, cpu))
+
+
+def trials_frame(finding: Finding) -> DataFrame:
+    """A row for the baseline and for each trial: its walk, its validation score, and whether it was chosen."""
+    chosen = finding.chosen()
+    rows = [{"method": "baseline", "valid": finding.baseline.valid, "seconds": finding.baseline.seconds}]
+    for trial in finding.tries:
+        walk = finding.options(trial.candidate)
+        scores = {"valid": trial.valid, "seconds": trial.seconds, "chosen": trial.candidate == chosen}
+        rows.append({"method": finding.method} | walk | scores)
+    return DataFrame(rows).astype({"chosen": "boolean"}).fillna({"chosen": False})
+
+
+def runs(folder: str | Path = "runs") -> DataFrame:
+    """The finished runs of a folder as a frame, with the columns of `gasam runs --csv`."""
+    found, _ = read_runs(Path(folder))
+    return _frame(found, Path(folder))
+
+
+def _frame(found: Sequence[ListedRun], folder: Path) -> DataFrame:
+    return DataFrame(list(run_table(found, folder).values))

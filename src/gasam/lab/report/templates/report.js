@@ -1,0 +1,117 @@
+"use strict";
+const text = "var(--text)", muted = "var(--muted)", line = "var(--line)";
+const config = {
+  font: "system-ui, sans-serif",
+  background: "transparent",
+  view: { stroke: null },
+  axis: {
+    labelColor: muted, titleColor: muted, gridColor: line, domainColor: line, tickColor: line,
+    labelFontSize: 12, titleFontSize: 12, titleFontWeight: 400, titlePadding: 8, labelLimit: 160,
+  },
+  axisX: { grid: false, tickCount: 5, labelOverlap: true },
+  axisY: { tickCount: 5, labelOverlap: true },
+  text: { color: text, fontSize: 12.5 },
+};
+// Only errors are logged: a chart whose configurations are all hidden has no extent, which is no mistake.
+const options = { mode: "vega-lite", renderer: "svg", actions: false, logLevel: 1, config };
+
+// Light or dark: the reader's choice, or else the system's.
+const theme = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null;
+try { chosen = localStorage.getItem("gasam-theme"); } catch { /* a page from a file may have no storage */ }
+function paint() {
+  const dark = chosen ? chosen === "dark" : system.matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  theme.textContent = dark ? "Light" : "Dark";
+}
+theme.addEventListener("click", () => {
+  chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try { localStorage.setItem("gasam-theme", chosen); } catch { /* the choice lasts until the page is closed */ }
+  paint();
+});
+system.addEventListener("change", paint);
+paint();
+
+// Charts are drawn one after another, so that the page answers meanwhile; those in a closed part when it opens.
+const views = new Map();
+async function draw(place) {
+  if (views.has(place)) return;
+  views.set(place, null);
+  const spec = JSON.parse(place.querySelector("script").textContent);
+  const drawn = await vegaEmbed(place, spec, options);
+  views.set(place, drawn.view);
+  await show(place.closest(".linked"), [place]);
+}
+function shownIn(part) {
+  return [...part.querySelectorAll(".chip[aria-pressed=true]")].map((chip) => chip.dataset.label);
+}
+async function show(part, places) {
+  const labels = shownIn(part);
+  for (const place of places) {
+    const view = views.get(place);
+    if (view) await view.signal("shown", labels).resize().runAsync();
+  }
+}
+async function drawAll() {
+  for (const place of document.querySelectorAll(".chart")) {
+    if (place.closest("details:not([open])")) continue;
+    await draw(place);
+    await new Promise((done) => setTimeout(done));
+  }
+  document.documentElement.dataset.drawn = "true";
+}
+for (const part of document.querySelectorAll("details.analysis")) {
+  part.addEventListener("toggle", () => part.open && part.querySelectorAll(".chart").forEach(draw));
+}
+for (const part of document.querySelectorAll(".linked")) {
+  const chips = [...part.querySelectorAll(".chip")], first = shownIn(part), all = part.querySelector(".all");
+  const press = (labels) => {
+    for (const chip of chips) chip.setAttribute("aria-pressed", labels.includes(chip.dataset.label));
+    if (all) all.textContent = labels.length < chips.length ? `Show all ${chips.length}` : `Show ${first.length}`;
+    show(part, part.querySelectorAll(".chart"));
+  };
+  for (const chip of chips) chip.addEventListener("click", () => {
+    const labels = shownIn(part), label = chip.dataset.label;
+    press(labels.includes(label) ? labels.filter((each) => each !== label) : [...labels, label]);
+  });
+  all?.addEventListener("click", () => {
+    press(shownIn(part).length < chips.length ? chips.map((chip) => chip.dataset.label) : first);
+  });
+}
+
+// The table of all runs: a click on a heading sorts, the fields above it filter.
+const body = document.querySelector("#all-runs tbody"), rows = [...body.rows];
+const headings = [...document.querySelectorAll("#all-runs th")], filters = document.querySelector(".filters");
+function key(cell) {
+  const text = cell.dataset.value ?? cell.textContent.trim();
+  if (!cell.classList.contains("number")) return text;
+  return text === "" || isNaN(text) ? "" : Number(text);
+}
+function compare(one, other) {
+  if (typeof one === "number" && typeof other === "number") return one - other;
+  return String(one).localeCompare(String(other), "en", { numeric: true });
+}
+headings.forEach((heading, column) => heading.addEventListener("click", () => {
+  const down = heading.getAttribute("aria-sort") === "ascending";
+  for (const each of headings) each.setAttribute("aria-sort", "none");
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const keyed = rows.map((row) => [key(row.cells[column]), row]);
+  // Cells without a value stay at the end, whatever the direction.
+  keyed.sort(([one], [other]) => (one === "") - (other === "") || (down ? -1 : 1) * compare(one, other));
+  body.append(...keyed.map(([, row]) => row));
+}));
+function filter() {
+  const words = filters.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const chosen = [...filters.querySelectorAll("select")].filter((each) => each.value);
+  let count = 0;
+  for (const row of rows) {
+    const text = row.textContent.toLowerCase();
+    const kept = chosen.every((each) => row.cells[each.dataset.column].textContent === each.value);
+    row.hidden = !(kept && words.every((word) => text.includes(word)));
+    count += !row.hidden;
+  }
+  filters.querySelector("output").textContent = `${count} of ${rows.length} runs`;
+}
+filters.addEventListener("input", filter);
+filter();
+drawAll();

@@ -1,0 +1,464 @@
+"""Tasks that a user defines in a Python file: their functions, their identity, and the commands that use them."""
+
+import json
+import math
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from gasam.lab import load, records, tasks
+from gasam.lab.comparisons import comparison_plans
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.errors import InputError
+from gasam.lab.families.batches import example_count, on_tensors
+from gasam.lab.families.own_data import Examples, content_hash
+from gasam.lab.report.comparison import comparison
+from gasam.lab.training.loop import Training
+from gasam.lab.training.optimisation import rate_factor
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+
+TASKS = Path(__file__).parents[2] / "examples" / "tasks"
+IMAGE, REGRESSION, TEXT = (str(TASKS / f"{name}.py") for name in ("image", "regression", "text"))
+
+LINE = """
+import torch
+from torch import nn
+
+higher_is_better = False
+settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
+
+def data():
+    x = torch.linspace(-1, 1, 24)[:, None]
+    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
+
+def model(width=1):
+    return nn.Linear(1, width)
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+def metric(model, batch):
+    return (model(batch[0]) - batch[1]).abs().flatten()
+"""
+
+
+@pytest.fixture
+def line(tmp_path):
+    """A task file of a straight line; `line(more)` adds text to it."""
+
+    def write(more="", name="line.py"):
+        file = tmp_path / name
+        file.write_text(LINE + more)
+        return str(file)
+
+    return write
+
+
+def family_of(reference, **settings):
+    plan = make(reference, settings=settings)
+    return plan.family(plan.data())
+
+
+@pytest.mark.parametrize("reference", [IMAGE, REGRESSION, TEXT], ids=lambda path: Path(path).stem)
+def test_examples_learn(reference, tmp_path):
+    epochs = 2 if reference != REGRESSION else 10
+    record = run(make(reference, "ga-sam", settings={"epochs": epochs}), tmp_path, cpu=True)
+    better = record.valid > record.worthless if record.task_file.higher_is_better else record.valid < record.worthless
+    assert better
+    assert record.task == Path(reference).stem
+    assert record.task_file.path == reference
+
+
+def test_compare_reports_on_a_task_file_and_a_second_call_runs_nothing(line, tmp_path, command):
+    given = (
+        "compare",
+        line(),
+        "--methods",
+        "baseline,sam",
+        "--seeds",
+        2,
+        "--jobs",
+        2,
+        "--out",
+        tmp_path / "runs",
+        "--cpu",
+    )
+    ended = command(*given, "--json")
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)["rows"]
+    assert [row["method"] for row in rows] == ["baseline", "sam"]
+    assert all(len(row["test"]["seeds"]) == 2 for row in rows)
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
+    assert len(times) == 4
+    assert command(*given).code == 0
+    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
+
+
+def test_tune_chooses_a_walk_that_compare_uses(line, tmp_path, command):
+    file, out = line(), tmp_path / "runs"
+    ended = command("tune", file, "--trials", 1, "--jobs", 1, "--out", out, "--cpu", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["task"] == "line"
+    assert found["task_file"]["higher_is_better"] is False
+    [plan] = comparison_plans(file, ["ga-sam"], tuned=out)
+    assert plan.choice.epsilon_source.kind == "tuned"
+    assert f"{plan.choice.budget:g}" == f"{found['chosen']['budget']:g}"
+
+
+def test_a_report_needs_the_records_only(line, tmp_path):
+    file = line("\nmetric_decimals = 5\n")
+    for seed in (1, 2, 3):
+        run(make(file, "baseline", seed=seed), tmp_path / "runs", cpu=True)
+    Path(file).unlink()
+    found = list(records.read_all(tmp_path / "runs"))
+    table = comparison(found, "line", "own")
+    assert "lower is better" in table.columns[1]
+    assert len(table.rows) == 1
+    assert re.search(r"^\d\.\d{5} ± \d\.\d{5} \(3 seeds\)", table.rows[0][1])
+
+
+def test_identity_is_of_the_text_not_of_the_place(line, tmp_path):
+    here = make(line())
+    (tmp_path / "elsewhere").mkdir()
+    there = make(str(shutil.copy(here.task, tmp_path / "elsewhere" / "line.py")))
+    assert here.identity("data") == there.identity("data")
+    changed = make(line("\n# another version\n"))
+    assert changed.identity("data") != here.identity("data")
+    wider = make(changed.task, settings={"width": 2})
+    assert wider.identity("data") != changed.identity("data")
+    assert wider.config()["settings"]["width"] == 2
+
+
+def test_records_of_built_in_tasks_have_no_new_key(trained):
+    assert "task_file" not in json.loads(trained["digits baseline"].read_text())
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(line, tmp_path):
+    """Also with random changes of the examples, an optimizer with momentum, and a schedule that needs the length."""
+    file = line(
+        """
+import random
+import numpy
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        noise = torch.rand(1) + random.random() + numpy.random.rand()
+        x = torch.tensor([i / 12], dtype=torch.float32)
+        return x + noise.float(), 2 * x
+
+def data():
+    return Noisy(), Noisy(), Noisy()
+
+def optimizer(model, learning_rate):
+    return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+
+settings = {"epochs": 3, "batch": 5, "learning_rate": 0.1, "schedule": "cosine", "warmup": 2}
+"""
+    )
+    plan = make(file, "ga-sam")
+    whole = run(plan, tmp_path / "whole", cpu=True)
+
+    def stop(update):
+        if update.epoch == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(plan, tmp_path / "parts", on_update=stop, cpu=True)
+    resumed = run(plan, tmp_path / "parts", cpu=True)
+    assert [row["loss"] for row in resumed.curve] == [row["loss"] for row in whole.curve]
+    assert resumed.test == whole.test
+
+
+def test_score_is_the_mean_with_its_standard_error(line):
+    family = family_of(line())
+    model = family.model()
+    inputs, targets = family.data["valid"].given
+    errors = (model(inputs) - targets).abs().double().detach()
+    value, error = family.measure(model, "valid")
+    assert value == pytest.approx(float(errors.mean()), rel=1e-6)
+    assert error == pytest.approx(float(errors.std()) / math.sqrt(8), rel=1e-6)
+
+
+def test_summary_makes_the_score_and_a_bootstrap_its_error(line):
+    family = family_of(line("\ndef summary(values):\n    return values.square().mean().sqrt()\n"))
+    model = family.model()
+    values = family._values(model, "valid", None)
+    value, error = family.measure(model, "valid")
+    assert value == pytest.approx(float(values.square().mean().sqrt()))
+    # The delta method for the root of a mean of squares.
+    squares = values.square()
+    assert error == pytest.approx(float(squares.std()) / math.sqrt(8) / (2 * value), rel=0.35)
+
+
+@pytest.mark.parametrize(
+    "more", ["", "\ndef losses(model, batch):\n    return (model(batch[0]) - batch[1]).square().flatten()\n"]
+)
+def test_losses_of_examples_average_to_the_loss(line, more):
+    family = family_of(line(more))
+    model, batch = family.model(), family.batch(torch.arange(5))
+    found = family.objective()(model, batch)
+    assert found.shape == (5,)
+    torch.testing.assert_close(found.mean(), family.loss(model, batch, None)[0])
+
+
+def test_worthless_is_the_score_before_training(line):
+    family = family_of(line())
+    torch.manual_seed(0)
+    assert family.worthless("test") == family.measure(family.model(), "test").value
+
+
+def test_own_optimizer_keeps_the_rates_of_its_groups(line, tmp_path):
+    from accelerate import Accelerator
+
+    from gasam.lab.training.checkpoints import Checkpoints
+    from gasam.lab.training.progress import ignore_update
+
+    file = line(
+        """
+def optimizer(model, learning_rate):
+    return torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=learning_rate)
+"""
+    )
+    plan = make(file, settings={"schedule": "halving", "halve_after": 0})
+    training = Training(plan, plan.family(plan.data()), Checkpoints(tmp_path), ignore_update, Accelerator(cpu=True))
+    training.train_step(torch.arange(4))
+    assert [group["lr"] for group in training.optimizer.param_groups] == [0.05, 0.25]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_rate_rises_then_falls_to_zero(schedule):
+    recipe = make(REGRESSION, settings={"schedule": schedule, "warmup": 4}).settings
+    rates = [rate_factor(recipe, 1, update, 20) for update in range(1, 21)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert sorted(rates[3:], reverse=True) == rates[3:]
+    assert 0 < rates[-1] < 0.07
+
+
+BROKEN = {
+    "def model(:": "line 1: SyntaxError",
+    "import nothing_of_that_name": "line 1: ModuleNotFoundError",
+    "x = 1": "it lacks model, loss, data, metric",
+    LINE.replace("higher_is_better = False", ""): "must define higher_is_better",
+    LINE.replace("width=1", "width"): "'width' of model() must have a default value",
+    LINE.replace("width=1", "batch=1"): "batch is a setting of training",
+    LINE.replace('"batch": 4', '"bach": 4'): "has no setting 'bach'",
+    LINE.replace('"batch": 4', '"batch": 0'): "batch must be > 0",
+    LINE + "\nsettings = 3\n": "settings must be a dictionary",
+    LINE + "\nloss = 3\n": "loss must be a function",
+    LINE + "\nmetric_decimals = 2.5\n": "metric_decimals must be a whole number from 0 to 12",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=BROKEN.values())
+def test_a_broken_file_gets_one_sentence(text, tmp_path, command):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    ended = command("train", file, "--out", tmp_path / "runs", "--cpu")
+    assert ended.code == 2
+    assert BROKEN[text] in ended.err
+    assert "broken.py" in ended.err or "batch must be" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+WRONG = {
+    "\ndef data():\n    return 1, 2\n": "must return three sets",
+    "\ndef data():\n    return [], [], []\n": "at least one example for train",
+    "\ndef data():\n    return [(torch.ones(3), torch.ones(2))] * 3\n": "same number of rows, got 2, 3",
+    "\ndef data():\n    return iter([]), [], []\n": "numbered examples",
+    "\ndef model():\n    return 3\n": "model() must return a torch.nn.Module, got int",
+    "\ndef loss(model, batch):\n    return model(batch[0])\n": "got a tensor of shape (4, 1)",
+    "\ndef loss(model, batch):\n    return 0.5\n": "a tensor without dimensions, got float",
+    "\ndef metric(model, batch):\n    return 1.0\n": "one value for each of the 4 examples, got float",
+    "\ndef metric(model, batch):\n    return model(batch[0]).mean()\n": "got shape ()",
+}
+
+
+@pytest.mark.parametrize("more", WRONG, ids=WRONG.values())
+def test_a_function_that_returns_something_else_gets_one_sentence(more, line, tmp_path):
+    with pytest.raises(InputError) as raised:
+        run(make(line(more)), tmp_path, cpu=True)
+    assert WRONG[more] in str(raised.value)
+
+
+def test_a_missing_file_and_options_for_data_files_are_refused(line, tmp_path, command):
+    ended = command("train", tmp_path / "absent.py")
+    assert ended.code == 2
+    assert "absent.py cannot be read" in ended.err
+    ended = command("train", line(), "--train", "a.csv")
+    assert ended.code == 2
+    assert "has its own data" in ended.err
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, i):
+        return {"x": torch.tensor([float(i)]), "y": i**2, "noise": torch.rand(1)}
+
+
+def test_examples_of_every_form_give_the_same_batches():
+    x, y = torch.arange(6.0)[:, None], torch.arange(6)
+    chosen = torch.tensor([4, 1])
+    forms = [(x, y), {"x": x, "y": y}, [(x[i], y[i]) for i in range(6)]]
+    for form in forms:
+        batch = Examples(form, "train").batch(chosen)
+        inputs, labels = batch.values() if isinstance(batch, dict) else batch
+        assert inputs.tolist() == [[4.0], [1.0]]
+        assert labels.tolist() == [4, 1]
+    part = Examples(forms[0], "train").only([5, 3])
+    assert part.batch(torch.tensor([1]))[1].tolist() == [3]
+    with pytest.raises(InputError, match="numbered examples"):
+        Examples(Endless(), "train")
+
+
+def test_hash_is_of_the_content_and_leaves_the_generators_alone():
+    def hashed(given):
+        return content_hash([Examples(given, "train")])
+
+    x = torch.arange(6.0)
+    assert hashed((x, x)) == hashed((x.clone(), x.clone()))
+    changed = x.clone()
+    changed[5] = 7
+    assert hashed((x, changed)) != hashed((x, x))
+    assert hashed((x.double(),)) != hashed((x,))
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    assert hashed(Squares()) == hashed(Squares())
+    assert torch.rand(1) == expected
+
+
+def test_batches_of_any_structure():
+    batch = {"a": torch.ones(4, 2), "b": [torch.ones(4), "text"], "c": (torch.ones(4),)}
+    half = on_tensors(lambda part: part[:2], batch)
+    assert example_count(half) == 2
+    assert half["b"][1] == "text"
+    assert isinstance(half["c"], tuple)
+
+
+PREDICT = """
+def predict(model, inputs):
+    return [{"y": round(float(model(torch.tensor([[float(x)]]))), 4)} for x in inputs]
+"""
+
+
+def test_a_trained_model_predicts_from_its_folder_alone(line, tmp_path, command):
+    file = line(PREDICT)
+    plan = make(file)
+    run(plan, tmp_path / "runs", cpu=True)
+    folder = Path(shutil.move(tmp_path / "runs" / plan.name(plan.data().hash), tmp_path / "moved"))
+    Path(file).unlink()
+    shutil.rmtree(tmp_path / "runs")
+    inputs = tmp_path / "inputs.txt"
+    inputs.write_text("0.5\n\n-1\n")
+    ended = command("predict", folder, inputs, "--json", "--cpu")
+    assert ended.code == 0, ended.err
+    found = [json.loads(text) for text in ended.out.splitlines()]
+    trained = load(folder, cpu=True)
+    expected = [round(float(trained.model(torch.tensor([[x]])).detach()), 4) for x in (0.5, -1.0)]
+    assert [each["y"] for each in found] == expected
+    assert [each.value["y"] for each in trained.predict(["0.5", -1])] == expected
+    with pytest.raises(InputError, match=r"predict.* failed \(ValueError: could not convert string"):
+        trained.predict(["text"])
+
+
+def test_inputs_of_a_task_file_are_json_values_or_rows_by_column(tmp_path):
+    (tmp_path / "a.jsonl").write_text('[1, 2]\n{"x": 3}\n')
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    assert [value for _, value in InputFile(tmp_path / "a.jsonl", "text").values()] == [[1, 2], {"x": 3}]
+    assert [value for _, value in InputFile(tmp_path / "a.csv", "text").values()] == [
+        {"x": "1", "y": "2"},
+        {"x": "3", "y": "4"},
+    ]
+
+
+def test_without_predict_there_is_one_sentence(line, tmp_path, command):
+    plan = make(line())
+    run(plan, tmp_path / "runs", cpu=True)
+    (tmp_path / "inputs.txt").write_text("1\n")
+    ended = command("predict", tmp_path / "runs" / plan.name(plan.data().hash), tmp_path / "inputs.txt", "--cpu")
+    assert ended.code == 2
+    assert "define predict(model, inputs)" in ended.err
+
+
+def test_analyses_use_the_copy_if_the_file_has_changed(line, tmp_path, command):
+    plan = make(line())
+    record = run(plan, tmp_path / "runs", cpu=True)
+    line("\nraise ImportError('changed')\n")
+    name = plan.name(record.data.hash)
+    given = (
+        "sharpness",
+        tmp_path / "runs" / f"{name}.json",
+        "--rows",
+        8,
+        "--out",
+        tmp_path / "analysis",
+        "--cpu",
+        "--json",
+    )
+    ended = command(*given)
+    assert ended.code == 0, ended.err
+    (tmp_path / "runs" / name / "task.py").unlink()
+    ended = command(*given[:-1], "--seed", 1)
+    assert ended.code == 2
+    assert "copy the whole folder of the run" in ended.err
+
+
+def test_a_file_that_changes_while_its_runs_wait_is_not_run(line, tmp_path, monkeypatch):
+    plan = make(line())
+    line("\nx = 1\n")
+    assert run(plan, tmp_path / "same process", cpu=True).test is not None
+    monkeypatch.setattr("gasam.lab.tasks.task_file._LOADED", {})  # as in the process of a run that starts now
+    with pytest.raises(InputError, match="has changed since this command was started"):
+        run(plan, tmp_path / "runs", cpu=True)
+
+
+def test_methods_that_need_certain_layers_are_refused_without_them(line):
+    for method, layers in (("sam-on", "normalisation layers"), ("freelb", "word embeddings")):
+        with pytest.raises(InputError, match=f"moves {layers}, but the model"):
+            make(line(), method)
+    normalised = line("\ndef model():\n    return nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1))\n")
+    assert make(normalised, "sam-on").choice.method == "sam-on"
+
+
+def test_find_names_both_ways_to_give_a_task():
+    with pytest.raises(InputError, match=r"or a Python file such as task.py, got 'imbd'"):
+        tasks.find("imbd")
+
+
+def test_a_node_without_the_file_uses_the_text_it_was_sent(line, tmp_path):
+    """In a fresh process, as on the node of a cluster, after the file is gone."""
+    plan = make(line(), "ga-sam")
+    expected = run(plan, tmp_path / "here", cpu=True)
+    sent = pickle.dumps((plan, plan.definition.family.task_text()))
+    Path(plan.task).unlink()
+    code = """
+import pickle, sys
+from pathlib import Path
+from gasam.lab.tasks.task_file import give_text
+from gasam.lab.training.run import run
+plan, text = pickle.load(sys.stdin.buffer)
+give_text(plan.task, text)
+record = run(plan, Path(sys.argv[1]), cpu=True)
+print(record.identity, record.test, record.task_file.path)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "there"], input=sent, capture_output=True, check=True)
+    assert done.stdout.decode().split() == [expected.identity, str(expected.test), plan.task]

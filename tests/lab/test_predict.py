@@ -1,0 +1,439 @@
+"""Predictions of trained models: the numbers of evaluation, from the folder of a run alone, or a sentence."""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gasam.lab import load
+from gasam.lab.analyses.loading import load as load_with_data
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.errors import InputError
+from gasam.lab.families import Family
+from gasam.lab.families.prediction import PredictionOptions
+from gasam.lab.tasks import TASKS, Origin
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+from local_layout import idx, sentence, write, write_lines
+from tolerances import EXACT, SINGLE, same_bits
+
+FAMILIES = ("digits", "imdb", "ptb", "en-vi")
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """The folder of a run, copied to another place without the record beside it."""
+
+    def copied(task):
+        source = trained[f"{task} baseline"].with_suffix("")
+        return Path(shutil.copytree(source, tmp_path / "elsewhere" / source.name))
+
+    return copied
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Gives text to standard input."""
+
+    def give(text):
+        data = text.encode() if isinstance(text, str) else text
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def with_data(trained, task):
+    return load_with_data(trained[f"{task} baseline"], Origin(), cpu=True)
+
+
+def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tmp_path):
+    """No record, no data, no cache, and another working folder; the model has the very same bits."""
+    script = tmp_path / "use.py"
+    script.write_text(
+        "import json, sys, torch\n"
+        "from gasam.lab import load\n"
+        "for name, inputs in json.loads(sys.argv[1]).items():\n"
+        "    run = load(name, cpu=True)\n"
+        "    torch.save(run.model.state_dict(), f'{name}.pt')\n"
+        "    print(json.dumps([each.as_json() for each in run.predict(inputs)]))\n"
+    )
+    inputs = {"digits": [[7] * 64], "imdb": ["a fine film", "dull"], "ptb": ["the quick"], "en-vi": ["the lazy dog"]}
+    names = {task: trained[f"{task} baseline"].stem for task in inputs}
+    for name in names.values():
+        shutil.copytree(trained["digits baseline"].parent / name, tmp_path / "away" / name)
+    nowhere = str(tmp_path / "nowhere")
+    done = subprocess.run(
+        [sys.executable, script, json.dumps({names[task]: given for task, given in inputs.items()})],
+        cwd=tmp_path / "away", env=os.environ | {"GASAM_CACHE": nowhere, "GASAM_DATA": nowhere, "HOME": nowhere},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for (task, given), line in zip(inputs.items(), done.stdout.splitlines(), strict=True):
+        known = with_data(trained, task)
+        options = PredictionOptions()
+        assert json.loads(line) == [each.as_json() for each in known.family.predict(known.model, given, options)]
+        there = torch.load(tmp_path / "away" / f"{names[task]}.pt", weights_only=True)
+        assert there.keys() == known.model.state_dict().keys()
+        assert same_bits(there.values(), known.model.state_dict().values())
+    assert not Path(nowhere).exists()
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_a_loaded_run_holds_its_record_and_stays_tied(task, folder, trained):
+    place = folder(task)
+    loaded = load(str(place), cpu=True)
+    assert loaded.record == load(trained[f"{task} baseline"], cpu=True).record
+    assert loaded.record == with_data(trained, task).record
+    assert loaded.settings == loaded.record.settings
+    assert not loaded.model.training
+    parameters = [name for name, _ in loaded.model.named_parameters()]
+    assert parameters == [name for name, _ in with_data(trained, task).model.named_parameters()]
+    assert json.loads((place / "run.json").read_text())["gasam"] == loaded.record.versions["gasam"]
+
+
+def test_classes_and_probabilities_are_those_of_the_model(trained):
+    for task in ("imdb", "digits"):
+        known, found = with_data(trained, task), load(trained[f"{task} baseline"], cpu=True)
+        inputs, _ = known.family.data["test"]
+        raw = [example for example, _ in TASKS[task].source(Origin()).read().test]
+        with torch.no_grad():
+            shares = torch.cat([known.model(some).double().softmax(1) for some in inputs.split(250)])
+        predictions = found.predict(raw)
+        classes = known.family.data.shared["classes"]
+        assert [each.label for each in predictions] == [classes[best] for best in shares.argmax(1).tolist()]
+        assert [list(each.probabilities.values()) for each in predictions] == shares.tolist()
+        assert list(predictions[0].probabilities) == classes
+        few = found.predict(raw[:7], batch=2)
+        assert [each.label for each in few] == [each.label for each in predictions[:7]]
+        for one, other in zip(few, predictions, strict=False):
+            assert one.probabilities == pytest.approx(other.probabilities, rel=SINGLE)
+
+
+def test_accuracy_over_the_test_file_is_the_records(command, tmp_path):
+    """By the command, with a column and classes of the user's own; 600 rows are more than one batch."""
+    for name, rows in (("train", 80), ("valid", 20), ("test", 600)):
+        lines = [f'"{sentence(i)} {i % 7}",{"yes" if i % 3 else "no"}' for i in range(rows)]
+        write_lines(tmp_path / f"{name}.csv", ["review,stars", *lines])
+    files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "valid", "test")}
+    plan = make("classify", "baseline", "tiny", origin=Origin(**files, text_column="review", label_column="stars"))
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    ended = command("predict", file, files["test"], "--json", "--cpu")
+    assert ended.code == 0, ended.err
+    found = [json.loads(line) for line in ended.out.splitlines()]
+    assert [each["line"] for each in found] == list(range(2, 602))
+    right = sum(each["class"] == ("yes" if i % 3 else "no") for i, each in enumerate(found))
+    assert 100 * right / 600 == record.test
+    assert ended.err == "600 predictions\n"
+
+
+def test_the_perplexity_of_a_text_is_that_of_evaluation(trained, command, data_dir):
+    known = with_data(trained, "ptb")
+    file = data_dir / "ptb/ptb.test.txt.gz"
+    ended = command("predict", trained["ptb baseline"], file, "--json", "--words", 0, "--cpu")
+    assert ended.code == 0, ended.err
+    *lines, whole = map(json.loads, ended.out.splitlines())
+    assert whole["whole_input"]["perplexity"] == pytest.approx(known.record.test, rel=EXACT)
+    assert whole["whole_input"]["words"] == len(known.family.data["test"]) - 1
+    assert len(lines) == 20
+    assert all(line.keys() == {"line", "perplexity", "words"} for line in lines)
+    shown = command("predict", trained["ptb baseline"], file, "--words", 0, "--cpu")
+    assert shown.out.splitlines() == [f"{line['perplexity']:.2f}" for line in lines]
+    assert f"perplexity of the whole input: {known.record.test:.2f}\n" in shown.err
+
+
+@torch.no_grad()
+def test_a_line_is_read_on_its_own_and_continued_by_its_likeliest_words(trained):
+    """Against the model called word by word; lines of several lengths, one longer than a window."""
+    loaded = load(trained["ptb baseline"], cpu=True)
+    words, model = loaded.family.data.shared["words"], loaded.model
+    lines = ["the quick fox", sentence(3, words=25), "a lazy dog", "unheard-of words here"]
+    found = loaded.predict(lines, words=4)
+    for line, prediction in zip(lines, found, strict=True):
+        numbers = [words.index(word) if word in words else 0 for word in ["<eos>", *line.split(), "<eos>"]]
+        stream = torch.tensor(numbers)[:, None]
+        shares = model(stream[:-1], None)[0].double().log_softmax(-1)
+        loss = -shares[torch.arange(len(stream) - 1), 0, stream[1:, 0]].mean()
+        assert prediction.perplexity == pytest.approx(float(loss.exp()), rel=SINGLE)
+        assert prediction.words == len(numbers) - 1
+        followed = numbers[:-1]
+        for _ in range(4):
+            scores = model(torch.tensor(followed)[:, None], None)[0][-1, 0]
+            scores[words.index("<unk>")] = -torch.inf
+            followed.append(int(scores.argmax()))
+            if words[followed[-1]] == "<eos>":
+                break
+        added = [words[number] for number in followed[len(numbers) - 1 :]]
+        assert prediction.continuation == " ".join(word for word in added if word != "<eos>")
+        [alone] = loaded.predict([line], words=4)
+        assert alone.perplexity == pytest.approx(prediction.perplexity, rel=SINGLE)
+        assert alone.continuation == prediction.continuation
+    assert loaded.predict(lines, words=0)[0].continuation is None
+
+
+def test_drawn_words_depend_on_the_seed_and_on_the_line_alone(trained):
+    loaded = load(trained["ptb baseline"], cpu=True)
+    lines = [sentence(i) for i in range(12)]
+    first = loaded.predict(lines, words=6, seed=1)
+    assert first == loaded.predict(lines, words=6, seed=1, temperature=1.0)
+    assert loaded.predict(lines[5:6], words=6, seed=1)[0].continuation == first[5].continuation
+    assert loaded.predict(lines, words=6, seed=2) != first
+    greedy = loaded.predict(lines, words=6)
+    assert loaded.predict(lines, words=6, seed=1, temperature=0) == greedy
+    assert loaded.predict(lines, words=6, seed=1, temperature=1e-4) == greedy
+    assert not any("<unk>" in each.continuation for each in first)
+    assert max(len(each.continuation.split()) for each in first) <= 6
+
+
+def test_translations_are_those_of_evaluation(trained, command, data_dir, tmp_path):
+    known = with_data(trained, "en-vi")
+    expected = known.family.translate(known.model, "test")
+    texts = gzip.decompress((data_dir / "iwslt15/tst2013.en.gz").read_bytes()).decode().splitlines()[: len(expected)]
+    file = write_lines(tmp_path / "source.en.gz", texts)
+    ended = command("predict", trained["en-vi baseline"], file, "--cpu")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == expected
+    loaded = load(trained["en-vi baseline"], cpu=True)
+    assert [each.translation for each in loaded.predict(texts)] == expected
+    with pytest.raises(InputError, match="2,501 tokens is too long to translate, 2,048 is the limit: split it"):
+        loaded.predict(["dog " * 2_500])
+
+
+def test_inputs_are_read_from_standard_input_and_every_kind_of_file(folder, command, tmp_path, typed):
+    place = folder("imdb")
+    texts = ["a fine film", "dull", "the quick brown fox"]
+    typed("\n".join(texts))
+    expected = command("predict", place, "-", "--cpu")
+    assert expected.code == 0, expected.err
+    assert len(expected.out.splitlines()) == 3
+    label, shares = expected.out.splitlines()[0].split("\t")
+    assert shares.startswith(f"{label} 0.")
+    rows = {
+        "lines.txt": "\r\n".join(texts),
+        "lines.gz": "\n".join(texts),
+        "table.csv": "text,id\n" + "".join(f'"{text}",1\n' for text in texts),
+        "table.tsv.gz": "id\ttext\n" + "".join(f"1\t{text}\n" for text in texts),
+        "rows.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in texts),
+    }
+    for name, content in rows.items():
+        assert command("predict", place, write(tmp_path / name, content), "--cpu").out == expected.out, name
+    typed("\n".join(texts))
+    assert command("predict", place, "--cpu", "--batch", 1).out.splitlines()[0].startswith(f"{label}\t")
+    named = write(tmp_path / "named.csv", rows["table.csv"].replace("text,id", "said,id"))
+    ended = command("predict", place, named, "--text-column", "said", "--out", tmp_path / "found.txt", "--cpu")
+    assert (ended.code, ended.out) == (0, "")
+    assert (tmp_path / "found.txt").read_text() == expected.out
+    assert ended.err == f"3 predictions; saved: {tmp_path / 'found.txt'}\n"
+
+
+def test_blank_lines_have_no_prediction_and_lines_keep_their_numbers(folder, command, typed):
+    place = folder("imdb")
+    typed("one\n\n  \ntwo\n")
+    shown = command("predict", place, "--cpu")
+    assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
+    assert shown.err == "2 predictions; 2 blank lines have none\n"
+    typed("one\n\n  \ntwo\n")
+    found = [json.loads(line) for line in command("predict", place, "--cpu", "--json").out.splitlines()]
+    assert [each["line"] for each in found] == [1, 4]
+
+
+def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_path, typed, trained):
+    place = folder("digits")
+    pixels = with_data(trained, "digits").family.data["test"][0][:5]
+    rows = pixels.tolist()
+    expected = [each.as_json() for each in load(place, cpu=True).predict(rows)]
+    plain = "\n".join(" ".join(map(str, row)) for row in rows)
+    header = ",".join(f"pixel{i}" for i in range(64))
+    files = {
+        "plain.txt": plain,
+        "table.csv": header + "\n" + "\n".join(",".join(f"{p}.0" for p in row) for row in rows),
+        "lists.jsonl": "\n".join(map(json.dumps, rows)),
+        "objects.jsonl.gz": "\n".join(json.dumps({"text": row}) for row in rows),
+        "t5-images-idx3-ubyte.gz": idx(2051, [5, 8, 8], bytes(pixels.flatten().tolist())),
+    }
+    for name, content in files.items():
+        ended = command("predict", place, write(tmp_path / name, content), "--json", "--cpu")
+        assert ended.code == 0, ended.err
+        found = [json.loads(line) for line in ended.out.splitlines()]
+        first = 2 if name == "table.csv" else 1
+        assert found == [{"line": first + i} | each for i, each in enumerate(expected)], name
+    assert [each.as_json() for each in load(place, cpu=True).predict(list(pixels.view(5, 8, 8).numpy()))] == expected
+    assert [each.as_json() for each in load(place, cpu=True).predict([bytes(row) for row in rows])] == expected
+
+
+IMAGE_FILES = {
+    "image.txt": "1 2 3\n",
+    "high.txt": f"{'9 ' * 63}256\n",
+    "words.csv": f"header\n{'x,' * 63}x\n",
+    "half.idx": b"\0\0",
+    "cut-ubyte": idx(2051, [2, 8, 8], bytes(70)),
+    "object.jsonl": '{"pixels": [1]}\n',
+    "broken.jsonl": "[1,\n",
+}
+IMAGE_FAULTS = {
+    "image.txt": "image.txt, line 1: an image must have 64 pixels, got 3",
+    "high.txt": "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255, as in training, got 256",
+    "words.csv": "words.csv, line 2: an image must be 64 numbers from 0 to 255, got ['x', ",
+    "half.idx": "half.idx is not an idx file of images: its first number must be 2051",
+    "cut-ubyte": "cut-ubyte ends in image 2 of 2: copy or download it again",
+    "object.jsonl": "object.jsonl, line 1: a line must hold a list of pixels, or an object with a list in 'text'",
+    "broken.jsonl": "broken.jsonl, line 1: not JSON",
+}
+
+
+def refused(ended, sentence):
+    assert ended.code == 2
+    assert ended.err.startswith(f"gasam: {sentence}"), ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+
+
+def test_bad_images_are_told_in_one_sentence(folder, command, tmp_path, monkeypatch):
+    place = folder("digits")
+    monkeypatch.chdir(tmp_path)
+    for name, content in IMAGE_FILES.items():
+        write(tmp_path / name, content)
+        refused(command("predict", place, name, "--cpu"), IMAGE_FAULTS[name])
+
+
+def test_bad_inputs_and_options_are_told_in_one_sentence(folder, command, tmp_path, monkeypatch, typed):
+    place = folder("imdb")
+    monkeypatch.chdir(tmp_path)
+    files = {"empty.txt": "", "blank.csv": "text\n", "column.csv": "review\ngood\n", "binary.txt": b"\x89PNG\r\n\x1a\n",
+             "zeros.txt": b"\0" * 20, "number.jsonl": '{"text": 5}\n', "good.txt": "good\n"}  # fmt: skip
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    told = {
+        "empty.txt": "empty.txt has no inputs: give at least one line that is not blank",
+        "blank.csv": "blank.csv has no inputs",
+        "column.csv": "column.csv, line 1: no column 'text' among 'review': use --text-column review",
+        "binary.txt": "binary.txt, line 1: byte 0x89 at position 1 is not UTF-8",
+        "zeros.txt": "zeros.txt, line 1: byte 0x00, so this is not a text file",
+        "number.jsonl": "number.jsonl, line 1: 'text' is 5, but must be a string",
+        "none.txt": "none.txt does not exist: name a file with inputs",
+        ".": ". is a folder, but the input must be a file",
+        "good.txt --batch 0": "batch must be a whole number >= 1, got 0",
+        "good.txt --words 3": f"words, temperature and seed are for language models, but {place.name} is none",
+        "good.txt --temperature -1": "temperature must be a finite number >= 0, got -1.0",
+        "good.txt --out .": "--out must name a file, but . is a folder",
+    }
+    for given, sentence_told in told.items():
+        refused(command("predict", place, *given.split(), "--cpu"), sentence_told)
+    typed("")
+    refused(command("predict", place, "--cpu"), "standard input has no inputs")
+    refused(command("predict", place, "binary.txt", "--out", "kept.txt", "--cpu"), "binary.txt, line 1")
+    assert not Path("kept.txt").exists()
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_what_is_no_run_is_told_in_one_sentence(folder, command, tmp_path):
+    place = folder("imdb")
+    inputs = write_lines(tmp_path / "good.txt", ["good"])
+    predict = lambda run: command("predict", run, inputs, "--cpu")  # noqa: E731
+    refused(predict(tmp_path / "none.json"), f"{tmp_path / 'none.json'} does not exist: name the record of a finished")
+    refused(predict(tmp_path), f"{tmp_path} is not a run: it has no run.json")
+    refused(predict(write_lines(tmp_path / "other.json", ["{}"])), f"{tmp_path / 'other.json'} is not a record")
+    weights, encoding, about = (place / name for name in ("model.safetensors", "encoding.json", "run.json"))
+    assert predict(about).code == 0
+    kept = {file: file.read_bytes() for file in (weights, encoding, about)}
+    weights.write_bytes(kept[weights][:-9])
+    refused(predict(place), f"{weights} is damaged or does not hold the weights of this run")
+    shutil.copy(folder("digits") / "model.safetensors", weights)
+    refused(predict(place), f"{weights} is damaged or does not hold the weights of this run")
+    weights.write_bytes(kept[weights])
+    for damage, words in (("{", f"{encoding} is damaged"), ("{}", f"{encoding} is damaged (it lacks 'words')")):
+        encoding.write_text(damage)
+        refused(predict(place), words)
+    encoding.unlink()
+    refused(predict(place), f"{place.name} cannot be used without its training data, because {encoding} does not exist")
+    encoding.write_bytes(kept[encoding])
+    about.write_text("[]")
+    refused(predict(place), f"{about} is not the description of a run")
+    described = json.loads(kept[about])
+    described["record"]["data"]["encoding"] = 4
+    about.write_text(json.dumps(described))
+    refused(predict(place), "the encoding of imdb has changed since this run (now version 5, then 4)")
+    about.write_bytes(kept[about])
+    weights.unlink()
+    refused(predict(place), f"{place.name} has no weights: {weights} does not exist")
+
+
+def test_a_folder_of_another_run_beside_a_record_is_refused(own_trained, command):
+    first, second = sorted(own_trained.glob("digits-tiny-*.json"))
+    shutil.copy(first.with_suffix("") / "run.json", second.with_suffix("") / "run.json")
+    refused(command("predict", second, "-"), f"{second.with_suffix('') / 'run.json'} is of another run than {second}")
+
+
+def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
+    run(make("digits", "baseline", "tiny", settings={"learning_rate": 1e30}), tmp_path, cpu=True)
+    [file] = tmp_path.glob("*.json")
+    refused(command("predict", file, "-"), f"{file.stem} has no weights: the run diverged")
+
+
+def test_lists_are_wanted_and_blank_texts_are_not(trained):
+    loaded = load(trained["imdb baseline"], cpu=True)
+    assert loaded.predict([]) == []
+    with pytest.raises(InputError, match="inputs must be a list, such as \\['a film'\\], got one str"):
+        loaded.predict("a film")
+    with pytest.raises(InputError, match="input 2 of 2 is blank: leave it out"):
+        loaded.predict(["a film", " "])
+
+
+def test_a_family_without_predictions_says_so(trained):
+    known = with_data(trained, "imdb")
+    with pytest.raises(InputError, match="TextClassification has no predictions"):
+        Family.predict(known.family, known.model, ["a"], PredictionOptions())
+
+
+def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):
+    """Only one batch has been read when the first prediction is there."""
+    loaded = load(trained["imdb baseline"], cpu=True)
+    read = []
+
+    def numbered():
+        for number in range(1, 10_001):
+            read.append(number)
+            yield number, sentence(number)
+
+    line, _ = next(loaded.answers(numbered(), PredictionOptions()))
+    assert (line, len(read)) == (1, 250)
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_part_of_a_file(folder, tmp_path):
+    place, found = folder("imdb"), tmp_path / "found"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gasam", "predict", place, "--batch", "1", "--cpu", "--out", found / "classes.txt"],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    process.stdin.write("a film\n" * 5_000)
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not (found.exists() and any(file.stat().st_size for file in found.iterdir())):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert re.fullmatch(r"gasam: interrupted after [\d,]+ inputs\n", told)
+    assert not list(found.iterdir())
+
+
+def test_the_lab_is_imported_without_what_it_needs_to_predict():
+    code = "import sys, gasam.lab; sys.exit('transformers' in sys.modules or 'gasam.lab.prediction' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_file_that_is_neither_table_nor_image_is_read_as_lines(tmp_path):
+    file = write_lines(tmp_path / "notes.md", ["one", " two "])
+    assert list(InputFile(file, "text").texts()) == [(1, "one"), (2, "two")]

@@ -1,0 +1,208 @@
+"""Trackers: what TensorBoard reads back equals the record, each epoch once, and no failure of a tracker stops a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from accelerate.tracking import get_available_trackers
+from synthetic import record
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from gasam.lab import records
+from gasam.lab.tracking.services import SERVICES
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+
+
+def events(folder):
+    """All scalars in a folder of event files, as TensorBoard shows them: pairs of step and value by tag."""
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def hparams(folder):
+    """The hyperparameters, and the names of the metrics beside them, that the page HPARAMS shows."""
+    found = EventAccumulator(str(folder)).Reload()
+
+    def content(tag):
+        [data] = [found.SummaryMetadata(tag).plugin_data.content]
+        return HParamsPluginData.FromString(data)
+
+    values = content("_hparams_/session_start_info").session_start_info.hparams
+    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
+    return shown, [each.name.tag for each in content("_hparams_/experiment").experiment.metric_infos]
+
+
+def single(number):
+    """TensorBoard stores single precision."""
+    return pytest.approx(number, rel=1e-6)
+
+
+def assert_equal(found, expected):
+    """The scalars are those of the record, and no others."""
+    names = {name for row in expected.curve for name, value in row.items() if not isinstance(value, dict)} - {"epoch"}
+    wanted = {
+        name: [(row["epoch"], single(row[name])) for row in expected.curve if row[name] is not None] for name in names
+    }
+    for row in expected.curve:
+        for group, inner in row.items():
+            for name, value in inner.items() if isinstance(inner, dict) else ():
+                wanted.setdefault(f"{group}/{name}", []).append((row["epoch"], single(value)))
+    for name in ("valid", "test"):
+        score = getattr(expected, name)
+        wanted[f"final/{name}"] = [] if score is None else [(len(expected.curve), single(score))]
+    assert found == {name: rows for name, rows in wanted.items() if rows}
+
+
+def test_export_gives_every_number_of_the_records_and_sends_nothing_twice(command, tmp_path):
+    nested = [{"epoch": e, "loss": 1 / e, "valid": 70.0 + e, "walk": {"rise": 0.1 * e, "share": e}} for e in (1, 2, 3)]
+    wanted = {
+        "plain": record("imdb", test=81.25),
+        "diverged": record("ptb", "ga-sam", None),
+        "nested": record("imdb", "sam", 80.5, curve=nested),
+    }
+    for name, each in wanted.items():
+        records.write(tmp_path / f"{name}.json", each)
+    shown = command("export", tmp_path, "--to", "tensorboard")
+    assert shown.code == 0
+    assert shown.out == f"3 of 3 runs sent to tensorboard\nopen it: tensorboard --logdir {tmp_path}/tensorboard\n"
+    again = command("export", tmp_path, "--to", "tensorboard", "--json")
+    assert json.loads(again.out)["sent"] == []
+    for name, each in wanted.items():
+        assert_equal(events(tmp_path / "tensorboard" / name), each)
+    assert "walk/rise" in events(tmp_path / "tensorboard" / "nested")
+
+
+def test_hyperparameters_are_the_flat_configuration_beside_the_final_scores(command, tmp_path):
+    one = record("imdb", "ga-sam", 81.0, seed=7)
+    records.write(tmp_path / "one.json", one)
+    assert command("export", tmp_path, "--out", tmp_path / "logs").code == 0
+    shown, metrics = hparams(tmp_path / "logs" / "one")
+    expected = {f"settings/{name}": value for name, value in one.settings.items()}
+    expected |= {f"method/{name}": value for name, value in one.walk.items()}
+    expected |= {"task": "imdb", "size": "small", "seed": 7}
+    text = {name: "none" if value is None else value for name, value in expected.items()}
+    assert shown == {name: json.dumps(value) if isinstance(value, list) else value for name, value in text.items()}
+    assert metrics == ["final/valid", "final/test"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gasam.lab.tracking import session
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+
+write = session.write_json
+
+def killer(file, state):
+    if state["rows"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(file, state)
+
+session.write_json = killer
+run(make("digits", "ga-sam", "tiny", settings={"epochs": 3}), Path(sys.argv[1]), cpu=True, track="tensorboard")
+"""
+
+
+def test_a_killed_run_that_is_resumed_has_each_epoch_once(tmp_path):
+    """Killed when the second epoch is in the event file, but not yet counted."""
+    plan = make("digits", "ga-sam", "tiny", settings={"epochs": 3})
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    folder = tmp_path / "tensorboard" / plan.name(plan.data().hash)
+    assert [step for step, _ in events(folder)["loss"]] == [1, 2]
+    found = run(plan, tmp_path, cpu=True, track="tensorboard")
+    assert_equal(events(folder), found)
+
+
+def test_a_run_that_is_trained_again_replaces_the_earlier_one(tmp_path):
+    plan = make("digits", "baseline", "tiny")
+    run(plan, tmp_path, cpu=True, track="tensorboard")
+    [file] = tmp_path.glob("*.json")
+    file.unlink()
+    found = run(plan, tmp_path, cpu=True, track="tensorboard")
+    assert_equal(events(tmp_path / "tensorboard" / file.stem), found)
+
+
+def test_compare_follows_new_runs_and_sends_finished_ones(command, tmp_path):
+    common = ("digits", "--size", "tiny", "--cpu", "--out", tmp_path)
+    assert command("train", *common).code == 0
+    ended = command("compare", *common, "--methods", "baseline,sam", "--jobs", 1, "--track", "tensorboard")
+    assert ended.code == 0
+    files = list(tmp_path.glob("*.json"))
+    assert len(files) == 2
+    for file in files:
+        assert_equal(events(tmp_path / "tensorboard" / file.stem), records.read(file))
+
+
+def test_a_tracker_that_fails_gives_one_note_and_training_continues(command, tmp_path):
+    """The tracker cannot write: a file is where its folder should be."""
+    (tmp_path / "tensorboard").write_text("")
+    common = ("digits", "--size", "tiny", "--cpu", "--out", tmp_path, "--json", "--track", "tensorboard")
+    trained = command("train", *common)
+    assert json.loads(trained.out)["method"] == "baseline"
+    compared = command("compare", *common, "--methods", "sam", "--jobs", 1)
+    assert len(json.loads(compared.out)["rows"]) == 1
+    for ended in (trained, compared):
+        assert ended.code == 0
+        [note] = [line for line in ended.err.splitlines() if "tensorboard" in line]
+        assert note == (
+            f"- tensorboard failed (Not a directory, {tmp_path}/tensorboard): training continues; "
+            f"`gasam export {tmp_path} --to tensorboard` sends the rest later"
+        )
+    refused = command("export", tmp_path, "--to", "tensorboard")
+    assert refused.code == 2
+    assert refused.err.count("\n") == 1
+    (tmp_path / "tensorboard").unlink()
+    assert command("export", tmp_path, "--to", "tensorboard").out.startswith("2 of 2 runs sent")
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - set(map(str, get_available_trackers()))))
+def test_a_tracker_that_is_not_installed_is_refused_in_one_sentence(command, tmp_path, name):
+    records.write(tmp_path / "one.json", record("imdb"))
+    told = f"gasam: {name} is not installed: run `pip install {name.replace('_', '-')}`\n"
+    for arguments in (("train", "digits"), ("compare", "digits")):
+        ended = command(*arguments, "--out", tmp_path / "runs", "--track", name)
+        assert (ended.code, ended.out, ended.err) == (2, "", told)
+    ended = command("export", tmp_path, "--to", name)
+    assert (ended.code, ended.out, ended.err) == (2, "", told)
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("train", "digits", "--track", "paper"), "--track must be one of aim, clearml, comet_ml, dvclive, mlflow,"),
+        (("export", ".", "--to", "paper"), "--to must be one of aim, clearml, comet_ml, dvclive, mlflow, swanlab,"),
+        (("export", "nowhere"), "no records in nowhere: train something first, or name another folder"),
+        (("export", "nowhere", "--to", "optuna"), "no searches in nowhere/tuning: run `gasam tune` first, or name"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(command, tmp_path, monkeypatch, given, told):
+    monkeypatch.chdir(tmp_path)
+    ended = command(*given)
+    assert ended.code == 2
+    assert ended.err.startswith(f"gasam: {told}")
+    assert ended.err.count("\n") == 1
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_gets_the_same_numbers(command, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is no part of gasam[dev]")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    one = record("imdb", "ga-sam", 81.0)
+    records.write(tmp_path / "one.json", one)
+    assert command("export", tmp_path, "--to", "mlflow").code == 0
+    assert json.loads(command("export", tmp_path, "--to", "mlflow", "--json").out)["sent"] == []
+    client = mlflow.MlflowClient()
+    [found] = client.search_runs([client.get_experiment_by_name("gasam").experiment_id])
+    history = client.get_metric_history(found.info.run_id, "valid")
+    assert [(each.step, each.value) for each in history] == [(row["epoch"], row["valid"]) for row in one.curve]
+    assert found.data.metrics["final/test"] == one.test
+    assert found.data.params["method/steps"] == str(one.walk["steps"])
