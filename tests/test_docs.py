@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 import typer
-from benchmarks import report
+from benchmarks import report, table1_cost
 
 from gasam.lab.cli.commands import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PUBLIC = ["gasam", "gasam.analysis", "gasam.lab.theory"]
-IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "coming-from.md"}
+TASK_FILES = sorted((ROOT / "examples" / "tasks").glob("*.py"))  # tests/lab/test_own_model.py trains them
+PUBLIC = ["gasam", "gasam.analysis", "gasam.lab", "gasam.lab.prediction", "gasam.lab.theory"]
+IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "coming-from.md", "own-model.md", "size.md"}
 BLOCKS = [
     (page.name, block)
     for page in PAGES
@@ -78,7 +79,8 @@ BLOCK_IDS = [f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)]
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
 def test_code_block_is_part_of_an_example(page, block):
     """The block may leave out imports that it does not need. All its other lines stand together in one example."""
-    assert any(is_part_of(block, example.read_text()) for example in EXAMPLES), f"{page}: no example has\n{block}"
+    files = [*EXAMPLES, *TASK_FILES]
+    assert any(is_part_of(block, file.read_text()) for file in files), f"{page}: no example has\n{block}"
 
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
@@ -98,6 +100,12 @@ def test_performance_page_is_made_from_the_results():
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     assert report.PAGE.read_text() == report.page(results)
     assert set(results) == set(report.SECTIONS)
+
+
+def test_cost_of_table_1_is_made_from_the_results():
+    results = json.loads(table1_cost.RESULTS.read_text())
+    page = (ROOT / "docs" / "scale.md").read_text()
+    assert f"<!-- table 1 cost -->\n\n{table1_cost.table(results)}\n<!-- /table 1 cost -->" in page
 
 
 COMMANDS = [
@@ -128,6 +136,12 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = re.findall(r'= "(.+\.md)"', (ROOT / "zensical.toml").read_text())
+    docs = ROOT / "docs"
+    assert sorted(navigation) == sorted(file.relative_to(docs).as_posix() for file in docs.rglob("*.md"))
 
 
 def without_generated_parts(text):
