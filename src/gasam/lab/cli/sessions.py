@@ -27,8 +27,8 @@ from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
 from gasam.lab.search.driver import tune
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import Question
-from gasam.lab.search.settings_driver import FOLDER, tune_settings
-from gasam.lab.search.settings_finding import SettingsFinding
+from gasam.lab.search.settings_driver import tune_settings
+from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
 from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown

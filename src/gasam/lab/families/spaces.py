@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from gasam.lab.errors import InputError
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span:
     """All numbers from `low` to `high`: whole numbers if both are; evenly spread over orders of magnitude if `log`."""
 
     low: float

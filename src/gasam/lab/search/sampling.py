@@ -15,11 +15,12 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, PercentilePruner
 from optuna.samplers import TPESampler
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gasam.lab.families import Metric
 from gasam.lab.families.spaces import Space, Span
+from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.settings_finding import SettingsTrial
 
 KEPT = 75.0
@@ -44,7 +45,7 @@ def propose(
     with quiet():
         sampler = TPESampler(seed=seed + len(trials), constant_liar=count > 1)
         study = study_of(metric, sampler=sampler)
-        study.add_trials([frozen(one, distributions) for one in trials if fits(one.values, distributions)])
+        study.add_trials([frozen(one, one.values, distributions) for one in trials if fits(one.values, distributions)])
         asked = [study.ask(distributions).params for _ in range(count)]
     return [{name: rounded(space[name], value) for name, value in values.items()} for values in asked]
 
@@ -66,7 +67,7 @@ class PercentileRule:
     def hopeless(self, curve: Sequence[float | None]) -> bool:
         """Whether a trial with this curve should be stopped now."""
         with quiet():
-            pruner = PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=self.patience)
+            pruner = PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=self.patience + 1)
             study = study_of(self.metric, pruner=pruner)
             for known in self.curves:
                 values = by_epoch(known)
@@ -74,12 +75,15 @@ class PercentileRule:
             trial = study.ask()
             for epoch, value in by_epoch(curve).items():
                 trial.report(value, epoch)
-            return trial.should_prune()
+            return bool(trial.should_prune())
 
 
 def study_of(metric: Metric, sampler: TPESampler | None = None, pruner: BasePruner | None = None) -> Study:
-    direction = "maximize" if metric.higher_is_better else "minimize"
-    return optuna.create_study(direction=direction, sampler=sampler, pruner=pruner)
+    return optuna.create_study(direction=direction(metric), sampler=sampler, pruner=pruner)
+
+
+def direction(metric: Metric) -> StudyDirection:
+    return StudyDirection.MAXIMIZE if metric.higher_is_better else StudyDirection.MINIMIZE
 
 
 def distribution(span: Span | tuple[Any, ...]) -> BaseDistribution:
@@ -90,13 +94,19 @@ def distribution(span: Span | tuple[Any, ...]) -> BaseDistribution:
     return FloatDistribution(span.low, span.high, log=span.log)
 
 
-def frozen(trial: SettingsTrial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    """A trial as Optuna stores it."""
+def frozen(trial: Outcome, values: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    """A trial as Optuna stores it.
+
+    Args:
+        trial: The outcome.
+        values: What was tried, with a value for each distribution.
+        distributions: The ranges.
+    """
     stopped = TrialState.FAIL if trial.diverged else TrialState.PRUNED
     return create_trial(
         state=stopped if trial.valid is None else TrialState.COMPLETE,
         value=trial.valid,
-        params={name: trial.values[name] for name in distributions},
+        params={name: values[name] for name in distributions},
         distributions=dict(distributions),
         intermediate_values=by_epoch(trial.curve),
     )

@@ -12,12 +12,9 @@ from gasam.lab.engines.local import LocalEngine
 from gasam.lab.search.driver import Runner, locked
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.sampling import PercentileRule, propose
-from gasam.lab.search.settings_finding import SCHEMA, SettingsFinding, SettingsTrial
+from gasam.lab.search.settings_finding import FOLDER, SCHEMA, SettingsFinding, SettingsTrial
 from gasam.lab.search.settings_question import SettingsQuestion, Values
 from gasam.lab.storage import write_json
-
-FOLDER = "settings"
-"""The folder of searches for settings, in a folder of records."""
 
 
 def tune_settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from gasam.lab.tasks import Task
 from gasam.lab.tasks.task_file import recorded_task
 
 SCHEMA = 1
+FOLDER = "settings"
+"""The folder of searches for settings, in a folder of records."""
 WALK_SPACE: Space = {"budget": Span(0.01, 1.0, log=True), "cap": Span(0.003, 0.1, log=True)}
 """What a joint search tries of the walk, beside the settings."""
 
@@ -60,7 +63,7 @@ class SettingsFinding:
     settings: dict[str, Any]
     shared: dict[str, Any]
     data: str
-    space: dict[str, Any]
+    space: dict[str, Span | tuple[Any, ...]]
     trials: tuple[SettingsTrial, ...] = ()
     repeats: tuple[SettingsTrial, ...] = ()
     task_file: TaskFile | None = None
@@ -133,3 +136,8 @@ class SettingsFinding:
         repeated = [one for one in self.ranked() if len(self.scores(one)) > 1 and self.mean(one) is not None]
         candidates = repeated or self.ranked()
         return self.metric.best(candidates, lambda one: self.mean(one) or 0.0) if candidates else None
+
+
+def read_all(folder: Path) -> Iterator[SettingsFinding]:
+    """Read the searches for settings in a folder of records, in the order of their names."""
+    return map(SettingsFinding.read, sorted((folder / FOLDER).glob("*.json")))

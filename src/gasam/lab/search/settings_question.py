@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from gasam import recommended
@@ -91,7 +91,8 @@ class SettingsQuestion:
 
     def name(self, data_hash: str) -> str:
         """The name of the search. It depends on the settings, the ranges, the data and the seed."""
-        text = json.dumps([self.plan({}).config(), self.ranges(), data_hash, self.seed], sort_keys=True)
+        ranges = {name: astuple(span) if isinstance(span, Span) else span for name, span in self.ranges().items()}
+        text = json.dumps([self.plan({}).config(), ranges, data_hash, self.seed], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         kind = "-joint" if self.joint else ""
         return f"{tasks.name_of(self.task)}-{self.size}-{self.method}{kind}-{self.seed}-{digest}"
