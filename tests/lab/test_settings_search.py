@@ -133,7 +133,7 @@ def test_label_smoothing_is_the_mean_over_the_smoothed_label(smoothing, data_dir
 
 
 def test_embedding_dropout_drops_numbers_of_embeddings_in_training_only():
-    plan = make("docstrings", "baseline", "tiny", settings={"embedding_dropout": 0.5})
+    plan = make("imdb", "baseline", "tiny", settings={"embedding_dropout": 0.5})
     family = plan.family(plan.data())
     model = family.model()
     seen = []
