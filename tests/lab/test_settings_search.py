@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import log_softmax
 
+from gasam.lab.api import settings_frame
 from gasam.lab.errors import InputError
 from gasam.lab.families import Metric
 from gasam.lab.families.spaces import Span, around, parsed_span
@@ -267,6 +268,15 @@ def test_bad_input_is_answered_with_one_sentence(command, words, sentence, tmp_p
     assert ended.code == 2
     assert sentence in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_frame_of_a_search_has_a_row_for_each_trial_and_marks_the_chosen_one(searched):
+    _, found = searched
+    frame = settings_frame(found)
+    assert list(frame["valid"]) == [found.mean(one) for one in found.trials]
+    [chosen] = frame[frame["chosen"]].to_dict("records")
+    assert chosen["valid"] == found.mean(found.chosen())
+    assert all(chosen[name] == value for name, value in found.chosen().values.items())
 
 
 def test_comparison_uses_the_settings_that_a_search_chose(command, searched, tmp_path):

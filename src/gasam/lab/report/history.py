@@ -15,7 +15,7 @@ def history_table(records: Sequence[RunRecord]) -> Table:
     """A row for each version with a baseline and GA-SAM, the first version first; only tasks with several of them."""
     rows = []
     for task, definition in TASKS.items():
-        found = [(size, pair) for size in reversed(definition.sizes) if (pair := _pair(records, task, size))]
+        found = [(size, pair) for size in reversed(list(definition.sizes)) if (pair := _pair(records, task, size))]
         if len(found) > 1:
             rows += [_row(task, size, *pair) for size, pair in found]
     return of_texts("How the answer changed", rows)
