@@ -11,8 +11,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from synthetic import finding_of, response
 
+from gasam.lab.families.spaces import Span
 from gasam.lab.search.finding import Finding
+from gasam.lab.search.optuna_studies import export_studies
 from gasam.lab.search.outcome import Outcome, Trial
+from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial, read_all
 from gasam.lab.storage import write_json
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -122,3 +125,25 @@ def test_searches_of_the_results_are_studies(command, tmp_path, name):
     assert study.best_value == (max if search.metric.higher_is_better else min)(
         one.valid for one in search.tries if one.valid is not None
     )
+
+
+def test_search_for_settings_is_a_study_with_its_values(tmp_path):
+    measured = {"worthless": 10.0, "diverged": False, "gradient_evaluations": 8, "seconds": 1.0}
+    trials = (
+        SettingsTrial(values={}, valid=80.0, curve=(70.0, 80.0), **measured),
+        SettingsTrial(values={"dropout": 0.2, "schedule": "linear"}, valid=82.0, curve=(75.0, 82.0), **measured),
+        SettingsTrial(values={"dropout": 0.5, "schedule": "linear"}, valid=None, curve=(30.0,), **measured),
+    )
+    found = SettingsFinding(
+        schema=1, name="imdb-small@2-baseline-0-abc", task="imdb", size="small@2", method="baseline", joint=False,
+        seed=0, settings={"epochs": 2}, shared={}, data="hash", trials=trials,
+        space={"dropout": Span(0.0, 0.6), "schedule": ("constant", "linear")},
+    )  # fmt: skip
+    write_json(tmp_path / "settings" / f"{found.name}.json", found.as_json())
+    assert list(read_all(tmp_path)) == [found]
+    assert export_studies([found], tmp_path / "journal") == {found.name: 3}
+    assert export_studies([found], tmp_path / "journal") == {found.name: 0}
+    study = studies(tmp_path / "journal")[found.name]
+    assert [trial.params for trial in study.trials] == [one.values for one in trials]
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED]
+    assert study.best_trial.params == study.user_attrs["chosen"] == trials[1].values

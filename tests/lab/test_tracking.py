@@ -180,7 +180,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_one_sentence(command, tmp
         (("train", "digits", "--track", "paper"), "--track must be one of aim, clearml, comet_ml, dvclive, mlflow,"),
         (("export", ".", "--to", "paper"), "--to must be one of aim, clearml, comet_ml, dvclive, mlflow, swanlab,"),
         (("export", "nowhere"), "no records in nowhere: train something first, or name another folder"),
-        (("export", "nowhere", "--to", "optuna"), "no searches in nowhere/tuning: run `gasam tune` first, or name"),
+        (("export", "nowhere", "--to", "optuna"), "no searches in nowhere: run `gasam tune` first, or name"),
     ],
 )
 def test_what_cannot_be_exported_is_told(command, tmp_path, monkeypatch, given, told):

@@ -8,13 +8,15 @@ from typing import Any
 
 from pandas import DataFrame
 
-from gasam.lab.cli.sessions import run_many, search
+from gasam.lab.cli.sessions import run_many, search, search_settings
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines.choice import engine
 from gasam.lab.methods import TABLE1
 from gasam.lab.report.run_list import ListedRun, read_runs, run_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
+from gasam.lab.search.settings_finding import SettingsFinding
+from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
 from gasam.lab.tasks import Origin, find
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
@@ -95,10 +97,11 @@ def tune(
     jobs: int | None = None,
     cpu: bool = False,
 ) -> DataFrame:
-    """Choose the size of a method's walk on the validation split, and return a frame with a row for each trial.
+    """Choose a method's walk or the settings of training on validation, and return a frame with a row for each trial.
 
-    The same as the command `gasam tune`; `compare(..., tuned=True)` uses the choice. The first row is the baseline, and
-    the column `chosen` marks the walk to use. An interrupted search continues.
+    The same as the command `gasam tune`. The first row is the baseline, or the task's own settings, and the column
+    `chosen` marks what to use: `compare(..., tuned=True)` uses the chosen walk, and `compare(..., settings=...)` takes
+    the chosen settings. An interrupted search continues.
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
@@ -107,28 +110,45 @@ def tune(
         size: The size; by default the newest `small`, or the only size of a task file.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change.
-        quantity: "budget", the default, or "epsilon".
-        trials: The largest number of trials; by default as many as the search needs.
+        quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
+        trials: The largest number of trials; by default as many as the search for a walk needs, and 20 for settings.
         seeds: Repeat the baseline and the finalists with this many seeds, and choose by the mean.
         on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
         jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
         cpu: Use the CPU even if there is a GPU.
     """
-    quantity = quantity or usual_quantity(method)
-    question = Question(
-        task=str(task),
-        method=method,
-        size=find(str(task)).recorded_size(size),
-        origin=data or Origin(),
-        settings=settings or {},
-        quantity=quantity,
-        norms=usual_norms(method, quantity),
-        exponents=EXPONENTS.get(quantity, (0, 0)),
-        trials=trials,
-        seeds=seeds,
-    )
+    quantity = quantity or ("settings" if method == "baseline" else usual_quantity(method))
+    about: dict[str, Any] = {
+        "task": str(task),
+        "method": method,
+        "size": find(str(task)).recorded_size(size),
+        "origin": data or Origin(),
+        "settings": settings or {},
+        "seeds": seeds,
+    }
     with engine(on, parallel=jobs, cpu=cpu) as place:
+        if quantity in ("settings", "joint"):
+            asked = SettingsQuestion(joint=quantity == "joint", trials=trials or TRIALS, **about)
+            return settings_frame(search_settings(asked, Path(out), place, cpu))
+        norms, exponents = usual_norms(method, quantity), EXPONENTS.get(quantity, (0, 0))
+        question = Question(quantity=quantity, norms=norms, exponents=exponents, trials=trials, **about)
         return trials_frame(search(question, Path(out), place, cpu))
+
+
+def settings_frame(found: SettingsFinding) -> DataFrame:
+    """A row for each trial: the settings that it changed, its mean validation score, and whether it was chosen."""
+    chosen = found.chosen()
+    rows = [
+        {
+            "method": found.method,
+            **one.values,
+            "valid": found.mean(one),
+            "seconds": one.seconds,
+            "chosen": one is chosen,
+        }
+        for one in found.trials
+    ]
+    return DataFrame(rows)
 
 
 def trials_frame(finding: Finding) -> DataFrame:

@@ -15,6 +15,7 @@ NEEDED = (
     "matplotlib",
     "num2words",
     "numpy",
+    "optuna",
     "pandas",
     "platformdirs",
     "pydantic",

@@ -62,12 +62,13 @@ def _runs(folder: Path, tracker: str, out: Path) -> dict[str, Any]:
 
 
 def _searches(folder: Path, out: Path) -> dict[str, Any]:
-    from gasam.lab.search import finding, optuna_studies
+    from gasam.lab.search import finding, optuna_studies, settings_finding
+    from gasam.lab.search.finding import Finding
+    from gasam.lab.search.settings_finding import SettingsFinding
 
-    optuna_studies.check()
-    searches = list(finding.read_all(folder))
+    searches: list[Finding | SettingsFinding] = [*finding.read_all(folder), *settings_finding.read_all(folder)]
     if not searches:
-        raise InputError(f"no searches in {folder / 'tuning'}: run `gasam tune` first, or name another folder")
+        raise InputError(f"no searches in {folder}: run `gasam tune` first, or name another folder")
     file = out / optuna_studies.JOURNAL
     added = optuna_studies.export_studies(searches, file)
     sentence = f"{len(searches)} studies in {file}, {sum(added.values())} trials added"

@@ -95,9 +95,15 @@ class SettingsOptions:
         list[str], option(RUN, "Change another setting of the task, e.g. dropout=0.3.", "--set", metavar="NAME=VALUE")
     ] = field(default_factory=list)
 
+    settings_from: Annotated[
+        Path | None,
+        option(RUN, "Use the settings that a search chose: a file of `gasam tune --method baseline`.", metavar="FILE"),
+    ] = None
+
     @property
     def changed(self) -> dict[str, Any]:
-        return assignments("--set", self.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
+        given = assignments("--set", self.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
+        return given if self.settings_from is None else chosen_settings(self.settings_from) | given
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,17 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
             parsed = value
         values[name.replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
     return values
+
+
+def chosen_settings(file: Path) -> dict[str, Any]:
+    """The settings that a search chose, with those that all of its trials shared."""
+    from gasam.lab.search.settings_finding import SettingsFinding
+
+    found = SettingsFinding.read(file)
+    best = found.chosen()
+    if best is None:
+        raise InputError(f"every trial of {file} diverged: search again with other ranges")
+    return found.settings_of(best)
 
 
 def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:

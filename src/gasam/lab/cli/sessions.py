@@ -13,6 +13,7 @@ import typer
 
 from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
+from gasam.lab.cli.options import OutputOptions
 from gasam.lab.engines.execution import Engine, run_all
 from gasam.lab.engines.jobs import Job, prepare
 from gasam.lab.engines.local import LocalEngine
@@ -21,10 +22,14 @@ from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
 from gasam.lab.report.pictures import comparison_figures
+from gasam.lab.report.settings_search import settings_conclusion, settings_table
 from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
 from gasam.lab.search.driver import tune
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import Question
+from gasam.lab.search.settings_driver import tune_settings
+from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
+from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown
 from gasam.lab.tracking.export import export
@@ -111,6 +116,24 @@ def show_finding(finding: Finding, out: Path, json: bool) -> None:
     print_table(tuning_table([finding]))
     say(conclusion(finding))
     console.print(f"saved: {place}.json, .png and .svg", soft_wrap=True)
+
+
+def search_settings(question: SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> SettingsFinding:
+    """Run a search for settings with a line for every trial."""
+    prepared([question.plan({})], out)
+    with Live(None, describe_trial) as live:
+        return tune_settings(question, out, engine=engine, watch=live.watch, cpu=cpu)
+
+
+def show_settings(finding: SettingsFinding, output: OutputOptions) -> None:
+    """Print the table of a search for settings, and the conclusion."""
+    if output.json:
+        print_json(finding.as_json())
+        return
+    file = output.out / FOLDER / f"{finding.name}.json"
+    print_table(settings_table(finding))
+    say(settings_conclusion(finding, str(file)))
+    console.print(f"saved: {file}", soft_wrap=True)
 
 
 def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,10 @@ search_option = partial(opt.option, "The search")
 
 Quantity = Annotated[
     str | None,
-    search_option("Quantity to search: budget (default, with a cap and the recommended schedule) or epsilon."),
+    search_option(
+        "What to search: budget (default, with a cap and the recommended schedule), epsilon, settings (of training; "
+        "the default for baseline), or joint (settings, budget and cap)."
+    ),
 ]
 Norms = Annotated[
     str | None,
@@ -28,7 +31,19 @@ Exponents = Annotated[
     str | None,
     search_option("Smallest and largest power of ten. Default: -2,-1 for a budget, -6,0 for epsilon."),
 ]
-Trials = Annotated[int | None, search_option("Maximum number of trials.")]
+Trials = Annotated[int | None, search_option("Maximum number of trials. Default for settings: 20.")]
+Evaluations = Annotated[
+    int | None, search_option("Start no more trials after this many gradient evaluations (settings, joint).")
+]
+Ranges = Annotated[
+    list[str],
+    search_option(
+        "Range of a setting: LOW..HIGH, LOW..HIGH,log, a list such as [0,0.1], or null to leave it out (settings, "
+        "joint).",
+        "--space",
+        metavar="NAME=RANGE",
+    ),
+]
 Seeds = Annotated[
     int, search_option("Run the baseline and up to three finalists with this many seeds, and choose by the mean.")
 ]
@@ -55,60 +70,93 @@ def tune(
     place: EngineOptions,
     output: OutputOptions,
     method: Annotated[
-        str, typer.Option(help="Method, several separated by commas, or `family`, each with the same --trials.")
+        str,
+        typer.Option(
+            help="Method, several separated by commas, or `family`, each with the same --trials; baseline searches the "
+            "settings of plain training."
+        ),
     ] = "ga-sam",
     size: opt.Size = None,
     quantity: Quantity = None,
     norms: Norms = None,
     exponents: Exponents = None,
     trials: Trials = None,
+    evaluations: Evaluations = None,
+    ranges: Ranges = [],  # noqa: B006  typer reads it
     seeds: Seeds = 1,
     cap: Cap = 0.1,
     tolerance: Tolerance = 0.02,
     full_grid: FullGrid = False,
     seed: Annotated[int, typer.Option(help="Seed of the trials. Use other seeds for results.")] = 0,
 ) -> None:
-    """Choose a method's budget (or epsilon) on the validation split: bisect for the power of ten, then try a grid.
+    """Choose a method's budget or epsilon, or the settings of training, on the validation split.
 
-    Example: `gasam tune imdb --method ga-sam`, then `gasam compare imdb --methods baseline,ga-sam --tuned`
+    Examples: `gasam tune imdb`, then `gasam compare imdb --tuned`; `gasam tune imdb --method baseline`, then
+    `gasam compare imdb --settings-from runs/settings/NAME.json`
     """
     from gasam.lab.cli.display import errors, say
-    from gasam.lab.cli.sessions import search, show_finding
+    from gasam.lab.cli.sessions import search, search_settings, show_finding, show_settings
     from gasam.lab.search.driver import TrialFailedError
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
+    from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
     from gasam.lab.tasks import recorded_size
 
     names = opt.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None and not full_grid:
         raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
+    about: dict[str, Any] = {
+        "task": task,
+        "size": recorded_size(task, size),
+        "seed": seed,
+        "origin": data.origin,
+        "settings": changes.changed,
+        "seeds": opt.positive("--seeds", seeds),
+    }
 
-    def question(name: str) -> Question:
+    def of_settings(name: str) -> SettingsQuestion:
+        return SettingsQuestion(
+            method=name,
+            space=_ranges(ranges),
+            joint=quantity == "joint",
+            trials=TRIALS if trials is None else opt.positive("--trials", trials),
+            evaluations=None if evaluations is None else opt.positive("--evaluations", evaluations),
+            **about,
+        )
+
+    def of_walk(name: str) -> Question:
         searched = quantity or usual_quantity(name)
         return Question(
-            task=task,
             method=name,
-            size=recorded_size(task, size),
-            seed=seed,
-            origin=data.origin,
-            settings=changes.changed,
             quantity=searched,
             norms=usual_norms(name, searched) if norms is None else _norms(norms),
             exponents=EXPONENTS.get(searched, (0, 0)) if exponents is None else _exponents(exponents),
             tolerance=tolerance,
             cap=cap,
             trials=None if trials is None else opt.positive("--trials", trials),
-            seeds=opt.positive("--seeds", seeds),
             full_grid=full_grid,
+            **about,
         )
 
-    questions = [question(name) for name in names if name != "baseline" or len(names) == 1]
+    settings = quantity in ("settings", "joint") or (names == ["baseline"] and quantity is None)
+    if not settings and (ranges or evaluations is not None):
+        raise InputError("--space and --evaluations need --quantity settings or joint")
     try:
         with place.engine(output.cpu) as engine:
-            for each in questions:
-                show_finding(search(each, output.out, engine, output.cpu), output.out, output.json)
+            for name in names:
+                if settings:
+                    show_settings(search_settings(of_settings(name), output.out, engine, output.cpu), output)
+                elif name != "baseline" or len(names) == 1:
+                    show_finding(search(of_walk(name), output.out, engine, output.cpu), output.out, output.json)
     except TrialFailedError as error:
         say(f"failed: {error}; run the same command to continue", errors)
         raise typer.Exit(1) from None
+
+
+def _ranges(texts: list[str]) -> dict[str, Any]:
+    from gasam.lab.families.spaces import parsed_span
+
+    given = opt.assignments("--space", texts)
+    return {name: None if value is None else parsed_span(name, value) for name, value in given.items()}
 
 
 def _norms(text: str) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.prediction import Prediction, PredictionOptions, WholeInput
 from gasam.lab.families.setting_checks import check_settings
+from gasam.lab.families.spaces import Space, around
 from gasam.lab.statistics import signed
 
 Settings = TypeVar("Settings", bound="Recipe")
@@ -102,8 +103,12 @@ class Recipe:
         check_settings(
             self,
             zero=("weight_decay", "warmup", "halve_after", "average"),
-            below_one=("dropout", "betas", "smoothing"),
+            below_one=("dropout", "embedding_dropout", "betas", "smoothing"),
         )
+
+    def space(self) -> Space:
+        """The settings that `gasam tune --quantity settings` tries by default, around the values of this recipe."""
+        return {"learning_rate": around(self.learning_rate, 5), "epochs": (self.epochs, 2 * self.epochs)}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families import Recipe
-from gasam.lab.families.labelled import Classification
+from gasam.lab.families.labelled import Classification, ClassifierSettings
+from gasam.lab.families.spaces import Space, Span
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 PADDING = "<pad>"
@@ -22,7 +22,7 @@ WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCNNSettings(Recipe):
+class TextCNNSettings(ClassifierSettings):
     """Settings of a TextCNN.
 
     Args:
@@ -31,20 +31,24 @@ class TextCNNSettings(Recipe):
         embedding: Size of the embeddings.
         maps: Number of feature maps of each window.
         windows: Widths of the convolutions.
-        dropout: The dropout probability.
         embedding_scale: Standard deviation of the initial embeddings.
+        embedding_dropout: The probability that a number of an embedding is dropped.
     """
 
     vocabulary: int
     length: int
     embedding: int
     maps: int
-    dropout: float
     windows: tuple[int, ...] = (3, 4, 5)
     embedding_scale: float = 1.0
+    embedding_dropout: float = 0.0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
-    later: ClassVar[dict[str, Any]] = {"embedding_scale": 1.0}
+    later: ClassVar[dict[str, Any]] = ClassifierSettings.later | {"embedding_scale": 1.0, "embedding_dropout": 0.0}
+
+    def space(self) -> Space:
+        embeddings = {"embedding_scale": Span(0.02, 0.5, log=True), "embedding_dropout": Span(0.0, 0.6)}
+        return {**super().space(), **embeddings}
 
 
 class TextClassification(Classification[TextCNNSettings]):
@@ -88,11 +92,12 @@ class TextCNN(nn.Module):
             nn.Conv2d(settings.embedding, settings.maps, (1, window), padding=(0, window - 1))
             for window in settings.windows
         )
+        self.embedding_dropout = nn.Dropout(settings.embedding_dropout)
         self.dropout = nn.Dropout(settings.dropout)
         self.output = nn.Linear(settings.maps * len(settings.windows), classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        embedded = self.embedding(tokens).transpose(1, 2).unsqueeze(2)
+        embedded = self.embedding_dropout(self.embedding(tokens)).transpose(1, 2).unsqueeze(2)
         largest = [convolution(embedded).amax(dim=(2, 3)).relu() for convolution in self.convolutions]
         return self.output(self.dropout(torch.cat(largest, dim=1)))  # type: ignore[no-any-return]
 

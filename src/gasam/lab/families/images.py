@@ -15,13 +15,11 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.data.reading import fault_at
 from gasam.lab.errors import InputError
-from gasam.lab.families import Recipe
-from gasam.lab.families.labelled import Classification
+from gasam.lab.families.labelled import Classification, ClassifierSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPSettings(Recipe):
-    dropout: float
+class MLPSettings(ClassifierSettings):
     hidden: tuple[int, ...] = (100, 100)
 
 

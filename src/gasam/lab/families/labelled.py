@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,10 +15,40 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.likelihoods import CrossEntropy
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Split
-from gasam.lab.families import Family, Metric, Score, Settings, drawn
+from gasam.lab.families import Family, Metric, Recipe, Score, drawn
 from gasam.lab.families.prediction import ClassPrediction, Prediction, PredictionOptions
+from gasam.lab.families.spaces import Space, Span, around
 
 EVALUATED_AT_ONCE = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierSettings(Recipe):
+    """Settings that all classifiers share.
+
+    Args:
+        dropout: The dropout probability.
+        smoothing: The share of the label that is spread over all classes in the training loss.
+    """
+
+    dropout: float
+    smoothing: float = 0.0
+
+    later: ClassVar[dict[str, Any]] = {"smoothing": 0.0}
+
+    def space(self) -> Space:
+        return {
+            "learning_rate": around(self.learning_rate, 4),
+            "epochs": (max(1, self.epochs // 2), self.epochs, 2 * self.epochs),
+            "schedule": ("constant", "linear"),
+            "optimizer": ("adamw",),
+            "weight_decay": Span(1e-3, 1.0, log=True),
+            "dropout": Span(0.0, 0.6),
+            "smoothing": (0.0, 0.1),
+        }
+
+
+Settings = TypeVar("Settings", bound=ClassifierSettings)
 
 
 class Classification(Family[Settings]):
@@ -35,7 +66,7 @@ class Classification(Family[Settings]):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         inputs, labels = batch
-        return cross_entropy(model(inputs), labels), None
+        return cross_entropy(model(inputs), labels, label_smoothing=self.settings.smoothing), None
 
     def objective(self) -> Objective:
         return Objective(lambda model, batch: model(batch[0]), CrossEntropy())

@@ -18,6 +18,7 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families import Family, Metric, Recipe, Score, drawn
 from gasam.lab.families.line_reader import LineReader, State, exponential
 from gasam.lab.families.prediction import Prediction, PredictionOptions, TextPerplexity
+from gasam.lab.families.spaces import Space, Span, around
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
 END = "<eos>"
@@ -33,6 +34,7 @@ class LSTMSettings(Recipe):
         hidden: Size of the hidden layers and of the embeddings, which are tied to the output layer.
         dropout: The dropout probability.
         layers: Number of LSTM layers.
+        embedding_range: Largest absolute value of the initial embeddings.
     """
 
     vocabulary: int
@@ -40,8 +42,21 @@ class LSTMSettings(Recipe):
     hidden: int
     dropout: float
     layers: int = 2
+    embedding_range: float = 0.1
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
+    later: ClassVar[dict[str, Any]] = {"embedding_range": 0.1}
+
+    def space(self) -> Space:
+        return {
+            "learning_rate": around(self.learning_rate, 2),
+            "epochs": (self.epochs, 2 * self.epochs),
+            "halve_after": Span(max(1, self.epochs // 3), self.epochs),
+            "dropout": Span(0.1, 0.7),
+            "clip": Span(0.1, 1.0, log=True),
+            "weight_decay": Span(1e-8, 1e-5, log=True),
+            "embedding_range": Span(0.02, 0.2, log=True),
+        }
 
 
 class LanguageModel(Family[LSTMSettings]):
@@ -186,7 +201,7 @@ class LSTM(nn.Module):
         between = settings.dropout if settings.layers > 1 else 0.0
         self.lstm = nn.LSTM(settings.hidden, settings.hidden, settings.layers, dropout=between)
         self.output = nn.Linear(settings.hidden, words)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.uniform_(self.embedding.weight, -settings.embedding_range, settings.embedding_range)
         nn.init.zeros_(self.output.bias)
         self.output.weight = self.embedding.weight
 

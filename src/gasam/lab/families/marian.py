@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.lab.families import Recipe
+from gasam.lab.families.spaces import Space, Span
 from gasam.lab.families.subwords import END, PADDING, SPECIALS, START
 
 POSITIONS = 2048
@@ -52,6 +53,14 @@ class TransformerSettings(Recipe):
         super().__post_init__()
         if self.width % self.heads or self.width % 2:
             raise ValueError(f"width must be even and a multiple of heads ({self.heads}), got {self.width}")
+
+    def space(self) -> Space:
+        regularised = {
+            "dropout": Span(0.1, 0.5),
+            "smoothing": Span(0.0, 0.2),
+            "weight_decay": Span(1e-5, 1e-2, log=True),
+        }
+        return {**super().space(), **regularised}
 
 
 def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int) -> nn.Module:

@@ -14,8 +14,9 @@ from gasam.lab.analyses import Analysis, restored
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
 from gasam.lab.records import AnalysisRecord, RunRecord, RunSummary
-from gasam.lab.search import finding
+from gasam.lab.search import finding, settings_finding
 from gasam.lab.search.finding import Finding
+from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
 REMARKS = {"summary": ["answer"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
@@ -24,11 +25,12 @@ REMARKS = {"summary": ["answer"], "runs": list(TASKS), "search": list(TASKS), "f
 
 @dataclass(frozen=True)
 class Contents:
-    """Records of runs, searches, analyses of runs with the same options on one task, figures of the paper by name, and
-    what people remark on a table and a task."""
+    """Records of runs, searches for walks and for settings, analyses of runs with the same options on one task, figures
+    of the paper by name, and what people remark on a table and a task."""
 
     records: list[RunRecord] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    settings: list[SettingsFinding] = field(default_factory=list)
     analyses: list[tuple[Analysis, list[AnalysisRecord]]] = field(default_factory=list)
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     remarks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -48,7 +50,8 @@ def read(folder: Path) -> Contents:
         file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "figures").glob("*.json"))
     }
     analyses = read_analyses(folder / "analysis", runs)
-    return Contents(runs, list(finding.read_all(folder)), analyses, figures, _read_remarks(folder / "remarks.toml"))
+    searches, settings = list(finding.read_all(folder)), list(settings_finding.read_all(folder))
+    return Contents(runs, searches, settings, analyses, figures, _read_remarks(folder / "remarks.toml"))
 
 
 def read_analyses(folder: Path, runs: list[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
 from gasam.lab.report.contents import Contents
+from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.judgement import test_error
@@ -33,6 +34,21 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
             f"Intervals cover seeds only. Over test examples, one score has a standard error of {one:.2f}; the "
             f"difference of two scores on the same examples has at most {math.sqrt(2) * one:.2f}. All seeds share it."
         )
+
+
+def of_family(contents: Contents) -> Iterator[str]:
+    """The methods that are clearly better or worse than plain training on each task, and the best of them."""
+    for (task, size), groups in family_groups(contents.records).items():
+        walking = [(group, group.baseline) for group in groups if group.method != "baseline" and group.baseline]
+        corrected = {group.title: group.standing(baseline, len(walking)) for group, baseline in walking}
+        told = [
+            f"{word} than plain training: {', '.join(names)}"
+            for word in ("better", "worse")
+            if (names := [title for title, standing in corrected.items() if standing == word])
+        ]
+        pairs = min((len(group.scores) for group, _ in walking), default=0)
+        found = "; ".join(told) or "no method differs clearly from plain training"
+        yield f"{task}, size {size}, {pairs} seeds, corrected for {len(walking)} methods: {found}."
 
 
 def of_searches(contents: Contents) -> Iterator[str]:

@@ -114,12 +114,13 @@ class Group:
             return None
         return self.mean("gradient_evaluations") / self.baseline.mean("gradient_evaluations")
 
-    def difference(self, other: Group | None) -> Difference | None:
-        return paired_difference(self.scores, other.scores) if other else None
+    def difference(self, other: Group | None, comparisons: int = 1) -> Difference | None:
+        """The mean difference with its 95% interval, wider if it is one of several comparisons (Bonferroni)."""
+        return paired_difference(self.scores, other.scores, 1 - 0.05 / comparisons) if other else None
 
-    def standing(self, other: Group) -> Standing | None:
+    def standing(self, other: Group, comparisons: int = 1) -> Standing | None:
         """None where runs diverged: the seeds that did not are no sample."""
-        found = self.difference(other)
+        found = self.difference(other, comparisons)
         if found is None or self.lost or other.lost or self.data != other.data:
             return None
         return found.standing(self.metric.higher_is_better)

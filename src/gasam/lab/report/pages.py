@@ -12,8 +12,9 @@ from gasam.lab.paper.figures import paper_table
 from gasam.lab.report import contents, findings, sections
 from gasam.lab.report.comparison import described
 from gasam.lab.report.contents import Contents
+from gasam.lab.report.history import history_table
 from gasam.lab.report.pictures import svg
-from gasam.lab.report.sections import Section, origin
+from gasam.lab.report.section import Section, origin
 from gasam.lab.report.summary import answers, overview
 from gasam.lab.storage import replaced
 from gasam.lab.tables import markdown
@@ -25,7 +26,9 @@ TEMPLATES = Environment(
     loader=PackageLoader("gasam.lab.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 TEMPLATES.filters |= {"markdown": markdown, "described": described}
-TEMPLATES.globals.update(answers=answers, overview=overview, findings=findings, origin=origin, table4=paper_table)
+TEMPLATES.globals.update(
+    history=history_table, answers=answers, overview=overview, findings=findings, origin=origin, table4=paper_table
+)
 
 
 def write(root: Path) -> list[Path]:

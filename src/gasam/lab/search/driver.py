@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -24,11 +24,12 @@ from gasam.lab.records import read_as
 from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.question import Question
-from gasam.lab.search.strategy import Candidate, finalists
+from gasam.lab.search.strategy import finalists
 from gasam.lab.search.trial import OUTCOME, run_trial
-from gasam.lab.search.worth import BehindBaseline
+from gasam.lab.search.worth import BehindBaseline, Pruner
 from gasam.lab.storage import write_json
 from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.training.plan import Plan
 
 
 class TrialFailedError(RuntimeError):
@@ -61,7 +62,7 @@ def tune(
     runner = Runner(question, folder / "tries", engine or LocalEngine(), watch, cpu)
     data_hash = question.plan(None).data().hash
     file = folder / f"{question.name(data_hash)}.json"
-    with _locked(file):
+    with locked(file):
         with runner.shared_lock("baseline"):
             [baseline] = runner.outcomes([(None, 0)])
         if baseline.valid is None:
@@ -73,36 +74,50 @@ def tune(
             epochs = question.plan(None).settings.epochs
             tries = tuple(one for one in earlier.tries if one.is_final(epochs, pruner))
             found = replace(found, tries=tries, repeats=earlier.repeats)
-        found = _search(runner, found, pruner, file)
+        found = _search(runner, question, found, pruner, file)
         if found.tries and not question.full_grid:
-            found = _repeat_finalists(runner, found)
+            found = _repeat_finalists(runner, question, found)
             write_json(file, found.as_json())
         return found
+
+
+class Searched(Protocol):
+    """What a search asks: its trials are runs of one task and size."""
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def size(self) -> str: ...
+
+    def plan(self, candidate: Any, repetition: int = 0) -> Plan:
+        """The plan of a trial; repetition 0 has the seed of the search."""
+
+    def described(self, candidate: Any) -> str:
+        """A few words about a trial, for the display."""
 
 
 @dataclass(frozen=True)
 class Runner:
     """Runs trials in processes. `folder` has a subfolder for each trial, and searches of all methods share it."""
 
-    question: Question
+    question: Searched
     folder: Path
     engine: Engine
     watch: OnEvent
     cpu: bool
 
-    def outcomes(
-        self, wanted: Sequence[tuple[Candidate | None, int]], pruner: BehindBaseline | None = None
-    ) -> list[Outcome]:
+    def outcomes(self, wanted: Sequence[tuple[Any, int]], pruner: Pruner | None = None) -> list[Outcome]:
         """The outcomes of trials, read from files or run now. Raises `TrialFailedError` if one of them fails.
 
         Args:
-            wanted: Pairs of a candidate, or None for the baseline, and a repetition. Repetition 0 has the seed of the
-                search.
+            wanted: Pairs of a candidate as the question's `plan` takes it, and a repetition. Repetition 0 has the seed
+                of the search. No two pairs may give the same plan.
             pruner: Decides which trials to stop early; by default all are run to completion.
         """
         jobs = prepare((self.question.plan(*each) for each in wanted), self.folder)
         for job, (candidate, _) in zip(jobs, wanted, strict=True):
-            job.detail = "" if candidate is None else str(candidate)
+            job.detail = self.question.described(candidate)
             job.data = None if job.data is None else job.data.without_test()
             file = self.folder / job.name / OUTCOME
             if file.exists():
@@ -139,19 +154,12 @@ def _without_trials(question: Question, name: str, data_hash: str, baseline: Out
         tries=(),
         quantity=question.quantity,
         walk=question.fixed(),
-        **_task_file(question),
+        **tasks.file_field(question.task),
     )
 
 
-def _task_file(question: Question) -> dict[str, Any]:
-    """The user's file of the task, if there is one: findings of built-in tasks do not have this field."""
-    file = tasks.described(tasks.find(question.task), question.task)
-    return {} if file is None else {"task_file": file}
-
-
-def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file: Path) -> Finding:
+def _search(runner: Runner, question: Question, found: Finding, pruner: BehindBaseline | None, file: Path) -> Finding:
     """Run rounds of trials with one seed until the strategy proposes no more."""
-    question = runner.question
     strategy = question.strategy(found.noise)
     while True:
         write_json(file, found.as_json())
@@ -165,9 +173,8 @@ def _search(runner: Runner, found: Finding, pruner: BehindBaseline | None, file:
         found = replace(found, tries=(*found.tries, *map(Trial.of, wanted, outcomes)))
 
 
-def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
+def _repeat_finalists(runner: Runner, question: Question, found: Finding) -> Finding:
     """Repeat the finalists and the baseline with more seeds, as many as asked for now or by an earlier call."""
-    question = runner.question
     best = finalists(found.gains_of_first_seed(question.norms), found.noise)
     repetitions = range(1, max(question.seeds, len(found.seeds)))
     wanted = [(candidate, repetition) for repetition in repetitions for candidate in (None, *best)]
@@ -181,7 +188,7 @@ def _repeat_finalists(runner: Runner, found: Finding) -> Finding:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Lock the search for this process; raise if another process runs it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:

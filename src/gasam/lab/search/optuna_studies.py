@@ -2,73 +2,81 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from gasam.lab.errors import InputError
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
+
+from gasam.lab.families import Metric
 from gasam.lab.search.finding import Finding
-from gasam.lab.search.outcome import Trial
+from gasam.lab.search.outcome import Outcome, Trial
+from gasam.lab.search.sampling import direction, distribution, frozen, quiet
+from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
 from gasam.lab.search.strategy import NORMS
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
 
 JOURNAL = "optuna.journal"
 
 
-def check() -> None:
-    if importlib.util.find_spec("optuna") is None:
-        raise InputError("optuna is not installed: run `pip install optuna optuna-dashboard`")
+class Description(NamedTuple):
+    """What a study holds: its name, the metric of its scores, attributes for the dashboard, and its trials."""
+
+    name: str
+    metric: Metric
+    about: dict[str, Any]
+    trials: list[FrozenTrial]
 
 
-def export_studies(findings: list[Finding], file: Path) -> dict[str, int]:
+def export_studies(found: Sequence[Finding | SettingsFinding], file: Path) -> dict[str, int]:
     """Write searches as studies into a journal file; gives the number of new trials for each study.
 
     Trials that the file has already are not added again. A study with a trial that the search no longer has, such as
     one that was stopped early and later run to completion, is written anew.
     """
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
     file.parent.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(file)))
-    return {finding.name: _export(finding, storage) for finding in findings}
+    with quiet():
+        return {each.name: _export(_described(each), storage) for each in found}
 
 
-def _export(finding: Finding, storage: BaseStorage) -> int:
-    import optuna
-    from optuna.exceptions import ExperimentalWarning
-    from optuna.study import StudyDirection
-
-    direction = StudyDirection.MAXIMIZE if finding.metric.higher_is_better else StudyDirection.MINIMIZE
-    wanted = list(_trials(finding))
+def _export(study_of: Description, storage: BaseStorage) -> int:
+    wanted, metric = study_of.trials, study_of.metric
     names = {study.study_name for study in optuna.get_all_study_summaries(storage, include_best_trial=False)}
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        if finding.name in names:
-            known = [_content(trial) for trial in optuna.load_study(study_name=finding.name, storage=storage).trials]
-            if any(content not in map(_content, wanted) for content in known):
-                optuna.delete_study(study_name=finding.name, storage=storage)
-                known = []
-            wanted = [trial for trial in wanted if _content(trial) not in known]
-        study = optuna.create_study(storage=storage, study_name=finding.name, direction=direction, load_if_exists=True)
-        if study.metric_names != [metric := f"{finding.metric.name} on validation"]:
-            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-                study.set_metric_names([metric])
-        for name, value in _about(finding).items():
-            if study.user_attrs.get(name) != value:
-                study.set_user_attr(name, value)
-        study.add_trials(wanted)
-    finally:
-        optuna.logging.set_verbosity(verbosity)
+    if study_of.name in names:
+        known = [_content(trial) for trial in optuna.load_study(study_name=study_of.name, storage=storage).trials]
+        if any(content not in map(_content, wanted) for content in known):
+            optuna.delete_study(study_name=study_of.name, storage=storage)
+            known = []
+        wanted = [trial for trial in wanted if _content(trial) not in known]
+    study = optuna.create_study(
+        storage=storage, study_name=study_of.name, direction=direction(metric), load_if_exists=True
+    )
+    if study.metric_names != [name := f"{metric.name} on validation"]:
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            study.set_metric_names([name])
+    for name, value in study_of.about.items():
+        if study.user_attrs.get(name) != value:
+            study.set_user_attr(name, value)
+    study.add_trials(wanted)
     return len(wanted)
+
+
+def _described(found: Finding | SettingsFinding) -> Description:
+    if isinstance(found, Finding):
+        repeats = (one for one in found.repeats if isinstance(one, Trial))
+        trials = [_of_walk(found, one) for one in (*found.tries, *repeats)]
+        return Description(found.name, found.metric, _about(found), trials)
+    trials = [_of_settings(found, one) for one in (*found.trials, *found.repeats)]
+    kept = ("task", "size", "method", "joint", "seed", "settings", "chosen")
+    about = {name: value for name, value in found.as_json().items() if name in kept}
+    return Description(found.name, found.metric, about, trials)
 
 
 def _about(finding: Finding) -> dict[str, Any]:
@@ -83,42 +91,37 @@ def _about(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _trials(finding: Finding) -> Iterator[FrozenTrial]:
-    for trial in (*finding.tries, *(one for one in finding.repeats if isinstance(one, Trial))):
-        yield _frozen(finding, trial)
-
-
-def _frozen(finding: Finding, trial: Trial) -> FrozenTrial:
-    from optuna.trial import TrialState, create_trial
-
-    state = TrialState.COMPLETE if trial.valid is not None else TrialState.PRUNED
+def _of_walk(finding: Finding, trial: Trial) -> FrozenTrial:
     options = finding.options(trial.candidate) | {"norm": f"{trial.norm:g}"}
     space = _space(finding, options)
-    frozen = create_trial(
-        state=TrialState.FAIL if trial.diverged else state,
-        value=trial.valid,
-        params={name: options[name] for name in space},
-        distributions=space,
-        user_attrs={
-            "seed": finding.seed if trial.seed is None else trial.seed,
-            "standard_error": trial.error,
-            "diverged": trial.diverged,
-            "gradient_evaluations": trial.gradient_evaluations,
-            "seconds": trial.seconds,
-            "commit": trial.commit,
-        },
-        intermediate_values={epoch: score for epoch, score in enumerate(trial.curve, 1) if score is not None},
-    )
-    # The files of a search hold durations only: every trial ends now, so that the dashboard shows its duration.
-    frozen.datetime_complete = datetime.now()
-    frozen.datetime_start = frozen.datetime_complete - timedelta(seconds=trial.seconds)
-    return frozen
+    return _completed(frozen(trial, {name: options[name] for name in space}, space), trial, finding.seed)
+
+
+def _of_settings(found: SettingsFinding, trial: SettingsTrial) -> FrozenTrial:
+    space = {name: distribution(found.space[name]) for name in trial.values}
+    return _completed(frozen(trial, trial.values, space), trial, found.seed)
+
+
+def _completed(made: FrozenTrial, trial: Outcome, seed: int) -> FrozenTrial:
+    """The trial with attributes and times.
+
+    The files of a search hold durations only: every trial ends now, so that the dashboard shows its duration.
+    """
+    made.user_attrs = {
+        "seed": seed if trial.seed is None else trial.seed,
+        "standard_error": trial.error,
+        "diverged": trial.diverged,
+        "gradient_evaluations": trial.gradient_evaluations,
+        "seconds": trial.seconds,
+        "commit": trial.commit,
+    }
+    made.datetime_complete = datetime.now()
+    made.datetime_start = made.datetime_complete - timedelta(seconds=trial.seconds)
+    return made
 
 
 def _space(finding: Finding, options: dict[str, Any]) -> dict[str, BaseDistribution]:
     """The searched range of each parameter that the walk has."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
-
     low, high = (10.0**exponent for exponent in finding.exponents)
     size = options[finding.quantity]  # the recommended walk may be outside of the range
     space: dict[str, BaseDistribution] = {

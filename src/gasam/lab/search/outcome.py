@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from gasam.lab.search.strategy import Candidate
-from gasam.lab.search.worth import BehindBaseline
+from gasam.lab.search.worth import Pruner
 
 
 class Outcome(BaseModel):
@@ -39,7 +39,7 @@ class Outcome(BaseModel):
     dirty: bool | None = None
     seed: int | None = None
 
-    def is_final(self, epochs: int, pruner: BehindBaseline | None) -> bool:
+    def is_final(self, epochs: int, pruner: Pruner | None) -> bool:
         """Whether the trial was completed, diverged, or would be stopped early again. If not, it has to be rerun."""
         if self.diverged or len(self.curve) == epochs:
             return True

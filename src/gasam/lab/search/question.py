@@ -108,6 +108,9 @@ class Question:
         seed = self.seed + repetition * SEED_STEP
         return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=self.settings, walk=walk)
 
+    def described(self, candidate: Candidate | None) -> str:
+        return "" if candidate is None else str(candidate)
+
     def fixed(self) -> dict[str, Any]:
         """The options of the walk that all trials share."""
         return {} if self.quantity == "epsilon" else {"cap": self.cap, "walk_progress": recommended()[1].progress}

@@ -18,6 +18,8 @@ MANTISSAS = (1, 2, 5, 8)
 GRID_ORDER = (5, 2, 8, 1)
 """The middle comes first, in case the number of trials is limited; the bisection has usually tried 1 already."""
 
+FINALISTS = 3
+"""The largest number of candidates that are repeated with more seeds."""
 CLEAR = 0.25
 """A loss up to this share of the tolerance may be chance."""
 
@@ -165,7 +167,7 @@ def ranked(known: Gains) -> list[Candidate]:
     return sorted(numbers, key=lambda each: (-known[each], each.value))
 
 
-def finalists(known: Gains, noise: float, most: int = 3) -> list[Candidate]:
+def finalists(known: Gains, noise: float, most: int = FINALISTS) -> list[Candidate]:
     """The best candidates: at most `most`, all within the noise of the first."""
     best = ranked(known)[:most]
     return [each for each in best if known[each] >= known[best[0]] - noise]

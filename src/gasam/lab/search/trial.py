@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from gasam.lab.engines.jobs import Job
 from gasam.lab.search.outcome import Outcome
-from gasam.lab.search.worth import BehindBaseline
+from gasam.lab.search.worth import Pruner
 from gasam.lab.storage import write_json
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite
@@ -21,7 +21,7 @@ OUTCOME = "outcome.json"
 
 
 def run_trial(
-    job: Job, folder: Path, on_update: OnUpdate, *, pruner: BehindBaseline | None = None, cpu: bool = False
+    job: Job, folder: Path, on_update: OnUpdate, *, pruner: Pruner | None = None, cpu: bool = False
 ) -> Outcome:
     """Train a trial, or resume it from its checkpoint. The outcome is stored before the checkpoints are deleted.
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gasam.lab.families import Metric
 
 HOPELESS = 3
 """A trial is stopped early if it is behind the baseline by more than this multiple of the tolerance."""
+
+
+class Pruner(Protocol):
+    """A rule that stops trials early."""
+
+    def hopeless(self, curve: Sequence[float | None]) -> bool:
+        """Whether a trial with this curve, a score for each epoch so far, should be stopped now."""
 
 
 class Worth(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 from gasam.lab.errors import InputError
 from gasam.lab.records import RunSummary
@@ -19,6 +20,7 @@ __all__ = [
     "Task",
     "asked_size",
     "described",
+    "file_field",
     "find",
     "name_of",
     "of_record",
@@ -62,6 +64,12 @@ def name_of(reference: str) -> str:
 def of_record(record: RunSummary) -> Task:
     """The task of a run, from its record alone."""
     return recorded_task(record.task, record.task_file) if record.task_file else find(record.task)
+
+
+def file_field(reference: str) -> dict[str, Any]:
+    """The field of a finding with the user's file of the task; findings of built-in tasks do not have it."""
+    file = described(find(reference), reference)
+    return {} if file is None else {"task_file": file}
 
 
 def recorded_size(reference: str, asked: str | None = None) -> str:

@@ -172,6 +172,17 @@ class Task:
         return recorded if self.recorded_size(recorded) == recorded else f"{recorded}@1"
 
 
-def sizes(*, paper: Recipe, small: Recipe, tiny: Recipe, small_2: Recipe | None = None) -> dict[str, Recipe]:
-    """The usual sizes. In `small@2` methods use the recommended walk, and its settings are `small_2` if given."""
-    return {"paper": paper, "small@2": small_2 or small, "small": small, "tiny": tiny}
+def sizes(
+    *, paper: Recipe, small: Recipe, tiny: Recipe, small_2: Recipe | None = None, small_3: Recipe | None = None
+) -> dict[str, Recipe]:
+    """The usual sizes, by the names that records hold.
+
+    Args:
+        paper: The paper's settings.
+        small: The first version of `small`.
+        tiny: Settings for tests.
+        small_2: The second version, in which methods use the recommended walk; by default with the settings of `small`.
+        small_3: The third version, with settings that were searched for plain training; None if there was no search.
+    """
+    newest = {} if small_3 is None else {"small@3": small_3}
+    return {"paper": paper, **newest, "small@2": small_2 or small, "small": small, "tiny": tiny}

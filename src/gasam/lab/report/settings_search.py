@@ -1,0 +1,69 @@
+"""Searches for settings: a table of their best trials, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gasam.lab.methods import METHODS
+from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
+from gasam.lab.statistics import counted, number
+from gasam.lab.tables import Table, of_texts
+
+SHOWN = 5
+"""The number of trials in a table, beside the task's own settings."""
+
+
+def settings_table(found: SettingsFinding) -> Table:
+    """The best trials and the task's own settings, the chosen ones first."""
+    best = found.ranked()[:SHOWN]
+    shown = [*best, *([] if found.own in best else [found.own])]
+    chosen = found.chosen()
+    rows = [_row(found, one, one is chosen) for one in sorted(shown, key=lambda one: one is not chosen)]
+    ended = sum(one.valid is not None for one in found.trials)
+    notes = [
+        f"{counted(len(found.trials), 'trial')} with seed {found.seed}, of which {len(found.trials) - ended} were "
+        f"stopped early or diverged; {found.gradient_evaluations:,} gradient evaluations in all.",
+        f"Two scores on this split differ by chance by about {number(found.error, found.metric.decimals)} "
+        f"{found.metric.unit_of_differences} or less.",
+    ]
+    about = f"{found.task}, size {found.size}: settings of {METHODS[found.method].title}, chosen on validation"
+    return of_texts(about, rows, notes)
+
+
+def _row(found: SettingsFinding, trial: SettingsTrial, chosen: bool) -> dict[str, str]:
+    mean, seeds = found.mean(trial), len(found.scores(trial))
+    unit = f", {found.metric.unit}" if found.metric.unit else ""
+    return {
+        "settings": assignments(trial.values) or "the task's own",
+        f"validation {found.metric.name}{unit}": "diverged" if mean is None else number(mean, found.metric.decimals),
+        "seeds": str(seeds),
+        "gradient evaluations": f"{trial.gradient_evaluations:,}",
+        "chosen": "yes" if chosen else "",
+    }
+
+
+def settings_conclusion(found: SettingsFinding, file: str) -> str:
+    """What to do, in one sentence, and how far to trust it."""
+    best, own, name = found.chosen(), found.mean(found.own), f"{found.method} on {found.task}"
+    if best is None:
+        return f"{name}: every trial diverged: give other ranges with --space"
+    score = found.mean(best)
+    assert score is not None, "a chosen trial has a score"
+    if not best.values:
+        return f"{name}: no settings are better than the task's own ({found.metric.shown(score)} on validation)"
+    gain = "" if own is None else f", {found.metric.difference(score - own)} compared with the task's own settings"
+    trust = "; it was chosen on this split, so expect less on test"
+    if own is not None and abs(score - own) <= found.error and len(found.scores(best)) == 1:
+        trust = "; that is within the noise of the split: --seeds 3 repeats the finalists"
+    walk = "".join(f" --walk {found.method}.{option}={value:g}" for option, value in found.walk(best).items())
+    return (
+        f"{name}: {assignments(best.values)}: {found.metric.name} {found.metric.shown(score)} on validation"
+        f"{gain}{trust}. Use them with --settings-from {file}{walk}"
+    )
+
+
+def assignments(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+    )

@@ -1,0 +1,294 @@
+"""The search for settings: ranges, Optuna's proposals and pruner, and whole searches with real trials."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import log_softmax
+
+from gasam.lab.api import settings_frame
+from gasam.lab.errors import InputError
+from gasam.lab.families import Metric
+from gasam.lab.families.spaces import Span, around, parsed_span
+from gasam.lab.search.sampling import FIRST, PercentileRule, propose
+from gasam.lab.search.settings_driver import tune_settings
+from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
+from gasam.lab.search.settings_question import SettingsQuestion
+from gasam.lab.tasks import TASKS
+from gasam.lab.training.plan import make
+
+ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
+SPACE = {"learning_rate": Span(1e-4, 1e-1, log=True), "layers": Span(1, 4), "optimizer": ("adam", "adamw")}
+
+
+def trial(valid, curve=None, **values):
+    measured = {"worthless": 10.0, "diverged": False, "gradient_evaluations": 8, "seconds": 1.0}
+    return SettingsTrial(values=values, valid=valid, curve=(valid,) if curve is None else curve, **measured)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.5, 100))
+def test_span_around_a_value_contains_it(value, factor):
+    span = around(value, factor)
+    assert span.low < value < span.high
+    assert span.rounded(value) == pytest.approx(value, rel=0.06)
+
+
+@given(st.floats(0.1, 0.7))
+def test_rounded_values_stay_in_their_span(value):
+    assert 0.1 <= Span(0.1, 0.7).rounded(value) <= 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("0.1..0.5", Span(0.1, 0.5)),
+        ("1e-4..1,log", Span(1e-4, 1.0, log=True)),
+        ("1..8", Span(1, 8)),
+        (("constant", "linear"), ("constant", "linear")),
+        ("linear", ("linear",)),
+        (0.2, (0.2,)),
+    ],
+)
+def test_range_is_read_from_text(text, span):
+    assert parsed_span("x", text) == span
+    if isinstance(span, Span):
+        assert parsed_span("x", text).whole == span.whole
+
+
+@pytest.mark.parametrize("text", ["0.5..0.1", "0..1,log", "a..b", "1..2..3", "1..2,linear"])
+def test_wrong_range_is_refused_with_its_name(text):
+    with pytest.raises(InputError, match=r"the range of dropout must be LOW\.\.HIGH"):
+        parsed_span("dropout", text)
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_has_ranges_that_its_settings_allow(task):
+    for size in TASKS[task].sizes:
+        settings = TASKS[task].settings(size)
+        for name, span in settings.space().items():
+            for value in (span.low, span.high) if isinstance(span, Span) else span:
+                settings.changed(task, {name: value})
+
+
+def test_proposals_lie_in_their_ranges_and_depend_on_seed_and_trials_only():
+    known = [trial(50 + 10 * rate, learning_rate=rate, layers=2, optimizer="adam") for rate in (1e-3, 1e-2, 1e-1)]
+    first = propose(known, SPACE, ACCURACY, 2, seed=0)
+    assert first == propose(known, SPACE, ACCURACY, 2, seed=0)
+    assert first != propose(known, SPACE, ACCURACY, 2, seed=1)
+    assert first != propose(known[:2], SPACE, ACCURACY, 2, seed=0)
+    for values in first:
+        assert 1e-4 <= values["learning_rate"] <= 1e-1
+        assert float(f"{values['learning_rate']:.2g}") == values["learning_rate"]
+        assert values["layers"] in (1, 2, 3, 4)
+        assert values["optimizer"] in SPACE["optimizer"]
+
+
+@pytest.mark.parametrize(("metric", "sign"), [(ACCURACY, 1), (PERPLEXITY, -1)])
+def test_proposals_learn_from_the_trials(metric, sign):
+    """A smooth score with its best at 0.01: after 25 trials the sampler proposes near it, for both directions."""
+    known: list[SettingsTrial] = []
+    space = {"learning_rate": SPACE["learning_rate"]}
+    for _ in range(25):
+        [values] = propose(known, space, metric, 1, seed=3)
+        known.append(trial(-sign * abs(math.log10(values["learning_rate"]) + 2), **values))
+    late = [abs(math.log10(one.values["learning_rate"]) + 2) for one in known[15:]]
+    early = [abs(math.log10(one.values["learning_rate"]) + 2) for one in known[:10]]
+    assert sum(late) / len(late) < 0.5 * sum(early) / len(early)
+
+
+def test_trials_outside_of_the_ranges_are_ignored_by_the_sampler():
+    outside = [trial(90.0), trial(80.0, learning_rate=5.0, layers=2, optimizer="adam")]
+    assert len(propose(outside, SPACE, ACCURACY, 1, seed=0)) == 1
+
+
+@pytest.mark.parametrize(("metric", "sign"), [(ACCURACY, 1), (PERPLEXITY, -1)])
+def test_worst_quarter_is_stopped_after_the_patience_and_no_earlier(metric, sign):
+    curves = tuple(tuple(sign * (level + epoch) for epoch in range(4)) for level in range(10, 90, 10))
+    rule = PercentileRule(metric, curves, patience=2)
+    assert rule.hopeless([sign * 5.0, sign * 6.0, sign * 7.0])
+    assert not rule.hopeless([sign * 5.0, sign * 6.0]), "within the patience"
+    assert not rule.hopeless([sign * 45.0, sign * 46.0, sign * 47.0])
+    assert not PercentileRule(metric, curves[: FIRST - 1], 2).hopeless([sign * 5.0] * 3), "too few to compare with"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_label_smoothing_is_the_mean_over_the_smoothed_label(smoothing, data_dir):
+    plan = make("digits", "baseline", "tiny", settings={"smoothing": smoothing})
+    family = plan.family(plan.data())
+    torch.manual_seed(0)
+    model = family.model().double()
+    inputs, labels = family.batch(torch.arange(6))
+    inputs = inputs.double()
+    found, _ = family.loss(model, (inputs, labels), None)
+    logarithms = log_softmax(model(inputs), dim=1)
+    own = logarithms[torch.arange(6), labels]
+    expected = -((1 - smoothing) * own + smoothing * logarithms.mean(dim=1)).mean()
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+def test_embedding_dropout_drops_numbers_of_embeddings_in_training_only():
+    plan = make("imdb", "baseline", "tiny", settings={"embedding_dropout": 0.5})
+    family = plan.family(plan.data())
+    model = family.model()
+    seen = []
+    model.embedding_dropout.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    tokens, _ = family.batch(torch.arange(8))
+    model.train()(tokens)
+    model.eval()(tokens)
+    (before, dropped), (same, kept) = seen
+    words = before.abs().sum(dim=2) > 0
+    assert 0.4 < (dropped[words] == 0).double().mean() < 0.6
+    assert torch.equal(same, kept)
+
+
+def question(**changes):
+    return SettingsQuestion(**{"task": "digits", "size": "tiny", "trials": 3, "seeds": 2} | changes)
+
+
+def without_times(finding):
+    found = json.loads(json.dumps(finding.as_json()))
+    for one in (*found["trials"], *found["repeats"]):
+        del one["seconds"]
+    return found
+
+
+class InThisProcess:
+    """An engine without the start of a process, which takes longer than a tiny trial."""
+
+    parallel = 1
+
+    def __init__(self):
+        self.ended = []
+
+    @property
+    def running(self):
+        return len(self.ended)
+
+    def start(self, job, folder, work):
+        self.ended.append((job, ("done", work(job, folder, lambda update: None))))
+
+    def events(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self):
+        assert not self.ended
+
+
+def search(folder, **changes):
+    return tune_settings(question(**changes), folder, engine=InThisProcess(), cpu=True)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, shared, data_dir):
+    folder = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GASAM_CACHE", str(shared / "cache"))
+        return folder, search(folder)
+
+
+def test_search_begins_with_the_own_settings_and_chooses_by_the_mean_over_seeds(searched):
+    folder, found = searched
+    assert found.own.values == {}
+    assert len(found.trials) == 3
+    assert found.chosen() in found.finalists() or found.chosen() is found.own
+    means = [found.mean(one) for one in found.ranked() if len(found.scores(one)) > 1]
+    assert found.mean(found.chosen()) == max(means)
+    [file] = (folder / "settings").glob("*.json")
+    assert without_times(SettingsFinding.read(file)) == without_times(found)
+    assert found.gradient_evaluations == sum(one.gradient_evaluations for one in (*found.trials, *found.repeats))
+
+
+def test_finished_search_runs_nothing_again_and_goes_on_with_more_trials(searched):
+    folder, found = searched
+    assert search(folder).as_json() == found.as_json(), "with the same times, because nothing was run"
+    more = search(folder, trials=4, seeds=1)
+    assert more.trials[:3] == found.trials
+    assert len(more.trials) == 4
+
+
+@pytest.mark.slow
+def test_killed_search_ends_as_one_that_was_never_killed(searched, tmp_path):
+    _, found = searched
+    words = ("tune", "digits", "--method", "baseline", "--size", "tiny", "--trials", "3", "--seeds", "2", "--jobs", "1")
+    command = [sys.executable, "-m", "gasam", *words, "--cpu", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list((tmp_path / "settings").glob("*.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    ended = tune_settings(question(), tmp_path, cpu=True)
+    assert without_times(ended) == without_times(found)
+
+
+def test_search_ends_when_its_gradient_evaluations_are_spent(searched):
+    folder, found = searched
+    spent = search(folder, seed=7, trials=50, evaluations=1, seeds=1)
+    assert len(spent.trials) == 1
+    assert spent.gradient_evaluations == found.own.gradient_evaluations
+
+
+def test_joint_search_changes_the_walk_as_well():
+    asked = question(method="ga-sam", joint=True)
+    assert {"budget", "cap", "learning_rate"} <= asked.ranges().keys()
+    plan = asked.plan({"budget": 0.3, "cap": 0.05, "learning_rate": 0.01})
+    assert (plan.choice.budget, plan.choice.cap, plan.settings.learning_rate) == (0.3, 0.05, 0.01)
+    assert plan.choice.walk_progress
+
+
+def test_ranges_of_the_user_replace_those_of_the_task():
+    asked = question(settings={"epochs": 3}, space={"dropout": None, "weight_decay": (0.0, 0.1)})
+    assert asked.ranges()["weight_decay"] == (0.0, 0.1)
+    assert not {"dropout", "epochs"} & asked.ranges().keys()
+    assert asked.plan({"learning_rate": 0.5}).settings.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--method baseline --quantity joint", "baseline has no budget to search with the settings"),
+        ("--method baseline --space dropout=0.1..2", "dropout must be in [0, 1), got 2"),
+        ("--method baseline --space nothing=0.1..2", "digits has no setting 'nothing'"),
+        ("--method baseline --space dropout=0..0.5 --set dropout=0.1", "dropout is fixed by --set and searched by"),
+        ("--method ga-sam --space dropout=0..0.5", "--space and --evaluations need --quantity settings or joint"),
+        ("--method baseline --evaluations 0", "--evaluations must be a whole number >= 1, got 0"),
+        ("--method baseline --settings-from missing.json", "missing.json"),
+    ],
+)
+def test_bad_input_is_answered_with_one_sentence(command, words, sentence, tmp_path):
+    ended = command("tune", "digits", "--size", "tiny", *words.split(), "--out", tmp_path)
+    assert ended.code == 2
+    assert sentence in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_frame_of_a_search_has_a_row_for_each_trial_and_marks_the_chosen_one(searched):
+    _, found = searched
+    frame = settings_frame(found)
+    assert list(frame["valid"]) == [found.mean(one) for one in found.trials]
+    [chosen] = frame[frame["chosen"]].to_dict("records")
+    assert chosen["valid"] == found.mean(found.chosen())
+    assert all(chosen[name] == value for name, value in found.chosen().values.items())
+
+
+def test_comparison_uses_the_settings_that_a_search_chose(command, searched, tmp_path):
+    folder, found = searched
+    [file] = [each for each in (folder / "settings").glob("*.json") if each.stem == found.name]
+    chosen = SettingsFinding.read(file)
+    shown = command("tune", "digits", "--size", "tiny", "--method", "baseline", "--trials", "3", "--seeds", "2",
+                    "--out", folder)  # fmt: skip
+    assert shown.code == 0, shown.err
+    assert f"--settings-from {file}" in shown.out or "no settings are better than the task's own" in shown.out
+    ended = command("train", "digits", "--size", "tiny", "--settings-from", file, "--out", tmp_path, "--json")
+    assert ended.code == 0, ended.err
+    settings = json.loads(ended.out)["config"]["settings"]
+    for name, value in chosen.chosen().values.items():
+        assert settings.get(name, 0.0) == value
