@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gasam import doctor
+from gasam import doctor, doctor_checks
 from gasam.portions import Portion
 
 SOURCE = str(Path(doctor.__file__).parents[1])
@@ -25,10 +25,10 @@ def test_everything_is_fine_on_the_cpu():
     found = json.loads(done.stdout)
     assert found["ok"]
     status = {each["check"]: each["status"] for each in found["findings"]}
-    for name in doctor.TYPES:
-        assert status[f"{name} walk"] == doctor.OK
-        assert status[f"{name} restore"] == doctor.OK
-    assert status["no synchronisation"] == status["time"] == doctor.OK
+    for name in doctor_checks.TYPES:
+        assert status[f"{name} walk"] == doctor_checks.OK
+        assert status[f"{name} restore"] == doctor_checks.OK
+    assert status["no synchronisation"] == status["time"] == doctor_checks.OK
     assert found["machine"]["torch"] == torch.__version__
 
 
@@ -40,22 +40,22 @@ def test_a_crash_is_reported_with_its_cure(monkeypatch):
         doctor.subprocess, "run", lambda command, **options: original([sys.executable, "-c", die], **options)
     )
     (finding,) = doctor.in_own_process("bfloat16", "cpu")
-    assert finding.status == doctor.FAILED
+    assert finding.status == doctor_checks.FAILED
     assert "illegal instruction" in finding.detail
     assert "ONEDNN_MAX_CPU_ISA" in finding.detail
 
 
 def test_a_restore_that_loses_bits_fails(monkeypatch):
     monkeypatch.setattr(Portion, "restore", lambda self: None)
-    findings = {each.check: each for each in doctor.of_type("float32", "cpu")}
-    assert findings["float32 restore"].status == doctor.FAILED
+    findings = {each.check: each for each in doctor_checks.of_type("float32", "cpu")}
+    assert findings["float32 restore"].status == doctor_checks.FAILED
 
 
 def test_a_wrong_walk_fails(monkeypatch):
     original = Portion.displace
     monkeypatch.setattr(Portion, "displace", lambda self, values, factor: original(self, values, factor * 1.5))
-    findings = {each.check: each for each in doctor.of_type("float32", "cpu")}
-    assert findings["float32 walk"].status == doctor.FAILED
+    findings = {each.check: each for each in doctor_checks.of_type("float32", "cpu")}
+    assert findings["float32 walk"].status == doctor_checks.FAILED
 
 
 def test_a_step_that_synchronises_fails(monkeypatch):
@@ -63,8 +63,8 @@ def test_a_step_that_synchronises_fails(monkeypatch):
     monkeypatch.setattr(
         Portion, "displace", lambda self, values, factor: original(self, values, factor * factor.sum().item())
     )
-    finding = doctor._guarded("no synchronisation", lambda: doctor.synchronisation("cpu"))
-    assert finding.status == doctor.FAILED
+    finding = doctor_checks.guarded("no synchronisation", lambda: doctor_checks.synchronisation("cpu"))
+    assert finding.status == doctor_checks.FAILED
 
 
 def test_an_unknown_device_is_refused(capsys):

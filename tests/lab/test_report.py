@@ -18,7 +18,7 @@ from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import label, run_labels
 from gasam.lab.report.paper_tables import study_table
-from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw
+from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw, spread
 from gasam.lab.statistics import paired_difference, summary
 from gasam.lab.tables import Cell, Column, Table, as_json, markdown, of_texts, tabulated
 
@@ -364,10 +364,23 @@ def test_figure_draws_means_over_seeds_and_every_seed():
     assert ours.get_xdata()[0] == 2 * STEPS
     assert ours.get_color() == GA_SAM
     assert ours.get_linewidth() > max(line.get_linewidth() for line in left.get_lines()[:3])
-    assert [bar.get_width() for bar in right.patches] == pytest.approx([numpy.mean(s) for s in SCORES.values()])
+    means = [
+        line.get_xdata()[0] for line in right.get_lines() if line.get_marker() == "|" and line.get_markersize() > 10
+    ]
+    assert means == pytest.approx([numpy.mean(s) for s in SCORES.values()])
     dots = [line.get_xdata() for line in right.get_lines() if line.get_marker() == "o"]
     assert [list(found) for found in dots] == list(SCORES.values())
     assert any("diverged" in text.get_text() for text in right.texts)
+
+
+def test_names_of_close_points_do_not_overlap():
+    assert spread([1.0, 2.0, 5.0], [1.0, 1.0, 1.0]) == [1.0, 2.0, 5.0]
+    assert spread([1.0, 1.0, 1.5, 9.0], [1.0, 1.0, 2.0, 1.0]) == pytest.approx([-1 / 3, 2 / 3, 13 / 6, 9.0])
+    assert spread([], []) == []
+    *_, costs = draw(records_of("imdb", {"baseline": [80, 80], "sam": [80.01, 80], "asam": [80, 80.02]})).axes
+    heights = {name.get_text(): name.xyann[1] for name in costs.texts}
+    low, high = costs.get_ylim()
+    assert heights["ASAM"] - heights["SAM"] > 0.05 * (high - low)
 
 
 def test_figure_has_a_row_of_panels_for_each_task_and_survives_odd_runs(tmp_path):

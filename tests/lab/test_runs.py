@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,39 @@ def test_the_table_has_whole_paths_units_and_the_names_of_data(command, own_runs
     assert all(f"runs/{file.name}" in shown for file in own_runs.glob("*.json"))
     assert "a.csv" in shown
     assert "b.csv" in shown
-    assert re.search(r"│ +\d+\.\d\d% │ +\d+\.\d\d% │ +\d+ │ +\d+\.\d s", shown)
+    assert re.search(r"^ *\d+\.\d\d%  \d+\.\d\d%  +\d+\.\d s  +\d+  +\d+  sam, L-inf 0.01$", shown, re.MULTILINE)
     assert max(map(len, shown.splitlines())) <= 80
+    monkeypatch.setattr(display.console, "_width", 250)
+    wide = command("runs", "runs").out
+    assert all(f"runs/{file.name}" in wide for file in own_runs.glob("*.json"))
+    assert re.search(r"│ +\d+\.\d\d% │ +\d+\.\d\d% │ +\d+ │ +\d+\.\d s", wide)
+
+
+def test_a_narrow_list_keeps_the_order_and_has_a_heading_for_each_task(command, monkeypatch):
+    """Numbers are in columns, and every run has the numbers of its record above its path."""
+    monkeypatch.setattr(display.console, "_width", 80)
+    titles, *lines = command("runs", RESULTS, "--task", "imdb,ptb", "--seed", 1, "--sort", "test").out.splitlines()
+    headings = [line for before, line in pairwise(lines) if not before]
+    assert headings == [
+        "imdb, size small@2: accuracy (higher is better)",
+        "imdb, size small: accuracy (higher is better)",
+        "ptb, size small: perplexity (lower is better)",
+    ]
+    paths = [line.strip() for line in lines if line.endswith(".json")]
+    rows = listed(command, RESULTS, "--task", "imdb,ptb", "--seed", 1, "--sort", "test")
+    kinds = [("imdb", "small@2"), ("imdb", "small"), ("ptb", "small")]
+    assert paths == [row["path"] for kind in kinds for row in rows if (row["task"], row["size"]) == kind]
+    ends = [titles.index(title) + len(title) for title in ("valid", "test", "seconds", "epochs", "seed")]
+    numbers = [
+        [line[: ends[0]], *(line[i:j] for i, j in pairwise(ends))] for line in lines if line[ends[0] - 1 :].strip()
+    ]
+    found = [[cell.strip() for cell in row] for row in numbers if re.search(r"\d s$", row[2])]
+    by_path = {row["path"]: row for row in rows}
+    for path, (valid, test, seconds, epochs, seed) in zip(paths, found, strict=True):
+        row = by_path[path]
+        assert valid.rstrip("%") == f"{float(row['valid']):.2f}"
+        assert test.rstrip("%") == f"{float(row['test']):.2f}"
+        assert (seconds, epochs, seed) == (f"{float(row['seconds']):,.1f} s", row["epochs"], row["seed"])
 
 
 def test_files_of_the_same_name_are_told_apart(command, own_runs, tmp_path):
@@ -211,7 +243,8 @@ def test_tables_fit_eighty_columns_without_broken_words(command, given, monkeypa
     monkeypatch.setattr(display.console, "_width", 80)
     ended = command(*shlex.split(given))
     assert ended.code == 0
-    tables = [line for line in ended.out.splitlines() if line.startswith(("┃", "│", "┏", "└"))]
+    lines = ended.out.splitlines()
+    tables = lines if given.startswith("runs") else [line for line in lines if line.startswith(("┃", "│", "┏", "└"))]
     assert tables
     assert max(map(len, tables)) <= 80
     assert "…" not in ended.out

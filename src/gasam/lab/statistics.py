@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy.stats takes a second to import
-
 Standing = Literal["better", "worse", "no difference"]
 
 
@@ -83,7 +81,7 @@ def paired_difference(
     found = summary([value - baseline[seed] for seed, value in values.items() if seed in baseline])
     if found is None or found.std is None:
         return None if found is None else Difference(found.mean, None, None, 1)
-    reach = float(stdtrit(found.seeds - 1, (1 + confidence) / 2)) * found.std / math.sqrt(found.seeds)
+    reach = _student(confidence, found.seeds - 1) * found.std / math.sqrt(found.seeds)
     return Difference(found.mean, found.mean - reach, found.mean + reach, found.seeds)
 
 
@@ -102,8 +100,15 @@ def welch_difference(ours: Summary, theirs: Summary, confidence: float = 0.95) -
     if a + b == 0:
         return Difference(mean, mean, mean, min(ours.seeds, theirs.seeds))
     freedom = (a + b) ** 2 / (a**2 / (ours.seeds - 1) + b**2 / (theirs.seeds - 1))
-    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(a + b)
+    reach = _student(confidence, freedom) * math.sqrt(a + b)
     return Difference(mean, mean - reach, mean + reach, min(ours.seeds, theirs.seeds))
+
+
+def _student(confidence: float, freedom: float) -> float:
+    """The two-sided quantile of Student's distribution, as `scipy.stats.t.ppf` gives it."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # every run imports this file, none needs scipy
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def number(value: float, decimals: int = 2) -> str:

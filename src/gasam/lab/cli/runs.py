@@ -36,7 +36,9 @@ def runs(
 
     Examples: `gasam runs --task imdb --sort test`, `gasam runs results --best`, `gasam runs --csv > runs.csv`
     """
-    from gasam.lab.cli.display import errors, print_json, print_table, say
+    from gasam.lab.cli.display import console, errors, print_json, print_table, say
+    from gasam.lab.cli.narrow import in_blocks
+    from gasam.lab.cli.run_lines import run_lines
     from gasam.lab.report.run_list import RunFilter, as_csv, read_runs, run_table, sorted_runs
 
     if csv and json:
@@ -51,10 +53,12 @@ def runs(
         sys.stdout.write(as_csv(table))
     elif json:
         print_json(list(table.values))
-    elif shown:
+    elif not shown:
+        say(f"none of the {len(found)} runs in {folder} fits these conditions")
+    elif len(in_blocks(table, console.width)) == 1:
         print_table(table)
     else:
-        say(f"none of the {len(found)} runs in {folder} fits these conditions")
+        console.print("\n".join(run_lines(shown, console.width)), soft_wrap=True)
 
 
 def _names(option: str, text: str | None) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib import rc_context
@@ -41,7 +42,7 @@ class Style(NamedTuple):
 def comparison_figures(
     records: Sequence[RunRecord], file: Path, times: Mapping[str, float] | None = None
 ) -> list[Path]:
-    """PNGs with three panels for each task and size: curves, bars, and the score against the cost of a step.
+    """PNGs with three panels for each task and size: curves, test scores, and the score against the cost of a step.
 
     A figure has at most two tasks: the others are in further files, NAME-2.png and so on.
     """
@@ -74,7 +75,7 @@ def draw(records: Sequence[RunRecord], times: Mapping[str, float] | None = None)
     for groups, (left, middle, right) in zip(every, panels, strict=True):
         drawn = styles(groups)
         _curves(left, groups, drawn)
-        _bars(middle, groups, drawn)
+        _scores(middle, groups, drawn)
         _costs(right, groups, drawn, times or {})
     return figure
 
@@ -90,7 +91,7 @@ def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> Non
         epochs = curves.dropna(subset="valid").astype(float).groupby("epoch")
         spent, valid = epochs["gradient_evaluations"].mean(), epochs["valid"]
         width, above = (2.6, 3) if style.emphasised else (1.4, 2)
-        axes.plot(spent, valid.mean(), style.dashes, color=style.colour, lw=width, zorder=above, label=label(group))
+        axes.plot(spent, valid.mean(), style.dashes, color=style.colour, lw=width, zorder=above, label=_short(group))
         axes.fill_between(spent, valid.min(), valid.max(), color=style.colour, alpha=0.15, lw=0, zorder=1)
         heights += map(float, valid.mean())
     if heights and not followed.higher_is_better:  # matplotlib has no logarithm of nothing
@@ -100,7 +101,7 @@ def _curves(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> Non
     axes.legend(fontsize="small", frameon=False, handlelength=3)
 
 
-def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
+def _scores(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
     """The mean with its standard deviation, and a dot for every seed; a group that gave no number says so."""
     low, high = _range(groups)
     for place, (group, style) in enumerate(zip(groups, styles, strict=True)):
@@ -108,15 +109,18 @@ def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
         if found is None:
             axes.text(low, place, " diverged", va="center")
             continue
-        axes.barh(place, found.mean, height=0.62, color=style.colour, alpha=0.85 if style.emphasised else 0.45)
-        axes.errorbar(found.mean, place, xerr=found.std, color="black", capsize=3, lw=1)
-        axes.plot(scores, [place] * len(scores), "o", ms=4, mfc="white", mec="black", mew=0.8, zorder=4)
-    metric = described(groups[0].metric)
-    finish(axes, "test: mean, standard deviation, single seeds", f"{metric}; the axis does not start at 0", "")
+        if len(scores) > 1:
+            width = 2.4 if style.emphasised else 1.6
+            axes.errorbar(
+                found.mean, place, xerr=found.std, fmt="|", ms=18, mew=2.4, lw=width, color=style.colour, capsize=4
+            )
+        axes.plot(scores, [place] * len(scores), "o", ms=5, mfc="white", mec=style.colour, mew=1.4, zorder=4)
+    several = any(len(group.scores) > 1 for group in groups)
+    finish(axes, "test: mean, deviation, seeds" if several else "test: one seed", described(groups[0].metric), "")
     axes.grid(visible=False, axis="y")
     axes.set_xlim(low, high)
     axes.set_ylim(max(len(groups), 3) - 0.5, -0.5)
-    axes.set_yticks(range(len(groups)), [label(group) for group in groups])
+    axes.set_yticks(range(len(groups)), [_short(group) for group in groups])
     for tick, style in zip(axes.get_yticklabels(), styles, strict=True):
         tick.set_fontweight("bold" if style.emphasised else "normal")
 
@@ -124,30 +128,71 @@ def _bars(axes: Axes, groups: Sequence[Group], styles: Sequence[Style]) -> None:
 def _costs(axes: Axes, groups: Sequence[Group], styles: Sequence[Style], times: Mapping[str, float]) -> None:
     """The mean score against the measured time of a step, or against its passes where no time was measured."""
     timed = all(group.configuration in times for group in groups)
-    drawn: list[tuple[float, float, str]] = []
+    drawn: list[tuple[float, float, str, str]] = []
     for group, style in zip(groups, styles, strict=True):
         found, cost = group.summary, times[group.configuration] if timed else group.passes
         if found is not None and cost is not None:
             axes.errorbar(cost, found.mean, yerr=found.std, fmt="o", color=style.colour, capsize=3, ms=6)
-            drawn.append((cost, found.mean, label(group)))
-    middle = (min(x for x, *_ in drawn) + max(x for x, *_ in drawn)) / 2 if drawn else 0.0
-    for cost, mean, name in drawn:
-        left = cost <= middle  # a name is written towards the middle, where it is not cut off
-        axes.annotate(
-            name,
-            (cost, mean),
-            textcoords="offset points",
-            xytext=(7 if left else -7, 4),
-            ha="left" if left else "right",
-            fontsize="small",
-        )
+            drawn.append((cost, found.mean, _short(group), style.colour))
     title = "time of a step, times the baseline's" if timed else "gradient evaluations a step"
     finish(axes, "score against cost", title, described(groups[0].metric))
     axes.margins(x=0.25, y=0.15)
+    _name_points(axes, drawn)
+
+
+def _name_points(axes: Axes, drawn: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names beside points, towards the middle, where they are not cut off; close ones are moved apart."""
+    if not drawn:
+        return
+    middle = (min(x for x, *_ in drawn) + max(x for x, *_ in drawn)) / 2
+    low, high = axes.get_ylim()
+    for on_left in (True, False):
+        some = sorted((point for point in drawn if (point[0] <= middle) == on_left), key=lambda point: point[1])
+        sizes = [0.06 * (high - low) * (1 + name.count("\n")) for _, _, name, _ in some]
+        heights = spread([mean for _, mean, *_ in some], sizes)
+        for (cost, mean, name, colour), height in zip(some, heights, strict=True):
+            axes.annotate(
+                name,
+                (cost, mean),
+                xytext=(9 if on_left else -9, height),
+                textcoords=("offset points", "data"),
+                ha="left" if on_left else "right",
+                va="center",
+                color=colour,
+                fontsize="small",
+            )
+
+
+def spread(values: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Rising values, moved as little as needed so that things of these sizes, centred at them, do not overlap."""
+    blocks: list[list[tuple[float, float]]] = []
+    for item in zip(values, sizes, strict=True):
+        blocks.append([item])
+        while len(blocks) > 1 and _edges(blocks[-2])[1] > _edges(blocks[-1])[0]:
+            last = blocks.pop()
+            blocks[-1] += last
+    places = list[float]()
+    for block in blocks:
+        edge, _ = _edges(block)
+        for _, size in block:
+            places.append(edge + size / 2)
+            edge += size
+    return places
+
+
+def _edges(block: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The ends of a row of things around the mean of their values."""
+    middle, size = sum(value for value, _ in block) / len(block), sum(size for _, size in block)
+    return middle - size / 2, middle + size / 2
+
+
+def _short(group: Group) -> str:
+    """The label in lines that leave room for the panels."""
+    return fill(label(group), 24, break_long_words=False)
 
 
 def _range(groups: Sequence[Group]) -> tuple[float, float]:
-    """Of all that is drawn, with some room: bars from 0 would hide what is compared."""
+    """Of all that is drawn, with some room."""
     seen = [score for group in groups for score in group.scores.values()]
     for found in (group.summary for group in groups if group.summary):
         seen += [found.mean - (found.std or 0), found.mean + (found.std or 0)]

@@ -129,7 +129,7 @@ def run_table(runs: Sequence[ListedRun], folder: Path) -> Table:
     """A numbered row for each run. The numbers lead from one part of a wide table to the next."""
     numbers = {run.file: number for number, run in enumerate(runs, start=1)}
     first: Column[ListedRun] = Column("run", lambda run: str(numbers[run.file]))
-    data = _names_of_data(runs)
+    data = data_names(runs)
     told: Column[ListedRun] = Column(
         "data", lambda run: Cell(data[run.record.data.hash], run.record.data.files), "data"
     )
@@ -137,7 +137,7 @@ def run_table(runs: Sequence[ListedRun], folder: Path) -> Table:
     return tabulated(f"Runs in {folder}", columns, runs)
 
 
-def _names_of_data(runs: Sequence[ListedRun]) -> dict[str, str]:
+def data_names(runs: Sequence[ListedRun]) -> dict[str, str]:
     """A name for the data of each hash: it has a part of the hash where two runs of a task have different data."""
     kinds: dict[tuple[str, str], list[DataOfRun]] = {}
     for run in runs:

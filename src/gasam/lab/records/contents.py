@@ -1,12 +1,10 @@
-"""The records of runs and of their analyses: typed objects, checked when they are read from JSON files."""
+"""What the records of runs and of their analyses hold."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -14,83 +12,11 @@ from pydantic import (
     Field,
     FiniteFloat,
     SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
     field_validator,
     model_serializer,
 )
 
-from gasam.lab.errors import InputError
-from gasam.lab.storage import write_json
-
-
-class EpsilonSource(BaseModel):
-    """Where the size of a walk comes from.
-
-    Args:
-        kind: How it was chosen: "paper" from the paper, "chosen" by hand on validation, "recommended" by the
-            recommended walk, "tuned" by `gasam tune`, "given" by the user; "none" for plain training.
-        borrowed_from: The task that the number was chosen for, if it is not the run's own task.
-        trials: Number of trials of the search, if it was tuned.
-        multiple: The factor by which the tuned epsilon was multiplied, if any.
-        for_usual_walk: Whether it was tuned for the method's default options, of which this run changes some.
-        without_gain: Whether the search found nothing better than plain training.
-        remark: A remark on the paper's number.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["none", "paper", "chosen", "recommended", "tuned", "given"]
-    borrowed_from: str | None = None
-    trials: int | None = None
-    multiple: float | None = None
-    for_usual_walk: bool = False
-    without_gain: bool = False
-    remark: str = ""
-
-    def __str__(self) -> str:
-        names = {"chosen": "chosen on validation", "tuned": "tuned on validation", "given": "command line"}
-        text = names.get(self.kind, self.kind)
-        if self.without_gain:
-            text += " without a gain"
-        if self.for_usual_walk:
-            text += " for the usual walk"
-        if self.borrowed_from is not None:
-            text += f" of {self.borrowed_from}"
-        if self.remark:
-            text += f", {self.remark}"
-        if self.trials is not None:
-            text += ", 1 try" if self.trials == 1 else f", {self.trials} tries"
-        if self.multiple is not None:
-            text += f", {self.multiple:g} x"
-        return text
-
-    @classmethod
-    def of_sentence(cls, text: str) -> EpsilonSource:
-        """Parse the text that `str` gives; the first records hold this text instead of the fields."""
-        plain: dict[str, Any] = {"none": "none", "recommended": "recommended", "command line": "given"}
-        if text in plain:
-            return cls(kind=plain[text])
-        found = OLD_SENTENCE.fullmatch(text)
-        if found is None:
-            raise ValueError(f"{text!r} is not a known source of an epsilon")
-        kinds: dict[str, Any] = {"paper": "paper", "chosen": "chosen", "tuned": "tuned"}
-        return cls(
-            kind=kinds[found["kind"]],
-            borrowed_from=found["task"],
-            trials=int(found["trials"]) if found["trials"] else None,
-            multiple=float(found["multiple"]) if found["multiple"] else None,
-            for_usual_walk=found["usual"] is not None,
-            without_gain=found["gainless"] is not None,
-            remark=found["remark"] or "",
-        )
-
-
-OLD_SENTENCE = re.compile(
-    r"(?P<kind>paper|chosen|tuned)(?: on validation)?"
-    r"(?P<gainless> without a gain)?(?P<usual> for the usual walk)?(?: of (?P<task>[\w-]+))?"
-    r"(?:, (?P<trials>\d+) (?:try|tries)|, (?P<multiple>[\d.e-]+) x|, (?P<remark>.+))?"
-)
+from gasam.lab.records.epsilon_source import EpsilonSource
 
 
 class DataOfRun(BaseModel):
@@ -268,66 +194,8 @@ class AnalysisRecord(BaseModel):
     versions: dict[str, str] = {}
 
 
-Kind = TypeVar("Kind")
-
-
-def read(file: Path) -> RunRecord:
-    """Read the record of a run; raise `InputError` if the file is not one."""
-    return read_as(RunRecord, "a record", file)
-
-
-def read_analysis(file: Path) -> AnalysisRecord:
-    """Read the record of an analysis; raise `InputError` if the file is not one."""
-    return read_as(AnalysisRecord, "the record of an analysis", file)
-
-
-def read_all(folder: Path) -> Iterator[RunRecord]:
-    """Read the records of all runs in a folder, in the order of their names."""
-    for file in sorted(folder.glob("*.json")):
-        yield read(file)
-
-
-def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
-    """Read a JSON file as an object of the class `kind`.
-
-    Args:
-        kind: The class to read.
-        what: What the error message calls such a file.
-        file: The file to read.
-    """
-    try:
-        return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        fault = _first_fault(error)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}): check what it is, and its permissions") from None
-    except (ValueError, RecursionError) as error:
-        fault = str(error)
-    raise InputError(f"{file} is not {what}: {fault}; delete it and run again")
-
-
-def write(file: Path, record: RunRecord | AnalysisRecord) -> None:
-    write_json(file, as_json(record))
-
-
-def as_json(record: RunRecord | AnalysisRecord) -> dict[str, Any]:
-    return record.model_dump(by_alias=True)
-
-
 def configuration_key(config: Mapping[str, Any]) -> str:
     return json.dumps([config["settings"], config["method"]], sort_keys=True)
-
-
-def _first_fault(error: ValidationError) -> str:
-    """A few words that say what is missing, or which value is wrong."""
-    faults = error.errors(include_url=False)
-    missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
-    if missing:
-        return f"it lacks {', '.join(missing)}"
-    place = ".".join(map(str, faults[0]["loc"])) or "the file"
-    if place == "schema":
-        return "schema: it is not 1, so a newer gasam may have written it"
-    return f"{place}: {faults[0]['msg']}"
 
 
 def _is_number(value: Any) -> bool:
