@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from gasam.lab.errors import InputError
-from gasam.lab.storage import write_json
+from gasam.lab.storage import read_json, write_json
 
 
 class EpsilonSource(BaseModel):
@@ -296,7 +296,7 @@ def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
         file: The file to read.
     """
     try:
-        return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
+        return TypeAdapter(kind).validate_python(read_json(file))
     except ValidationError as error:
         fault = _first_fault(error)
     except OSError as error:
