@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from benchmarks.faults import page, planted, walk
+from benchmarks.faults import page, planted, processes, walk
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam
@@ -52,21 +52,33 @@ def test_page_is_up_to_date():
     assert page.PAGE.read_text(encoding="utf-8") == page.page(page.results())
 
 
-def test_recorded_campaign_is_large_and_lost_nothing():
-    if "walk" not in page.results():
-        pytest.skip("no campaign is recorded: run `python -m benchmarks faults --only walk`")
-    found = page.results()["walk"]
-    assert found["faults"] >= 10_000
+@pytest.mark.parametrize(
+    ("part", "faults", "bugs"),
+    [("walk", 10_000, 8), ("processes", 300, 0), ("runs", 1_000, 8), ("cluster", 6, 0), ("inputs", 500, 0)],
+)
+def test_recorded_campaign_is_large_and_lost_nothing(part, faults, bugs):
+    if part not in page.results():
+        pytest.skip(f"no campaign is recorded: run `python -m benchmarks faults --only {part}`")
+    found = page.results()[part]
+    assert found["faults"] >= faults
     assert found["lost"] == []
-    assert len(found["planted"]) >= 8
-    assert None not in found["planted"].values()
+    assert len(found.get("planted", {})) >= bugs
+    assert None not in found.get("planted", {}).values()
+
+
+@pytest.mark.slow
+def test_no_fault_in_two_processes_loses_anything():
+    found = processes.campaign(seed=1, size="sample")
+    assert found["lost"] == []
+    assert found["faults"] == 2 * sum(processes.SIZES["sample"])
 
 
 def test_page_is_made_from_the_parts_that_there_are():
-    text = page.page({"runs": {"text": "Said here.", "tables": {"Kills": [["kind", "faults"], [["kill", 3]]]}}})
-    assert "Said here." in text
-    assert "| kill | 3 |" in text
-    assert "Faults in the walk" not in text
+    text = page.page({"cluster": {"faults": 3, "lost": ["a record"], "kinds": {"node killed": 3}}})
+    assert "| a Ray cluster | 3 | 1 |" in text
+    assert "| node killed | 3 |" in text
+    assert "| the walk, one process | not run |" in text
+    assert "## Faults in the walk" not in text
 
 
 class Once:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CRASHED = 70
+from benchmarks.faults import kept
+
+CRASHED, INTERRUPTED = 70, 130
 LONGEST = 120.0
 """Seconds after which a process hangs."""
 VARYING = ("seconds", "evaluation_seconds", "machine")
@@ -50,7 +52,7 @@ def started(act: Callable[[], None], log: Path) -> int:
     if process:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
         return process
-    code = CRASHED
+    code = INTERRUPTED  # by a signal that comes before or after the command
     try:
         for number in both:  # as in a new process
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -65,9 +67,8 @@ def started(act: Callable[[], None], log: Path) -> int:
         code = ended.code if isinstance(ended.code, int) else 0
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if isinstance(error, KeyboardInterrupt) and not any(frame.name == "main" for frame in frames):
-            code = 130  # the signal came before or after the command
-        else:
+        if not isinstance(error, KeyboardInterrupt) or any(frame.name == "main" for frame in frames):
+            code = CRASHED
             traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -131,16 +132,23 @@ def quiet(act: Callable[[], None]) -> None:
 
 
 def in_parallel(parts: Mapping[str, Callable[[], Any]], folder: Path, jobs: int) -> dict[str, Any]:
-    """Call each function in a forked process, `jobs` at a time; give their results, which must be JSON."""
+    """Call each function in a forked process, `jobs` at a time, unless the folder has its result.
 
-    def work(name: str, part: Callable[[], Any]) -> None:
-        (folder / f"{name}.json").write_text(json.dumps(part()))
+    Args:
+        parts: The functions by name; their results must be JSON.
+        folder: Where the results are kept.
+        jobs: The number of functions that run at a time.
+    """
+    files = {name: folder / f"{name}.json" for name in parts}
 
-    waiting, running = list(parts.items()), list[Any]()
+    def work(name: str) -> None:
+        kept.write(files[name], parts[name]())
+
+    waiting, running = [name for name in parts if not files[name].exists()], list[Any]()
     while waiting or running:
         while waiting and len(running) < jobs:
-            running.append(multiprocessing.get_context("fork").Process(target=work, args=waiting.pop(0)))
+            running.append(multiprocessing.get_context("fork").Process(target=work, args=(waiting.pop(0),)))
             running[-1].start()
         time.sleep(0.1)
         running = [process for process in running if process.is_alive()]
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in parts}
+    return {name: json.loads(file.read_text()) for name, file in files.items()}

@@ -1,16 +1,11 @@
 """Broken inputs and bad luck: every command must tell it in one sentence, and write nothing outside its folder.
 
-    python -m benchmarks.faults.inputs                  all inputs; the figures are written to inputs.json
-    python -m benchmarks.faults.inputs --size sample    some of each kind
-
 A command that is given a broken input must end with code 2, or with 1 if a run failed, and must not print a traceback.
 A random change may leave an input valid: then the command may end with 0.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
@@ -25,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import broken
+from benchmarks.faults import broken, kept
 from benchmarks.faults.broken import OUT, Case
 from benchmarks.faults.commands import commands, warm
 from benchmarks.faults.forked import Ended, command, forked, in_parallel
 
 SIZES = {"full": 1.0, "sample": 0.06}
-RESULTS = Path(__file__).with_name("inputs.json")
+SOURCES = ("inputs", "broken", "commands", "forked")
 LUCK = "bad luck"
 TRAINING = ("train", "compare", "tune")
 
@@ -189,15 +184,14 @@ def _told(ended: Ended, codes: set[int]) -> str | None:
     return None
 
 
-def campaign(seed: int = 0, size: str = "full", jobs: int = 2) -> dict[str, Any]:
-    """Give every broken input to its command, and give the figures.
+def campaign(seed: int = 0, size: str = "full", jobs: int = 1) -> dict[str, Any]:
+    """Give every broken input to its command, and give the figures. The finished kinds of a full campaign are kept.
 
     Args:
         seed: The seed of the broken inputs.
         size: "full", or "sample" for some of each kind.
         jobs: Number of kinds of inputs that are tried at a time.
     """
-    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gasam-inputs-") as place:
         folder = Path(place)
         made = commands(folder)
@@ -211,51 +205,31 @@ def campaign(seed: int = 0, size: str = "full", jobs: int = 2) -> dict[str, Any]
         kinds = cases(folder, seed, SIZES[size])
         parts = {name: partial(of_cases, name, generate) for name, generate in kinds.items()}
         parts["luck"] = lambda: bad_luck(folder, SIZES[size])
-        figures = in_parallel({name: partial(_figures, part, place) for name, part in parts.items()}, folder, jobs)
-    counts: Counter[str] = Counter()
-    codes: Counter[str] = Counter()
-    for each in figures.values():
-        counts.update(each["counts"])
-        codes.update(each["codes"])
+        finished = kept.FOLDER / f"inputs-{kept.source_hash(kept.ALL, SOURCES)}-{seed}" if size == "full" else folder
+        figures = in_parallel({name: partial(_figures, part, place) for name, part in parts.items()}, finished, jobs)
+    counts, codes = (
+        sum((Counter[str](each[name]) for each in figures.values()), Counter()) for name in ("counts", "codes")
+    )
     return {
         "seed": seed,
-        "size": size,
-        "inputs": dict(counts),
-        "total": sum(counts.values()),
+        "faults": counts.total(),
+        "kinds": dict(counts),
         "exit codes": dict(sorted(codes.items())),
-        "faults": [fault for each in figures.values() for fault in each["faults"]],
-        "seconds": round(time.monotonic() - begun),
+        "tracebacks": sum(each["tracebacks"] for each in figures.values()),
+        "lost": [fault for each in figures.values() for fault in each["faults"]],
+        "seconds": round(sum(each["seconds"] for each in figures.values())),
     }
 
 
 def _figures(part: Callable[[], Iterator[tuple[str, str, Ended, str | None]]], place: str) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    codes: Counter[str] = Counter()
-    faults: list[str] = []
+    counts, codes = Counter[str](), Counter[str]()
+    faults, tracebacks, begun = list[str](), 0, time.monotonic()
     for kind, name, ended, fault in part():
         counts[kind] += 1
         codes[str(ended.code)] += 1
+        tracebacks += "Traceback" in ended.text
         if fault is not None:
             faults.append(f"{kind}, {name}: {fault}".replace(place, "PLACE"))
             print(faults[-1], file=sys.stderr, flush=True)
-    return {"counts": counts, "codes": codes, "faults": faults}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--out", type=Path, help="Write the figures here. Default: inputs.json for a full campaign.")
-    parser.add_argument("--jobs", type=int, default=2, help="Number of kinds of inputs that are tried at a time.")
-    given = parser.parse_args()
-    found = campaign(given.seed, given.size, given.jobs)
-    text = json.dumps(found, indent=1)
-    out = given.out or (RESULTS if given.size == "full" else None)
-    if out is not None:
-        out.write_text(text + "\n")
-    print(text)
-    sys.exit(1 if found["faults"] else 0)
-
-
-if __name__ == "__main__":
-    main()
+    seconds = time.monotonic() - begun
+    return {"counts": counts, "codes": codes, "faults": faults, "tracebacks": tracebacks, "seconds": seconds}

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from benchmarks.faults.drawn_walks import Case, Subject
 from benchmarks.faults.injection import AtLine, AtOperation
-from benchmarks.faults.subjects import Case, Subject
 
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NOT_FINITE = "NaN or infinity"
@@ -32,6 +33,7 @@ def bits(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     values = tensor.detach()
+    values = values.to_local() if isinstance(values, DTensor) else values
     values = values.to_dense() if values.is_sparse else values.clone()
     return values.contiguous().view(SAME_SIZE[values.itemsize])
 
@@ -76,9 +78,9 @@ def different(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 class Pair:
     """A subject and its twin, and the checks after a fault."""
 
-    def __init__(self, case: Case, random: Random) -> None:
+    def __init__(self, case: Case, random: Random, make: Callable[[Case], Subject] = Subject) -> None:
         self.random = random
-        self.subject, self.twin = Subject(case), Subject(case)
+        self.subject, self.twin = make(case), make(case)
         self.operations: list[tuple[str, bool]] = []
         self.lines: list[tuple[str, str]] = []
         for _ in range(2):  # allocate the buffers
@@ -159,6 +161,8 @@ class Pair:
         if not fault.raises:
             return place, self._after_bad_numbers(before, kept_before, fault.kind == NOT_FINITE) + self.next_step()
         wrong = self._after_failure(raised, before, identities, kept_before)
+        if raised:
+            self.subject.recover()
         return place, wrong + self.next_step()
 
     def _after_failure(self, raised: bool, before: Any, identities: list[int], kept_before: Any) -> list[str]:

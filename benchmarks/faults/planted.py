@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.faults import walk
+from benchmarks.faults import kept, walk
 from gasam import backward, fold, schedule, step
 from gasam import walk as walks
 from gasam.portions import Portion
@@ -178,4 +178,4 @@ def run(seed: int = SEED, names: Any = BUGS) -> dict[str, int | None]:
 
 def write_one(file: Path, name: str) -> None:
     torch.set_num_threads(1)
-    walk.write(file, {"bug": name, "faults": run(names=[name])[name]})
+    kept.write(file, {"bug": name, "faults": run(names=[name])[name]})

@@ -1,8 +1,5 @@
 """Faults in training runs and searches: after each, the same command must end with the same bits.
 
-    python -m benchmarks.faults.runs                    the whole campaign; the figures are written to runs.json
-    python -m benchmarks.faults.runs --size sample      a minute
-
 Every disk operation of each command is numbered. The process is ended at each of them, its disk fails at each of them,
 and it is interrupted at each training step; then it is killed and interrupted at random times. Afterwards the same
 command is run without faults. Its files must have the same SHA-256 as those of an undisturbed run, times aside.
@@ -10,10 +7,8 @@ command is run without faults. Its files must have the same SHA-256 as those of 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import math
 import os
 import random
 import shutil
@@ -28,22 +23,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults import kept
 from benchmarks.faults.commands import commands, warm
 from benchmarks.faults.disk import FAULTS, KILLED, Disk
 from benchmarks.faults.forked import Ended, digests, finished, forked, in_parallel, started
 from benchmarks.faults.planted_in_runs import BUGS
 
+# Each command, and of how many of its disk operations one has a fault: 1 means all of them.
 SIZES: dict[str, dict[str, Any]] = {
     "full": {
-        "commands": ("digits", "average", "language", "search"),
-        "every": 1,
+        "commands": {"digits": 1, "search": 1, "average": 3, "language": 3},
         "kill -9": 200,
         "storm of signals": 100,
         "bugs": None,
     },
-    "sample": {"commands": ("digits",), "every": 11, "kill -9": 3, "storm of signals": 0, "bugs": 4},
+    "sample": {"commands": {"digits": 11}, "kill -9": 3, "storm of signals": 0, "bugs": 4},
 }
-RESULTS = Path(__file__).with_name("runs.json")
+PLANTED = "planted, "
+SOURCES = ("runs", "disk", "commands", "forked", "planted_in_runs")
 Act = Callable[[], None]
 
 
@@ -173,12 +170,12 @@ def badly_ended(kind: str, ended: Ended) -> str | None:
 
 
 class Figures:
-    """Counts the faults and keeps what was lost. When the time is over, `add` raises `TimeoutError`."""
+    """Counts the faults and keeps what was lost."""
 
-    def __init__(self, until: float = math.inf) -> None:
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.lost: list[str] = []
-        self.begun, self.until, self.stopped = time.monotonic(), until, False
+        self.begun = time.monotonic()
 
     def add(self, command: str, kind: str, number: object, *faults: str | None) -> None:
         self.counts[kind] += 1
@@ -186,8 +183,6 @@ class Figures:
         if sum(self.counts.values()) % 50 == 0 or any(faults):
             done = f"{sum(self.counts.values())} faults, {len(self.lost)} lost, {time.monotonic() - self.begun:.0f} s"
             print(f"{command}: {done}{''.join(f'; {each}' for each in self.lost[-1:])}", file=sys.stderr, flush=True)
-        if time.monotonic() > self.until:
-            raise TimeoutError
 
 
 def numbered(command: Command, faults: list[tuple[str, int, Act]], figures: Figures) -> None:
@@ -197,12 +192,13 @@ def numbered(command: Command, faults: list[tuple[str, int, Act]], figures: Figu
 
 
 def at_random_times(command: Command, figures: Figures, kind: str, count: int, chosen: random.Random) -> None:
-    """Kill a command at a random time, or send it 1 to 6 signals, each at a random time."""
+    """Kill a command at a random time, or send it 1 to 6 signals, all at random times or, in turn, within 10 ms."""
     for number in range(count):
         shutil.rmtree(command.out, ignore_errors=True)
         process = started(command.make(command.out), command.log)
         sent = [signal.SIGKILL] if kind == "kill -9" else chosen.choices((signal.SIGTERM, signal.SIGINT), k=6)
-        times = sorted(chosen.random() * command.seconds for _ in sent[: 1 + number % 6])
+        first, spread = (0.0, command.seconds) if number % 2 else (chosen.random() * command.seconds, 0.01)
+        times = sorted(first + chosen.random() * spread for _ in sent[: 1 + number // 2 % 6])
         pauses = (b - a for a, b in itertools.pairwise([0.0, *times]))
         for pause, each in zip(pauses, sent, strict=False):
             time.sleep(pause)
@@ -237,91 +233,62 @@ def parts(known: dict[str, Command], seed: int, options: dict[str, Any]) -> dict
         kind: lambda figures, kind=kind: at_random_times(first, figures, kind, options[kind], chosen[kind])
         for kind in ("kill -9", "storm of signals")
     }
-    found["planted"] = lambda figures: [caught(first, bug, seed) for bug in BUGS[: options["bugs"]]]
+    for bug in BUGS[: options["bugs"]]:
+        found[f"{PLANTED}{bug.__name__}"] = lambda figures, bug=bug: caught(first, bug, seed)
     for name, command in known.items():
-        for kind, faults in command.by_kind(seed, options["every"], chosen[name]).items():
+        for kind, faults in command.by_kind(seed, options["commands"][name], chosen[name]).items():
             found[f"{name}, {kind}"] = partial(numbered, command, faults)
     return found
 
 
-def campaign(seed: int = 0, size: str = "full", jobs: int = 2, minutes: float | None = None) -> dict[str, Any]:
-    """Inject all faults and give the figures.
+def campaign(seed: int = 0, size: str = "full", jobs: int = 1) -> dict[str, Any]:
+    """Inject all faults and give the figures. The finished parts of a full campaign are kept, and not run again.
 
     Args:
         seed: The seed of the random times and choices.
-        size: "full", or "sample" for a minute.
+        size: "full", or "sample" for half a minute.
         jobs: Number of parts of the campaign that run at a time.
-        minutes: Inject no more faults after this time; the figures say how many there were. Default: no limit.
     """
-    options, begun = SIZES[size], time.monotonic()
-    until = math.inf if minutes is None else begun + 60 * minutes
+    options = SIZES[size]
     with tempfile.TemporaryDirectory(prefix="gasam-faults-") as place:
         folder = Path(place)
-        warm(folder, options["commands"])
+        warm(folder, tuple(options["commands"]))
         made = commands(folder)
         known = {name: Command(name, made[name], folder / name) for name in options["commands"]}
         for command in known.values():
             command.measure()
         wanted = {
-            name: partial(_figures, name, part, known.values(), folder, until)
+            name: partial(_figures, name, part, known.values(), folder)
             for name, part in parts(known, seed, options).items()
         }
-        results = in_parallel(wanted, folder, jobs)
-    counts: Counter[str] = Counter()
-    for each in results.values():
-        counts.update(each["counts"])
+        finished = kept.FOLDER / f"runs-{kept.source_hash(kept.ALL, SOURCES)}-{seed}" if size == "full" else folder
+        results = in_parallel(wanted, finished, jobs)
+    planted = [each["value"] for name, each in results.items() if name.startswith(PLANTED)]
     return {
         "seed": seed,
-        "size": size,
+        "faults": sum(sum(each["counts"].values()) for each in results.values()),
+        "kinds": dict(sum((Counter(each["counts"]) for each in results.values()), Counter())),
         "commands": {
             name: {
                 "operations": len(command.operations),
                 "steps": command.steps,
-                "faults": dict(
-                    sum((Counter(v["counts"]) for k, v in results.items() if k.startswith(f"{name}, ")), Counter())
-                ),
+                "every": options["commands"][name],
             }
             for name, command in known.items()
         },
-        "faults": dict(counts),
-        "total": sum(counts.values()),
-        "complete": not any(each["stopped"] for each in results.values()),
         "lost": [lost for each in results.values() for lost in each["lost"]],
-        "planted": results["planted"]["value"],
-        "seconds": round(time.monotonic() - begun),
+        "planted": {each["bug"]: each["faults"] for each in planted},
+        "caught by": {each["bug"]: each.get("caught by") for each in planted},
+        "seconds": round(sum(each["seconds"] for each in results.values())),
     }
 
 
-def _figures(name: str, part: Callable[[Figures], Any], known: Iterable[Command], folder: Path, until: float) -> Any:
+def _figures(name: str, part: Callable[[Figures], Any], known: Iterable[Command], folder: Path) -> Any:
     """Do one part of the campaign in folders of its own."""
     for command in known:
         command.folder = folder / "parts" / name / command.name
         command.folder.mkdir(parents=True)
-    figures = Figures(until)
-    value: Any = None
-    try:
-        value = part(figures)
-    except TimeoutError:
-        figures.stopped = True
-    return {"counts": figures.counts, "lost": figures.lost, "stopped": figures.stopped, "value": value}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--out", type=Path, help="Write the figures here. Default: runs.json for a full campaign.")
-    parser.add_argument("--jobs", type=int, default=2, help="Number of parts that run at a time.")
-    parser.add_argument("--minutes", type=float, help="Inject no more faults after this time.")
-    given = parser.parse_args()
-    found = campaign(given.seed, given.size, given.jobs, given.minutes)
-    text = json.dumps(found, indent=1)
-    out = given.out or (RESULTS if given.size == "full" else None)
-    if out is not None:
-        out.write_text(text + "\n")
-    print(text)
-    sys.exit(1 if found["lost"] or any(bug["faults"] is None for bug in found["planted"]) else 0)
-
-
-if __name__ == "__main__":
-    main()
+    figures = Figures()
+    value = part(figures)
+    seconds = time.monotonic() - figures.begun
+    return {"counts": figures.counts, "lost": figures.lost, "value": value, "seconds": seconds}

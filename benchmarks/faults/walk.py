@@ -7,10 +7,10 @@ can be undone, they must all be as after a complete step instead. Then both take
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
+import sys
 import time
 import warnings
 from collections import Counter
@@ -27,14 +27,15 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import torch
 
 import gasam.portions
+from benchmarks.faults import kept
+from benchmarks.faults.drawn_walks import Adjustable, PassFault, Subject, draw
 from benchmarks.faults.injection import AtLine, AtOperation
 from benchmarks.faults.pair import NOT_FINITE, Fault, Pair
-from benchmarks.faults.subjects import Adjustable, PassFault, Subject, draw
 from gasam.portions import Limits
 
-FAULTS = 10_000
+SIZES = {"full": 10_000, "sample": 500}
 FAULTS_OF_A_PART = 250
-FOLDER = Path(__file__).parents[2] / "runs" / "faults"
+SOURCES = ("walk", "pair", "drawn_walks", "injection", "planted")
 FAULTS_OF_A_CASE = 40
 EXCEPTION, INTERRUPT, ALLOCATION = "exception at an operation", "interrupt at an operation", "failed allocation"
 LINE, USER, CLEANUP = "interrupt at a line of gasam", "exception in the user's code", "interrupt during a cleanup"
@@ -122,34 +123,33 @@ def bad_numbers(kind: str, subject: Subject, random: Random) -> Fault:
     return Fault(kind, call, lambda: fault.where if fault.k < subject.passes else None, raises=False)
 
 
-def campaign(seed: int = 0, faults: int = FAULTS, *, processes: int = 2, only_finished: bool = False) -> dict[str, Any]:
+def campaign(seed: int = 0, size: str = "full", jobs: int = 1) -> dict[str, Any]:
     """Inject the faults in parts with seeds of their own. Finished parts are kept in runs/faults, and not run again.
 
     Args:
         seed: All faults follow from it, whatever the number of processes.
-        faults: The number of faults.
-        processes: The number of parts that run at a time.
-        only_finished: Run nothing, and sum up the parts that are there.
+        size: One of `SIZES`.
+        jobs: The number of parts that run at a time.
     """
     from benchmarks.faults import planted
 
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    parts = max(1, faults // FAULTS_OF_A_PART)
-    jobs = {FOLDER / f"walk-{source_hash()}-{faults}-{seed}-{part}.json": parts * seed + part for part in range(parts)}
-    bugs = {FOLDER / f"planted-{source_hash()}-{number}.json": name for number, name in enumerate(planted.BUGS)}
-    missing = [] if only_finished else [file for file in (*jobs, *bugs) if not file.exists()]
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    parts = SIZES[size] // FAULTS_OF_A_PART
+    folder = kept.FOLDER / f"walk-{kept.source_hash(kept.CORE, SOURCES)}"
+    files = {folder / f"{size}-{seed}-{part}.json": parts * seed + part for part in range(parts)}
+    bugs = {folder / f"planted-{number}.json": name for number, name in enumerate(planted.BUGS)}
+    missing = [file for file in (*files, *bugs) if not file.exists()]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = [
-            pool.submit(_write_part, file, jobs[file], faults // parts)
-            if file in jobs
+            pool.submit(_write_part, file, files[file])
+            if file in files
             else pool.submit(planted.write_one, file, bugs[file])
             for file in missing
         ]
         for number, job in enumerate(as_completed(running), 1):
             job.result()
-            print(f"{number} of {len(running)} parts are finished", flush=True)
-    noticed = {name: json.loads(file.read_text())["faults"] for file, name in bugs.items() if file.exists()}
-    return merged([json.loads(file.read_text()) for file in jobs if file.exists()], seed) | {"planted": noticed}
+            print(f"{number} of {len(running)} parts are finished", file=sys.stderr, flush=True)
+    caught = {name: json.loads(file.read_text())["faults"] for file, name in bugs.items()}
+    return merged([json.loads(file.read_text()) for file in files], seed) | {"planted": caught}
 
 
 def merged(parts: list[dict[str, Any]], seed: int) -> dict[str, Any]:
@@ -161,25 +161,12 @@ def merged(parts: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     return total | {"lost": [lost for each in parts for lost in each["lost"]]}
 
 
-def source_hash() -> str:
-    """Of everything that a result depends on, so that a change runs the parts again."""
-    files = [*Path(gasam.__file__).parent.glob("*.py"), *Path(gasam.__file__).parent.glob("family/*.py")]
-    files += [Path(__file__).with_name(f"{name}.py") for name in ("walk", "pair", "subjects", "injection", "planted")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:10]
-
-
-def _write_part(file: Path, seed: int, faults: int) -> None:
+def _write_part(file: Path, seed: int) -> None:
     torch.set_num_threads(1)
-    write(file, run(seed, faults))
+    kept.write(file, run(seed, FAULTS_OF_A_PART))
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
-    """Write a whole file, or none."""
-    file.with_suffix(".new").write_text(json.dumps(found), encoding="utf-8")
-    file.with_suffix(".new").replace(file)
-
-
-def run(seed: int = 0, faults: int = FAULTS, *, stop_at_first: bool = False) -> dict[str, Any]:
+def run(seed: int, faults: int, *, stop_at_first: bool = False) -> dict[str, Any]:
     """Inject this many faults; return how many of each kind and place, and what was lost.
 
     Args:
@@ -232,7 +219,7 @@ def cut_into_portions(cut: bool) -> Iterator[None]:
     """Handle a few weights at once, so that a small model is cut as a large one is."""
     before = gasam.portions.CPU
     if cut:
-        gasam.portions.CPU = Limits(small=8, largest=20)
+        gasam.portions.CPU = Limits(small=12, largest=40)
     try:
         yield
     finally:

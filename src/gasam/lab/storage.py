@@ -1,4 +1,4 @@
-"""Atomic file writes: a temporary file is written first, then renamed."""
+"""Atomic file writes: a temporary file is written first, then renamed. And reading of JSON files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import glob
 import json
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +72,8 @@ def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
     if not isinstance(file, Path):
         torch.save(value, file)
         return
-    with file.open("wb") as stream:
+    # An interrupt inside torch.save can make it write to the closed stream in a destructor, which aborts the process.
+    with delayed_signals(), file.open("wb") as stream:
         watched = _Watched(stream)
         try:
             torch.save(value, watched)  # type: ignore[arg-type]
@@ -78,6 +81,24 @@ def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
             if watched.fault is not None:
                 raise watched.fault from None
             raise
+
+
+@contextmanager
+def delayed_signals() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the block ends. Python handles signals in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in both}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 class _Watched:
@@ -101,3 +122,15 @@ class _Watched:
 def write_json(file: Path, value: Any) -> None:
     with replaced(file) as partial:
         partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(file: Path) -> Any:
+    """Read JSON; raise `ValueError` if it is none, or has half of a surrogate pair, which no file can hold."""
+    text = file.read_text(encoding="utf-8")
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair, which is not valid text") from None
+    return value

@@ -30,11 +30,13 @@ NEEDED = (
     "vl_convert",
 )
 INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
     try:
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in SIGNALS:
+            signal.signal(number, _interrupt)
         _run()
     except KeyboardInterrupt:  # while the commands are imported, or a second signal while the first one is handled
         sys.exit(_say_interrupted())
@@ -74,7 +76,7 @@ def _run() -> None:
 
 def _say_interrupted() -> int:
     """Say how to continue. More signals would only break the sentence."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     return _say("interrupted; run the same command to continue", INTERRUPTED)
 
@@ -91,4 +93,8 @@ def _say(sentence: str, code: int) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    """Raise inside `_run` only: nothing would catch an interrupt that comes while `main` handles an earlier one."""
+    while frame is not None:
+        if frame.f_code is _run.__code__:
+            raise KeyboardInterrupt
+        frame = frame.f_back

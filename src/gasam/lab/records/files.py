@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gasam.lab.errors import InputError
 from gasam.lab.records.contents import AnalysisRecord, RunRecord
-from gasam.lab.storage import write_json
+from gasam.lab.storage import read_json, write_json
 
 Kind = TypeVar("Kind")
 
@@ -41,7 +40,7 @@ def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
         file: The file to read.
     """
     try:
-        return TypeAdapter(kind).validate_python(json.loads(file.read_text(encoding="utf-8")))
+        return TypeAdapter(kind).validate_python(read_json(file))
     except ValidationError as error:
         fault = _first_fault(error)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from gasam.lab.families import Family
 from gasam.lab.families import encoded as encoding
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.records import RunRecord
-from gasam.lab.storage import replaced, write_json
+from gasam.lab.storage import read_json, replaced, write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.task_file import TASK_COPY, code_of
 from gasam.lab.training.checkpoints import Checkpoints
@@ -263,7 +262,7 @@ def _read_encoding(file: Path) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = read_json(file)
         if isinstance(value, dict):
             return value
         fault = "it must be an object"

@@ -31,6 +31,8 @@ from gasam.perturbation import GRANULARITIES
 
 FAMILY = {"gsam": gsam, "wsam": wsam, "friendly_sam": friendly_sam, "look_sam": look_sam, "sam_on": sam_on}
 WORDS, CLASSES, ROWS = 7, 4, 6
+TOTAL_STEPS = 40
+SHARES = Schedule(start=0.05, warmup=0.5)  # shares of training
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "float32": dense,
     "float64": lambda: dense().double(),
     "bfloat16": lambda: dense().bfloat16(),
+    "float16": lambda: dense().half(),
     "sparse": Sparse,
     "tied": Tied,
     "normalised": normalised,
@@ -119,13 +122,14 @@ def draw(random: Random) -> Case:
         if method in ("gsam", "wsam"):
             perturbation = replace(perturbation, steps=random.choice([1, 2]))
     schedule: Any = random.choice(
-        [None, None, Schedule(every=2), Schedule(start=1, warmup=3), Schedule(progress=0.2), _half]
+        [None, None, Schedule(every=2), Schedule(start=1, warmup=3), SHARES, Schedule(progress=0.2), _half]
     )
     if method == "look_sam":
         schedule = random.choice([None, Schedule(every=2, weight=1)])
     options: dict[str, Any] = {
         "on_overflow": random.choice(["keep", "keep", "clean"]),
         "detailed": random.random() < 0.2,
+        "total_steps": TOTAL_STEPS if schedule is SHARES else None,
     }
     return Case(entry, method, perturbation, weights, schedule, options, random.random() < 0.4, random.randrange(10**6))
 
@@ -173,7 +177,7 @@ class Subject:
     def __init__(self, case: Case) -> None:
         torch.manual_seed(case.seed)
         self.case = case
-        self.model = MODELS[case.weights]()
+        self.model = self.wrapped(MODELS[case.weights]())
         self.parameters = list(self.model.parameters())
         self.fault: PassFault | None = None
         self.passes = 0
@@ -182,19 +186,28 @@ class Subject:
         self.classes = torch.zeros(ROWS, dtype=torch.int64)
         chosen = Random(case.seed).choice(self.parameters)
         chosen.register_hook(self._hook)
-        options = dict(case.options, schedule=case.schedule, around=self.around)
-        perturbation = copy.deepcopy(case.perturbation)
-        self.scale = perturbation.scale
-        self.sharp: Any
-        if case.entry == "SharpBackward":
-            self.base: Any = None
-            self.sharp = SharpBackward(self.model, perturbation, **options)
-        else:
-            self.base = WatchedSGD(self.model.parameters(), lr=0.05, momentum=0.0 if case.weights == "sparse" else 0.5)
-            self.sharp = SharpnessAware(self.base, perturbation, model=self.model, **options)
+        self.base: Any = None
+        self.sharp: Any = self.start()
         if isinstance(case.schedule, Schedule) and case.schedule.progress is not None:
             state = self.sharp.strength.state_dict()
             self.sharp.strength.load_state_dict(state | {"initial": 3.0, "smoothed": 1.5})
+
+    def start(self) -> Any:
+        """Make the entry point, with its base optimizer if it has one."""
+        case = self.case
+        options = dict(case.options, schedule=case.schedule, around=self.around)
+        perturbation = copy.deepcopy(case.perturbation)
+        self.scale = perturbation.scale
+        if case.entry == "SharpBackward":
+            return SharpBackward(self.model, perturbation, **options)
+        self.base = WatchedSGD(self.model.parameters(), lr=0.05, momentum=0.0 if case.weights == "sparse" else 0.5)
+        return SharpnessAware(self.base, perturbation, model=self.model, **options)
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def recover(self) -> None:
+        """Do what a wrapper of the model needs after a failure."""
 
     def draw_batch(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
