@@ -19,7 +19,7 @@ from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
-REMARKS = {"summary": ["answer"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
+REMARKS = {"summary": ["answer", "history"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
 """What else than a table of the paper may have remarks."""
 
 
