@@ -69,8 +69,7 @@ class PercentileRule:
         with quiet():
             pruner = PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=self.patience + 1)
             study = study_of(self.metric, pruner=pruner)
-            for known in self.curves:
-                values = by_epoch(known)
+            for values in filter(None, map(by_epoch, self.curves)):
                 study.add_trial(create_trial(value=values[max(values)], intermediate_values=values))
             trial = study.ask()
             for epoch, value in by_epoch(curve).items():
