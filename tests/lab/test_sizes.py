@@ -1,17 +1,23 @@
 """Sizes have versions: users get the newest, records keep theirs."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from gasam import recommended
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
+from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, asked_size, recorded_size
 from gasam.lab.training.plan import make
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 def test_users_get_the_newest_version():
-    assert recorded_size("imdb", "small") == "small@2"
+    assert recorded_size("imdb", "small") == "small@3"
+    assert recorded_size("ptb", "small") == "small@2"
     assert recorded_size("imdb", "small@2") == "small@2"
     assert recorded_size("imdb", "small@1") == "small"
     assert recorded_size("classify", "small") == "small"  # your own data: one version
@@ -36,6 +42,12 @@ def test_versions_are_different_runs_and_the_first_is_as_it_was():
     assert "embedding_scale" not in first.config()["settings"]
     assert second.config()["settings"]["embedding_scale"] == 0.1
     assert first.identity("data") != second.identity("data")
+
+
+def test_third_version_has_the_settings_that_the_search_chose():
+    [file] = (RESULTS / "settings").glob("imdb-small@2-baseline-0-*.json")
+    found = SettingsFinding.read(file)
+    assert TASKS["imdb"].sizes["small@3"] == TASKS["imdb"].settings("small@2", **found.settings_of(found.chosen()))
 
 
 def test_initial_embeddings_have_the_scale_of_the_size():

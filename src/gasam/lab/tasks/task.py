@@ -107,8 +107,8 @@ class Task:
             user's own data files) or "file" (a Python file of the user's).
         family: The family of models.
         source: Gives the data, wherever it is.
-        sizes: The settings of each size by the name that records hold: `small` is the first version and `small@2` the
-            second. Users who ask for `small` get the newest.
+        sizes: The settings of each size by the name that records hold: `small` is the first version, and `small@2` and
+            `small@3` follow. Users who ask for `small` get the newest.
         paper_radii: The paper's radii by method.
         chosen_radii: Radii that were chosen by hand on validation, with other seeds than the first.
         start_epoch: The first epoch with a walk in the paper, counted from 1, and the paper's number of epochs.
