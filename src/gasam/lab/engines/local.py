@@ -64,12 +64,12 @@ class LocalEngine:
         return len(self.workers)
 
     def start(self, job: Job, folder: Path, work: Work) -> None:
-        context = _context()
+        context = process_context()
         ours, theirs = context.Pipe(duplex=False)
         sent = replace(job, data=None)  # the process reads it from the cache
         given = (work, sent, folder, self.threads, dict(os.environ), theirs)
         process = context.Process(target=_work, args=given, name=job.name)
-        with _main_module_hidden():
+        with main_module_hidden():
             process.start()
         theirs.close()
         self.workers.append(Worker(job, process, ours))
@@ -97,7 +97,7 @@ class LocalEngine:
         self.begun.clear()
 
 
-def _context() -> ForkServerContext | SpawnContext:
+def process_context() -> ForkServerContext | SpawnContext:
     """How processes are started. On Linux a server imports torch once, and every job is a copy of it.
 
     This saves each job the two seconds of that import. A process that has used a GPU must not be copied, and looking
@@ -111,7 +111,7 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 @contextmanager
-def _main_module_hidden() -> Iterator[None]:
+def main_module_hidden() -> Iterator[None]:
     """Keep a new process from running the user's script again. The functions of jobs are ours and do not need it."""
     names = vars(sys.modules["__main__"])
     file, spec = names.pop("__file__", None), names["__spec__"]
