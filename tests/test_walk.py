@@ -53,6 +53,8 @@ def check_against_reference(
     assert error(sharp.last.predicted_rise, rise) < EXACT
     assert same_bits(parameters.values(), before)
 
+    if risk != "mean":
+        return  # where the climb goes does not depend on the risk
     weights = Weights(list(parameters.values()), list(SHAPES))
     for visit in climb(weights, lambda k: evaluate(problem, parameters), perturbation):
         assert error(flat(visit.offset()), offsets[visit.k]) < EXACT

@@ -38,6 +38,13 @@ def _places(shared, data_dir, monkeypatch):
     monkeypatch.setenv("GASAM_DATA", str(data_dir))
 
 
+@pytest.fixture(autouse=True)
+def _short_measurements(monkeypatch, request):
+    """Comparisons measure the step times of their methods, which only some tests look at."""
+    if request.path.stem != "test_step_time":
+        monkeypatch.setattr("gasam.lab.engines.step_time.ROUNDS", 1)
+
+
 class Ended(NamedTuple):
     code: int
     out: str

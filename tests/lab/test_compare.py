@@ -194,8 +194,8 @@ def test_a_worker_killed_while_it_sends_its_result_is_reported_and_the_others_go
     def slow(job, event):
         seen.append((job.name, event[0]))
         if event[0] == "start" and job is sending:
-            process = psutil.Process().children()[-1]
-            while process.status() != psutil.STATUS_ZOMBIE:  # until it has been killed
+            [process] = [child for child in multiprocessing.active_children() if child.name == job.name]
+            while psutil.pid_exists(process.pid):  # until it has been killed
                 time.sleep(0.01)
 
     do_all(jobs, tmp_path, LocalEngine(), slow, sent_and_killed)

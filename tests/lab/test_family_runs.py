@@ -6,8 +6,9 @@ import signal
 
 import pytest
 import torch
+from killed_processes import exit_code, killed_at
 from safetensors.torch import load_file
-from test_training import run_until_killed, timeless
+from test_training import timeless
 
 from gasam.family import members
 from gasam.lab.cli.options import methods_of
@@ -111,8 +112,8 @@ def test_normalisation_layers_must_be_there():
 def test_a_killed_run_goes_on_with_its_state_and_ends_bit_equal(method, tmp_path):
     plan = make("pydoc", method, "tiny", settings={"epochs": 3}, walk={"epsilon": 0.01})
     expected = run(plan, tmp_path / "whole", cpu=True)
-    killed = run_until_killed(tmp_path / "killed", "pydoc", method, "SIGKILL-step", 30, {"epsilon": 0.01})
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    given = ("pydoc", method, "SIGKILL-step", 30, {"epsilon": 0.01})
+    assert exit_code(killed_at, tmp_path / "killed", *given) == -signal.SIGKILL
     assert timeless(run(plan, tmp_path / "killed", cpu=True)) == timeless(expected)
     name = plan.name(plan.data().hash)
     folders = [tmp_path / folder / name / "model.safetensors" for folder in ("whole", "killed")]

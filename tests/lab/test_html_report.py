@@ -14,7 +14,7 @@ from browser import browser_page  # noqa: F401
 from gasam.lab import records
 from gasam.lab.report import chart_data, html_page
 from gasam.lab.report.answers import answer_of, headline
-from gasam.lab.report.charts import _placed, curves
+from gasam.lab.report.charts import _placed, curves, over_epochs
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.html_sections import Run, sections
 
@@ -191,6 +191,16 @@ def test_names_in_a_chart_do_not_overlap():
     rows.append(rows[0] | {"label": "GA-SAM", "value": 90.0})
     heights = sorted(row["at"] for row in _placed(rows, chart_data.series_of(groups)))
     assert min(b - a for a, b in pairwise(heights)) >= 10 * 15 / 300
+
+
+def test_equal_values_have_an_axis_that_shows_no_rounding_errors():
+    groups = group_runs(records_of("digits", {"baseline": [80.0]}))
+    for value, shown in (
+        (lambda point: 0.01 + 1e-17 * point["epoch"], pytest.approx([0.0095, 0.0105])),
+        (lambda point: 0.01 * point["epoch"], None),
+    ):
+        spec = over_epochs(chart_data.over_epochs(groups, value), chart_data.series_of(groups), "")
+        assert spec["layer"][0]["encoding"]["y"]["scale"].get("domain") == shown
 
 
 def test_a_metric_below_zero_has_a_linear_axis():

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from accelerate.tracking import get_available_trackers
+from killed_processes import exit_code, killed_while_tracked
 from synthetic import record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -90,30 +89,10 @@ def test_hyperparameters_are_the_flat_configuration_beside_the_final_scores(comm
     assert metrics == ["final/valid", "final/test"]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from gasam.lab.tracking import session
-from gasam.lab.training.plan import make
-from gasam.lab.training.run import run
-
-write = session.write_json
-
-def killer(file, state):
-    if state["rows"] == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(file, state)
-
-session.write_json = killer
-run(make("digits", "ga-sam", "tiny", settings={"epochs": 3}), Path(sys.argv[1]), cpu=True, track="tensorboard")
-"""
-
-
 def test_a_killed_run_that_is_resumed_has_each_epoch_once(tmp_path):
     """Killed when the second epoch is in the event file, but not yet counted."""
     plan = make("digits", "ga-sam", "tiny", settings={"epochs": 3})
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert exit_code(killed_while_tracked, tmp_path) == -signal.SIGKILL
     folder = tmp_path / "tensorboard" / plan.name(plan.data().hash)
     assert [step for step, _ in events(folder)["loss"]] == [1, 2]
     found = run(plan, tmp_path, cpu=True, track="tensorboard")

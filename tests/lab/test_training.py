@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
+from killed_processes import exit_code, killed_at
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -101,42 +102,6 @@ def test_loop_equals_one_written_out(tmp_path):
 
 
 FOLDER = [".lock", "encoding.json", "model.safetensors", "run.json"]
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from gasam.lab import records, storage
-from gasam.lab.training.loop import Training
-from gasam.lab.training.plan import make
-from gasam.lab.training.run import run
-
-out, task, method, moment, number, walk = sys.argv[1:]
-plan = make(task, method, "tiny", settings={"epochs": 3}, walk=json.loads(walk))
-count = 0
-
-def killing(function):
-    def killer(*arguments, **options):
-        global count
-        count += 1
-        if count == int(number):
-            os.kill(os.getpid(), getattr(signal, moment.split("-")[0]))
-        return function(*arguments, **options)
-    return killer
-
-if moment.endswith("step"):
-    Training.train_step = killing(Training.train_step)
-elif moment.endswith("write"):
-    os.fsync = killing(os.fsync)
-elif moment.endswith("move"):
-    Path.replace = killing(Path.replace)
-elif moment.endswith("record"):
-    records.write = killing(records.write)
-run(plan, Path(out), cpu=True)
-"""
-
-
-def run_until_killed(out, task, method, moment, number, walk=None):
-    command = [sys.executable, "-c", KILLED, str(out), task, method, moment, str(number), json.dumps(walk)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +128,8 @@ def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp
     if walk:
         assert expected.updates < expected.gradient_evaluations < 2 * expected.updates
 
-    first = run_until_killed(killed, task, "ga-sam", moment, number, walk)
     stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
-    assert first.returncode in stopped, first.stderr
+    assert exit_code(killed_at, killed, task, "ga-sam", moment, number, walk) in stopped
     assert not list(killed.glob("*.json"))
     record = run(plan, killed, cpu=True)
 

@@ -228,11 +228,14 @@ def _dashes(series: Sequence[Series]) -> Spec:
 def _scaled(values: Sequence[float], log: bool) -> tuple[Spec, Spec]:
     """The scale of an axis and its ticks; those of a logarithmic one are 1, 2 and 5 times powers of ten.
 
-    An axis with values that have no logarithm stays linear.
+    An axis with values that have no logarithm stays linear. One with equal values shows no rounding errors.
     """
-    if not log or min(values) <= 0:
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    room = 0.05 * max(abs(low), abs(high))
+    if values and room and high - low < 1e-6 * room:
+        return {"zero": False, "domain": [low - room, high + room]}, {}
+    if not log or low <= 0:
         return {"zero": False}, {}
-    low, high = min(values), max(values)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     mantissas = (1, 2, 5) if high < 1000 * low else (1,)
     ticks = [mantissa * 10.0**power for power in powers for mantissa in mantissas]

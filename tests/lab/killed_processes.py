@@ -1,0 +1,66 @@
+"""Runs that kill themselves at a chosen moment, each in a process of its own that is a copy of one with torch."""
+
+import os
+import signal
+from pathlib import Path
+
+from gasam.lab import records
+from gasam.lab.engines.local import main_module_hidden, process_context
+from gasam.lab.tracking import session
+from gasam.lab.training.loop import Training
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+
+
+def exit_code(function, *arguments):
+    """Call a function of this module in a new process; give the code that the process ends with."""
+    process = process_context().Process(target=_called, args=(dict(os.environ), function, arguments))
+    with main_module_hidden():
+        process.start()
+    process.join()
+    return process.exitcode
+
+
+def _called(environment, function, arguments):
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def killed_at(out, task, method, moment, number, walk=None):
+    """Run three epochs until the call of this number at this moment, such as "SIGKILL-step"."""
+    name, _, place = moment.partition("-")
+    owner, method_name = {
+        "step": (Training, "train_step"),
+        "write": (os, "fsync"),
+        "move": (Path, "replace"),
+        "record": (records, "write"),
+    }[place]
+    setattr(owner, method_name, _killing(getattr(owner, method_name), number, getattr(signal, name)))
+    run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True)
+
+
+def _killing(function, number, how):
+    count = 0
+
+    def killer(*arguments, **options):
+        nonlocal count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), how)
+        return function(*arguments, **options)
+
+    return killer
+
+
+def killed_while_tracked(out):
+    """Killed when the second epoch is in the event file, and not yet counted."""
+    write = session.write_json
+
+    def killer(file, state):
+        if state["rows"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(file, state)
+
+    session.write_json = killer
+    run(make("digits", "ga-sam", "tiny", settings={"epochs": 3}), out, cpu=True, track="tensorboard")
