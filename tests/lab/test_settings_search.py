@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gasam.lab.api import settings_frame
 from gasam.lab.errors import InputError
 from gasam.lab.families import Metric
 from gasam.lab.families.spaces import Span, around, parsed_span
+from gasam.lab.report.settings_search import settings_conclusion
 from gasam.lab.search.sampling import FIRST, PercentileRule, propose
 from gasam.lab.search.settings_driver import tune_settings
 from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
@@ -25,7 +27,7 @@ from gasam.lab.tasks import TASKS
 from gasam.lab.training.plan import make
 
 ACCURACY, PERPLEXITY = Metric("accuracy", higher_is_better=True), Metric("perplexity", higher_is_better=False)
-SPACE = {"learning_rate": Span(1e-4, 1e-1, log=True), "layers": Span(1, 4), "optimizer": ("adam", "adamw")}
+SPACE = {"learning_rate": Span(1e-4, 1e-1, log=True), "layers": Span(1, 4, whole=True), "optimizer": ("adam", "adamw")}
 
 
 def trial(valid, curve=None, **values):
@@ -51,6 +53,7 @@ def test_rounded_values_stay_in_their_span(value):
         ("0.1..0.5", Span(0.1, 0.5)),
         ("1e-4..1,log", Span(1e-4, 1.0, log=True)),
         ("1..8", Span(1, 8)),
+        (["a", "b"], ("a", "b")),
         (("constant", "linear"), ("constant", "linear")),
         ("linear", ("linear",)),
         (0.2, (0.2,)),
@@ -58,8 +61,6 @@ def test_rounded_values_stay_in_their_span(value):
 )
 def test_range_is_read_from_text(text, span):
     assert parsed_span("x", text) == span
-    if isinstance(span, Span):
-        assert parsed_span("x", text).whole == span.whole
 
 
 @pytest.mark.parametrize("text", ["0.5..0.1", "0..1,log", "a..b", "1..2..3", "1..2,linear"])
@@ -103,9 +104,8 @@ def test_proposals_learn_from_the_trials(metric, sign):
     assert sum(late) / len(late) < 0.5 * sum(early) / len(early)
 
 
-def test_trials_outside_of_the_ranges_are_ignored_by_the_sampler():
-    outside = [trial(90.0), trial(80.0, learning_rate=5.0, layers=2, optimizer="adam")]
-    assert len(propose(outside, SPACE, ACCURACY, 1, seed=0)) == 1
+def test_trial_with_the_own_settings_is_ignored_by_the_sampler():
+    assert len(propose([trial(90.0)], SPACE, ACCURACY, 1, seed=0)) == 1
 
 
 @pytest.mark.parametrize(("metric", "sign"), [(ACCURACY, 1), (PERPLEXITY, -1)])
@@ -212,6 +212,33 @@ def test_finished_search_runs_nothing_again_and_goes_on_with_more_trials(searche
     more = search(folder, trials=4, seeds=1)
     assert more.trials[:3] == found.trials
     assert len(more.trials) == 4
+    assert all(len(more.scores(one)) == 2 for one in more.finalists()), (
+        "new finalists have as many seeds as earlier ones"
+    )
+
+
+def test_values_that_give_the_own_settings_are_the_own_settings(tmp_path):
+    asked = question(space={name: None for name in question().ranges() if name != "epochs"} | {"epochs": (2,)})
+    assert asked.ranges() == {"epochs": (2,)}
+    assert asked.distinct({"epochs": 2}) == {}
+    found = tune_settings(asked, tmp_path, engine=InThisProcess(), cpu=True)
+    assert [one.values for one in found.trials] == [{}, {}, {}]
+    assert found.chosen() is found.own
+
+
+def test_whole_numbers_are_searched_for_whole_settings_only():
+    ranges = question(space={"weight_decay": Span(0, 1), "epochs": Span(1, 4)}).ranges()
+    assert not ranges["weight_decay"].whole
+    assert ranges["epochs"].whole
+
+
+def test_noise_is_known_though_the_own_settings_diverged(searched):
+    _, found = searched
+    diverged = found.own.model_copy(update={"valid": None, "error": None, "diverged": True})
+    changed = replace(found, trials=(diverged, *found.trials[1:]), repeats=())
+    assert changed.error > 0
+    assert changed.chosen() in changed.trials[1:]
+    assert "compared with" not in settings_conclusion(changed, "file")
 
 
 @pytest.mark.slow
@@ -236,12 +263,27 @@ def test_search_ends_when_its_gradient_evaluations_are_spent(searched):
     assert spent.gradient_evaluations == found.own.gradient_evaluations
 
 
+def test_settings_of_another_task_or_size_are_refused(command, searched, tmp_path):
+    folder, found = searched
+    file = folder / "settings" / f"{found.name}.json"
+    for words, sentence in (
+        (("digits", "--size", "paper"), "changes size tiny: add --size tiny"),
+        (("docstrings", "--size", "tiny"), "has the settings of digits: use it with that task"),
+    ):
+        ended = command("train", *words, "--settings-from", file, "--out", tmp_path)
+        assert (ended.code, sentence in ended.err) == (2, True), ended.err
+
+
 def test_joint_search_changes_the_walk_as_well():
     asked = question(method="ga-sam", joint=True)
     assert {"budget", "cap", "learning_rate"} <= asked.ranges().keys()
     plan = asked.plan({"budget": 0.3, "cap": 0.05, "learning_rate": 0.01})
     assert (plan.choice.budget, plan.choice.cap, plan.settings.learning_rate) == (0.3, 0.05, 0.01)
-    assert plan.choice.walk_progress
+    trial_of_it = trial(80.0, budget=0.3, cap=0.05, learning_rate=0.01)
+    found = SettingsFinding(schema=1, name="", task="digits", size="tiny", method="ga-sam", joint=True, seed=0,
+                            settings={}, shared={}, data="", space={}, trials=(trial_of_it,))  # fmt: skip
+    same = make("digits", "ga-sam", "tiny", 0, settings=found.settings_of(trial_of_it), walk=found.walk(trial_of_it))
+    assert same.config() == plan.config(), "what the conclusion prints gives the same run"
 
 
 def test_ranges_of_the_user_replace_those_of_the_task():
@@ -257,10 +299,15 @@ def test_ranges_of_the_user_replace_those_of_the_task():
         ("--method baseline --quantity joint", "baseline has no budget to search with the settings"),
         ("--method baseline --space dropout=0.1..2", "dropout must be in [0, 1), got 2"),
         ("--method baseline --space nothing=0.1..2", "digits has no setting 'nothing'"),
-        ("--method baseline --space dropout=0..0.5 --set dropout=0.1", "dropout is fixed by --set and searched by"),
-        ("--method ga-sam --space dropout=0..0.5", "--space and --evaluations need --quantity settings or joint"),
+        ("--method baseline --space dropout=0..0.5 --set dropout=0.1", "dropout is fixed and searched: leave it out"),
+        ("--method ga-sam --space dropout=0..0.5", "--space needs --quantity settings or joint"),
         ("--method baseline --evaluations 0", "--evaluations must be a whole number >= 1, got 0"),
-        ("--method baseline --settings-from missing.json", "missing.json"),
+        ("--method baseline --settings-from missing.json", "--settings-from must name a file of runs/settings"),
+        ("--method baseline --norms 2", "--norms needs --quantity budget or epsilon"),
+        ("--method baseline --space dropout=[]", "the choices of dropout must not be empty"),
+        ("--method baseline --space wieght_decay=null", "wieght_decay is not searched"),
+        ("--method baseline --space epochs=1.5..3", "the range of epochs must be whole numbers, got 1.5..3"),
+        ("--method sam --quantity settngs", "quantity must be budget, epsilon, settings or joint"),
     ],
 )
 def test_bad_input_is_answered_with_one_sentence(command, words, sentence, tmp_path):
@@ -277,6 +324,8 @@ def test_frame_of_a_search_has_a_row_for_each_trial_and_marks_the_chosen_one(sea
     [chosen] = frame[frame["chosen"]].to_dict("records")
     assert chosen["valid"] == found.mean(found.chosen())
     assert all(chosen[name] == value for name, value in found.chosen().values.items())
+    assert frame.attrs["settings"] == found.chosen().values
+    make("digits", "baseline", "tiny", settings=frame.attrs["settings"])
 
 
 def test_comparison_uses_the_settings_that_a_search_chose(command, searched, tmp_path):

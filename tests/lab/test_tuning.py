@@ -204,7 +204,7 @@ def test_defaults_of_the_command_are_those_of_a_question():
         (("--exponents", "2"), "--exponents must be two whole numbers such as -6,0, got '2'"),
         (("--exponents", "0,-3"), "exponents must be two whole numbers, the smaller first, from -30 to 30, got 0,-3"),
         (("--tolerance", "1.5"), "tolerance must be a number between 0 and 1, got 1.5"),
-        (("--quantity", "radius"), "quantity must be budget or epsilon, got 'radius'"),
+        (("--quantity", "radius"), "quantity must be budget, epsilon, settings or joint, got 'radius'"),
         (("--seeds", "0"), "--seeds must be a whole number >= 1, got 0"),
         (("--trials", "0"), "--trials must be a whole number >= 1, got 0"),
     ],

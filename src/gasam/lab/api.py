@@ -11,11 +11,12 @@ from pandas import DataFrame
 from gasam.lab.cli.sessions import run_many, search, search_settings
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines.choice import engine
+from gasam.lab.families.spaces import parsed_space
 from gasam.lab.methods import TABLE1
 from gasam.lab.report.run_list import ListedRun, read_runs, run_table
 from gasam.lab.search.finding import Finding
-from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
-from gasam.lab.search.settings_finding import SettingsFinding
+from gasam.lab.search.question import EXPONENTS, SEED, Question, usual_norms, usual_quantity
+from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
 from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
 from gasam.lab.tasks import Origin, find
 
@@ -92,7 +93,10 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     quantity: str | None = None,
     trials: int | None = None,
+    evaluations: int | None = None,
+    space: Mapping[str, Any] | None = None,
     seeds: int = 1,
+    seed: int = SEED,
     on: str = "local",
     jobs: int | None = None,
     cpu: bool = False,
@@ -100,8 +104,8 @@ def tune(
     """Choose a method's walk or the settings of training on validation, and return a frame with a row for each trial.
 
     The same as the command `gasam tune`. The first row is the baseline, or the task's own settings, and the column
-    `chosen` marks what to use: `compare(..., tuned=True)` uses the chosen walk, and `compare(..., settings=...)` takes
-    the chosen settings. An interrupted search continues.
+    `chosen` marks what to use. `compare(..., tuned=True)` uses the chosen walk. For settings the frame has attributes:
+    `compare(..., settings=frame.attrs["settings"])`. An interrupted search continues.
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
@@ -112,7 +116,10 @@ def tune(
         settings: Settings of the task to change.
         quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
         trials: The largest number of trials; by default as many as the search for a walk needs, and 20 for settings.
+        evaluations: Start no more trials of settings after this many gradient evaluations.
+        space: Ranges of settings by name, as in `--space`: "0..0.5", "1e-4..1e-2,log", a tuple of choices, or None.
         seeds: Repeat the baseline and the finalists with this many seeds, and choose by the mean.
+        seed: The seed of the trials. Use other seeds for results.
         on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
         jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
         cpu: Use the CPU even if there is a GPU.
@@ -125,10 +132,17 @@ def tune(
         "origin": data or Origin(),
         "settings": settings or {},
         "seeds": seeds,
+        "seed": seed,
     }
     with engine(on, parallel=jobs, cpu=cpu) as place:
         if quantity in ("settings", "joint"):
-            asked = SettingsQuestion(joint=quantity == "joint", trials=trials or TRIALS, **about)
+            asked = SettingsQuestion(
+                joint=quantity == "joint",
+                trials=TRIALS if trials is None else trials,
+                evaluations=evaluations,
+                space=parsed_space(space or {}),
+                **about,
+            )
             return settings_frame(search_settings(asked, Path(out), place, cpu))
         norms, exponents = usual_norms(method, quantity), EXPONENTS.get(quantity, (0, 0))
         question = Question(quantity=quantity, norms=norms, exponents=exponents, trials=trials, **about)
@@ -136,19 +150,19 @@ def tune(
 
 
 def settings_frame(found: SettingsFinding) -> DataFrame:
-    """A row for each trial: the settings that it changed, its mean validation score, and whether it was chosen."""
+    """A row for each trial: the settings that it changed, its mean validation score, and whether it was chosen.
+
+    The attributes `settings` and `walk` of the frame hold what was chosen.
+    """
     chosen = found.chosen()
-    rows = [
-        {
-            "method": found.method,
-            **one.values,
-            "valid": found.mean(one),
-            "seconds": one.seconds,
-            "chosen": one is chosen,
-        }
-        for one in found.trials
-    ]
-    return DataFrame(rows)
+
+    def row(one: SettingsTrial) -> dict[str, Any]:
+        scores = {"valid": found.mean(one), "seconds": one.seconds, "chosen": one is chosen}
+        return {"method": found.method} | one.values | scores
+
+    frame = DataFrame(list(map(row, found.trials)))
+    frame.attrs = {} if chosen is None else {"settings": found.settings_of(chosen), "walk": found.walk(chosen)}
+    return frame
 
 
 def trials_frame(finding: Finding) -> DataFrame:

@@ -100,10 +100,10 @@ class SettingsOptions:
         option(RUN, "Use the settings that a search chose: a file of `gasam tune --method baseline`.", metavar="FILE"),
     ] = None
 
-    @property
-    def changed(self) -> dict[str, Any]:
+    def changed(self, task: str, size: str | None) -> dict[str, Any]:
+        """The settings that the user changes in a size of a task."""
         given = assignments("--set", self.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
-        return given if self.settings_from is None else chosen_settings(self.settings_from) | given
+        return given if self.settings_from is None else chosen_settings(self.settings_from, task, size) | given
 
 
 @dataclass(frozen=True)
@@ -239,11 +239,20 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def chosen_settings(file: Path) -> dict[str, Any]:
-    """The settings that a search chose, with those that all of its trials shared."""
+def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
+    """The settings that a search chose, with those that all of its trials shared. It must be of this task and size."""
     from gasam.lab.search.settings_finding import SettingsFinding
+    from gasam.lab.tasks import asked_size, name_of, recorded_size
 
-    found = SettingsFinding.read(file)
+    try:
+        found = SettingsFinding.read(file)
+    except InputError as error:
+        reason = str(error).removesuffix("; delete it and run again")
+        raise InputError(f"--settings-from must name a file of runs/settings: {reason}") from None
+    if found.task != name_of(task):
+        raise InputError(f"{file} has the settings of {found.task}: use it with that task, not with {name_of(task)}")
+    if found.size != recorded_size(task, size):
+        raise InputError(f"{file} changes size {found.size}: add --size {asked_size(task, found.size)}")
     best = found.chosen()
     if best is None:
         raise InputError(f"every trial of {file} diverged: search again with other ranges")

@@ -127,10 +127,10 @@ def search_settings(question: SettingsQuestion, out: Path, engine: Engine, cpu: 
 
 def show_settings(finding: SettingsFinding, output: OutputOptions) -> None:
     """Print the table of a search for settings, and the conclusion."""
-    if output.json:
-        print_json(finding.as_json())
-        return
     file = output.out / FOLDER / f"{finding.name}.json"
+    if output.json:
+        print_json(finding.as_json() | {"file": str(file)})
+        return
     print_table(settings_table(finding))
     say(settings_conclusion(finding, str(file)))
     console.print(f"saved: {file}", soft_wrap=True)

@@ -54,7 +54,7 @@ def train(
         recorded_size(task, size),
         seed,
         origin=data.origin,
-        settings=changes.changed,
+        settings=changes.changed(task, size),
         walk=walk.changed,
     )
     run_here(plan, output.out, output.cpu, output.json, gradient_norms, track)
@@ -91,13 +91,14 @@ def compare(
 
     opt.check_tracker(track)
     names = opt.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
+    settings = changes.changed(task, size)
     plans = comparison_plans(
         task,
         names,
         seeds=opt.positive("--seeds", seeds),
         size=size,
         origin=data.origin,
-        settings=changes.changed,
+        settings=settings,
         walks=opt.walks(walks, names, same_noise),
         tuned=output.out if tuned else None,
     )
@@ -106,7 +107,7 @@ def compare(
         done = run_many(plans, output.out, engine, output.cpu, track=track)
         times = timed(done, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    flags = opt.flags(data.origin, changes.changed, output.out)
+    flags = opt.flags(data.origin, settings, output.out)
     table = comparison(found, name, size, flags, times)
     runs = [Run(output.out / f"{job.name}.json", job.record) for job in done if job.record is not None]
 

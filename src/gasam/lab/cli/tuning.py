@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -38,8 +39,8 @@ Evaluations = Annotated[
 Ranges = Annotated[
     list[str],
     search_option(
-        "Range of a setting: LOW..HIGH, LOW..HIGH,log, a list such as [0,0.1], or null to leave it out (settings, "
-        "joint).",
+        "Range of a setting: LOW..HIGH, LOW..HIGH,log, a JSON list such as [0,0.1], or null to leave it out "
+        "(settings, joint).",
         "--space",
         metavar="NAME=RANGE",
     ),
@@ -96,6 +97,7 @@ def tune(
     """
     from gasam.lab.cli.display import errors, say
     from gasam.lab.cli.sessions import search, search_settings, show_finding, show_settings
+    from gasam.lab.families.spaces import parsed_space
     from gasam.lab.search.driver import TrialFailedError
     from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
     from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
@@ -109,14 +111,14 @@ def tune(
         "size": recorded_size(task, size),
         "seed": seed,
         "origin": data.origin,
-        "settings": changes.changed,
+        "settings": changes.changed(task, size),
         "seeds": opt.positive("--seeds", seeds),
     }
 
     def of_settings(name: str) -> SettingsQuestion:
         return SettingsQuestion(
             method=name,
-            space=_ranges(ranges),
+            space=parsed_space(opt.assignments("--space", ranges)),
             joint=quantity == "joint",
             trials=TRIALS if trials is None else opt.positive("--trials", trials),
             evaluations=None if evaluations is None else opt.positive("--evaluations", evaluations),
@@ -138,8 +140,10 @@ def tune(
         )
 
     settings = quantity in ("settings", "joint") or (names == ["baseline"] and quantity is None)
-    if not settings and (ranges or evaluations is not None):
-        raise InputError("--space and --evaluations need --quantity settings or joint")
+    of_others = {"--norms": norms, "--exponents": exponents, "--full-grid": full_grid}
+    _refuse(of_others if settings else {"--space": ranges, "--evaluations": evaluations}, settings)
+    if not settings and "baseline" in names and len(names) > 1:
+        say("- baseline has no walk: search its settings with --method baseline", errors)
     try:
         with place.engine(output.cpu) as engine:
             for name in names:
@@ -152,11 +156,12 @@ def tune(
         raise typer.Exit(1) from None
 
 
-def _ranges(texts: list[str]) -> dict[str, Any]:
-    from gasam.lab.families.spaces import parsed_span
-
-    given = opt.assignments("--space", texts)
-    return {name: None if value is None else parsed_span(name, value) for name, value in given.items()}
+def _refuse(given: Mapping[str, Any], settings: bool) -> None:
+    """Refuse the options of the other kind of search: they would be ignored."""
+    for option, value in given.items():
+        if value not in (None, [], False):
+            other = "budget or epsilon" if settings else "settings or joint"
+            raise InputError(f"{option} needs --quantity {other}: leave out one of the two")
 
 
 def _norms(text: str) -> tuple[float, ...]:

@@ -52,6 +52,15 @@ def of_family(contents: Contents) -> Iterator[str]:
 
 
 def of_searches(contents: Contents) -> Iterator[str]:
+    for settings in contents.settings:
+        best, own = settings.chosen(), settings.mean(settings.own)
+        if best is not None and own is not None:
+            gain = settings.metric.difference((settings.mean(best) or 0.0) - own)
+            yield (
+                f"{settings.task}, size {settings.size}: a search of {len(settings.trials)} trials for the settings of "
+                f"{settings.method} gained {gain} {settings.metric.unit_of_differences} on validation, "
+                f"over {len(settings.scores(best))} seeds."
+            )
     for finding in contents.findings:
         if found := regret(finding):
             yield (

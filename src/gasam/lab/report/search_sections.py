@@ -34,7 +34,8 @@ def _tune_settings(found: SettingsFinding) -> str:
     size, seeds = asked_size(found.task, found.size), max(len(found.scores(one)) for one in found.trials)
     quantity = "joint" if found.joint else "settings"
     command = f"gasam tune {found.task} --method {found.method} --size {size} --quantity {quantity}"
-    return f"{command} --trials {len(found.trials)} --seeds {seeds}"
+    given = "".join(f" --set {name}={json.dumps(value)}" for name, value in found.shared.items())
+    return f"{command} --trials {len(found.trials)} --seeds {seeds} --seed {found.seed} --jobs {found.parallel}{given}"
 
 
 def search_sections(contents: Contents) -> Iterator[Section]:

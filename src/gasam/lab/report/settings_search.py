@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from statistics import fmean, stdev
 from typing import Any
 
 from gasam.lab.methods import METHODS
@@ -24,9 +26,10 @@ def settings_table(found: SettingsFinding) -> Table:
     notes = [
         f"{counted(len(found.trials), 'trial')} with seed {found.seed}, of which {len(found.trials) - ended} were "
         f"stopped early or diverged; {found.gradient_evaluations:,} gradient evaluations in all.",
-        f"Two scores on this split differ by chance by about {number(found.error, found.metric.decimals)} "
-        f"{found.metric.unit_of_differences} or less.",
     ]
+    if found.error:
+        error = f"{number(found.error, found.metric.decimals)} {found.metric.unit_of_differences}"
+        notes.append(f"The standard error of a difference of two scores on this split is at most {error}.")
     about = f"{found.task}, size {found.size}: settings of {METHODS[found.method].title}, chosen on validation"
     return of_texts(about, rows, notes)
 
@@ -53,14 +56,27 @@ def settings_conclusion(found: SettingsFinding, file: str) -> str:
     if not best.values:
         return f"{name}: no settings are better than the task's own ({found.metric.shown(score)} on validation)"
     gain = "" if own is None else f", {found.metric.difference(score - own)} compared with the task's own settings"
-    trust = "; it was chosen on this split, so expect less on test"
-    if own is not None and abs(score - own) <= found.error and len(found.scores(best)) == 1:
-        trust = "; that is within the noise of the split: --seeds 3 repeats the finalists"
     walk = "".join(f" --walk {found.method}.{option}={value:g}" for option, value in found.walk(best).items())
     return (
         f"{name}: {assignments(best.values)}: {found.metric.name} {found.metric.shown(score)} on validation"
-        f"{gain}{trust}. Use them with --settings-from {file}{walk}"
+        f"{gain}; {_trust(found, best)}. Use them with --settings-from {file}{walk}"
     )
+
+
+def _trust(found: SettingsFinding, best: SettingsTrial) -> str:
+    """Whether the gain is larger than the noise: that of the seeds if there are several, else that of the split."""
+    scores = zip(found.scores(best), found.scores(found.own), strict=False)
+    differences = [ours - own for ours, own in scores if ours is not None and own is not None]
+    gain, decimals = abs(fmean(differences)) if differences else 0.0, found.metric.decimals
+    if len(differences) > 1:
+        error = stdev(differences) / math.sqrt(len(differences))
+        word = "more than" if gain > 2 * error else "less than"
+        return f"that is {word} twice the standard error over {len(differences)} seeds ({number(error, decimals)})"
+    if gain <= found.error:
+        return (
+            f"that is within the noise of the split ({number(found.error, decimals)}): --seeds 3 repeats the finalists"
+        )
+    return "it was chosen on this split, so expect less on test"
 
 
 def assignments(values: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ class Question:
         if self.method == "baseline":
             raise InputError("the baseline does not walk: name a method to tune")
         if self.quantity not in EXPONENTS:
-            raise InputError(f"quantity must be budget or epsilon, got {self.quantity!r}")
+            raise InputError(f"quantity must be budget, epsilon, settings or joint, got {self.quantity!r}")
         if self.quantity == "budget" and usual_quantity(self.method) == "epsilon":
             raise InputError(f"{self.method} moves embeddings and has no budget: use --quantity epsilon")
         if not self.norms or not set(self.norms) <= set(NORMS) or len(set(self.norms)) < len(self.norms):

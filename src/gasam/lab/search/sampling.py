@@ -35,17 +35,18 @@ def propose(
     """Values for the next trials, from Optuna's tree-structured Parzen estimator.
 
     Args:
-        trials: The trials so far; those with values outside of the space are ignored.
+        trials: The trials so far. The one with the task's own settings is ignored, because it has no values.
         space: The ranges.
         metric: The metric of the trials' scores.
         count: How many to propose.
-        seed: The proposals depend on this seed and on the trials only.
+        seed: The proposals depend on this seed, on the trials and on `count` only.
     """
     distributions = {name: distribution(span) for name, span in space.items()}
     with quiet():
         sampler = TPESampler(seed=seed + len(trials), constant_liar=count > 1)
         study = study_of(metric, sampler=sampler)
-        study.add_trials([frozen(one, one.values, distributions) for one in trials if fits(one.values, distributions)])
+        known = [one for one in trials if distributions.keys() <= one.values.keys()]
+        study.add_trials([frozen(one, one.values, distributions) for one in known])
         asked = [study.ask(distributions).params for _ in range(count)]
     return [{name: rounded(space[name], value) for name, value in values.items()} for values in asked]
 
@@ -108,12 +109,6 @@ def frozen(trial: Outcome, values: Mapping[str, Any], distributions: Mapping[str
         params={name: values[name] for name in distributions},
         distributions=dict(distributions),
         intermediate_values=by_epoch(trial.curve),
-    )
-
-
-def fits(values: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> bool:
-    return all(
-        name in values and each._contains(each.to_internal_repr(values[name])) for name, each in distributions.items()
     )
 
 

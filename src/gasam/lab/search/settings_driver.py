@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,14 +45,17 @@ def tune_settings(
     data_hash = question.plan({}).data().hash
     file = folder / f"{question.name(data_hash)}.json"
     with locked(file):
-        found = SettingsFinding.read(file) if file.exists() else _without_trials(question, file.stem, data_hash)
+        if file.exists():
+            found = SettingsFinding.read(file)
+        else:
+            found = _without_trials(question, file.stem, data_hash, runner.engine.parallel)
         found = _search(runner, question, found, file)
         found = _repeat_finalists(runner, question, found)
         write_json(file, found.as_json())
         return found
 
 
-def _without_trials(question: SettingsQuestion, name: str, data_hash: str) -> SettingsFinding:
+def _without_trials(question: SettingsQuestion, name: str, data_hash: str, parallel: int) -> SettingsFinding:
     return SettingsFinding(
         schema=SCHEMA,
         name=name,
@@ -64,6 +68,7 @@ def _without_trials(question: SettingsQuestion, name: str, data_hash: str) -> Se
         shared=dict(question.settings),
         data=data_hash,
         space=question.ranges(),
+        parallel=parallel,
         **tasks.file_field(question.task),
     )
 
@@ -72,7 +77,8 @@ def _search(runner: Runner, question: SettingsQuestion, found: SettingsFinding, 
     while len(found.trials) < question.trials and not _spent(question, found):
         count = min(runner.engine.parallel, question.trials - len(found.trials))
         wanted = _next(question, found, count)
-        outcomes = runner.outcomes([(values, 0) for values in wanted], _pruner(found))
+        with runner.shared_lock("own") if {} in wanted else nullcontext():
+            outcomes = runner.outcomes([(values, 0) for values in wanted], _pruner(found))
         trials = (_trial(values, outcome) for values, outcome in zip(wanted, outcomes, strict=True))
         found = replace(found, trials=(*found.trials, *trials))
         write_json(file, found.as_json())
@@ -87,8 +93,11 @@ def _next(question: SettingsQuestion, found: SettingsFinding, count: int) -> lis
     """The next trials, at most `count`, each of another run. The task's own settings come first."""
     own: list[Values] = [] if found.trials else [{}]
     sampled = propose(found.trials, question.ranges(), found.metric, count, question.seed)
-    different = {question.plan(values).name(found.data): values for values in [*own, *sampled]}
-    return list(different.values())[:count]
+    wanted: list[Values] = []
+    for values in map(question.distinct, [*own, *sampled]):
+        if values not in wanted:
+            wanted.append(values)
+    return wanted[:count]
 
 
 def _pruner(found: SettingsFinding) -> PercentileRule:
@@ -97,15 +106,16 @@ def _pruner(found: SettingsFinding) -> PercentileRule:
 
 
 def _repeat_finalists(runner: Runner, question: SettingsQuestion, found: SettingsFinding) -> SettingsFinding:
-    """Repeat the finalists and the task's own settings with more seeds, as many as asked for now."""
+    """Repeat the finalists and the task's own settings with as many seeds as asked for now or by an earlier call."""
     values = [found.own.values, *(one.values for one in found.finalists() if one.values)]
-    wanted = [(each, repetition) for repetition in range(1, question.seeds) for each in values]
-    outcomes = runner.outcomes(wanted)
+    wanted = [(each, repetition) for repetition in range(1, max(question.seeds, found.seeds)) for each in values]
+    with runner.shared_lock("repeats"):
+        outcomes = runner.outcomes(wanted)
     repeats = tuple(
         _trial(each, outcome, question.plan({}, repetition).seed)
         for (each, repetition), outcome in zip(wanted, outcomes, strict=True)
     )
-    return replace(found, repeats=repeats or found.repeats)
+    return replace(found, repeats=repeats)
 
 
 def _trial(values: Values, outcome: Outcome, seed: int | None = None) -> SettingsTrial:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from gasam import recommended
 from gasam.lab import tasks
 from gasam.lab.families import Metric
 from gasam.lab.families.spaces import Space, Span
@@ -24,6 +25,8 @@ FOLDER = "settings"
 """The folder of searches for settings, in a folder of records."""
 WALK_SPACE: Space = {"budget": Span(0.01, 1.0, log=True), "cap": Span(0.003, 0.1, log=True)}
 """What a joint search tries of the walk, beside the settings."""
+WALK_SCHEDULE = {"walk_progress": recommended()[1].progress}
+"""The schedule of every walk of a joint search: the recommended one."""
 
 
 class SettingsTrial(Outcome):
@@ -50,6 +53,7 @@ class SettingsFinding:
         space: The ranges of the values.
         trials: The trials with the seed of the search, in their order. The first has the task's own settings.
         repeats: The finalists and the task's own settings with other seeds.
+        parallel: The number of trials that were proposed at a time; other numbers give other proposals.
         task_file: The user's file that defines the task; None for a built-in task.
     """
 
@@ -66,6 +70,7 @@ class SettingsFinding:
     space: dict[str, Span | tuple[Any, ...]]
     trials: tuple[SettingsTrial, ...] = ()
     repeats: tuple[SettingsTrial, ...] = ()
+    parallel: int = 1
     task_file: TaskFile | None = None
 
     @classmethod
@@ -92,8 +97,16 @@ class SettingsFinding:
 
     @property
     def error(self) -> float:
-        """The standard error of a difference of two scores on the validation split; an upper bound, see `Finding`."""
-        return math.sqrt(2) * (self.own.error or 0.0)
+        """The standard error of a difference of two scores on the validation split; an upper bound, see `Finding`.
+
+        0 if no trial was completed, or if the metric has no error.
+        """
+        return math.sqrt(2) * max((one.error or 0.0 for one in self.trials if one.valid is not None), default=0.0)
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of the finalists."""
+        return 1 + len({one.seed for one in self.repeats})
 
     @property
     def gradient_evaluations(self) -> int:
@@ -101,7 +114,9 @@ class SettingsFinding:
 
     def walk(self, trial: SettingsTrial) -> dict[str, Any]:
         """The options of the walk among the values of a trial: a joint search has some."""
-        return {name: trial.values[name] for name in WALK_SPACE if self.joint and name in trial.values}
+        if not self.joint or not WALK_SPACE.keys() & trial.values.keys():
+            return {}
+        return {name: trial.values[name] for name in WALK_SPACE if name in trial.values} | WALK_SCHEDULE
 
     def settings_of(self, trial: SettingsTrial) -> dict[str, Any]:
         """The settings of a trial that differ from those of the task's size."""

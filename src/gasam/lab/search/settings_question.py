@@ -5,23 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from gasam import recommended
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
 from gasam.lab.families.spaces import Span
 from gasam.lab.methods import find_method
 from gasam.lab.search.question import SEED, SEED_STEP
-from gasam.lab.search.settings_finding import WALK_SPACE
+from gasam.lab.search.settings_finding import WALK_SCHEDULE, WALK_SPACE
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.task import DEFAULT_SIZE
 from gasam.lab.training import plan as plans
 from gasam.lab.training.plan import Plan
 
 TRIALS = 20
-"""The number of trials if neither this nor a number of gradient evaluations is given."""
+"""The default number of trials. A limit of gradient evaluations can only end the search earlier."""
 
 Values = Mapping[str, Any]
 """The settings of a trial, and the options of its walk; empty for the task's own."""
@@ -62,18 +61,37 @@ class SettingsQuestion:
         moved = find_method(self.method).moved
         if self.joint and moved != "weights":
             raise InputError(f"{self.method} has no budget to search with the settings: use --quantity settings")
-        for name in set(self.settings) & set(self.space):
-            raise InputError(f"{name} is fixed by --set and searched by --space: leave out one of the two")
+        for name in ("trials", "seeds", "evaluations"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"{name} must be a whole number >= 1, got {getattr(self, name)}")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        for name, span in self.space.items():
+            if name in self.settings and span is not None:
+                raise InputError(
+                    f"{name} is fixed and searched: leave it out of --set and --settings-from, or of --space"
+                )
+            if span is None and name not in self.settings and name not in self._own_ranges():
+                raise InputError(f"{name} is not searched, so --space {name}=null leaves out nothing: check the name")
+        if not self.ranges():
+            raise InputError("nothing is left to search: add --space, or leave out --set or --settings-from")
         for name, span in self.ranges().items():
             for value in (span.low, span.high) if isinstance(span, Span) else span:
                 self.plan({name: value})
 
+    def _own_ranges(self) -> dict[str, Span | tuple[Any, ...]]:
+        return {**self.plan({}).settings.space(), **(WALK_SPACE if self.joint else {})}
+
     def ranges(self) -> dict[str, Span | tuple[Any, ...]]:
         """What to search: the task's ranges, without the settings that the user fixed, and the user's own."""
-        own = self.plan({}).settings.space()
-        walk = WALK_SPACE if self.joint else {}
-        found = {name: span for name, span in {**own, **walk}.items() if name not in self.settings} | dict(self.space)
-        return {name: span for name, span in found.items() if span is not None}
+        own = {name: span for name, span in self._own_ranges().items() if name not in self.settings}
+        values = self.plan({}).settings.recorded()
+        return {
+            name: span.fitted(name, values.get(name, 0.0)) if isinstance(span, Span) else span
+            for name, span in {**own, **self.space}.items()
+            if span is not None
+        }
 
     def plan(self, values: Values | None, repetition: int = 0) -> Plan:
         """The plan of a trial. Repetition 0 has the seed of the search."""
@@ -81,7 +99,7 @@ class SettingsQuestion:
         walk = {name: values[name] for name in WALK_SPACE if name in values and self.joint}
         settings = {name: value for name, value in values.items() if name not in walk}
         if walk:
-            walk["walk_progress"] = recommended()[1].progress
+            walk |= WALK_SCHEDULE
         seed = self.seed + repetition * SEED_STEP
         settings = {**self.settings, **settings}
         return plans.make(self.task, self.method, self.size, seed, origin=self.origin, settings=settings, walk=walk)
@@ -89,9 +107,16 @@ class SettingsQuestion:
     def described(self, values: Values) -> str:
         return ", ".join(f"{name}={value}" for name, value in values.items()) or "the task's own settings"
 
+    def distinct(self, values: Values) -> Values:
+        """The values, or none if they give the same run as the task's own settings."""
+        return values if self.plan(values).key != self.plan({}).key else {}
+
     def name(self, data_hash: str) -> str:
         """The name of the search. It depends on the settings, the ranges, the data and the seed."""
-        ranges = {name: astuple(span) if isinstance(span, Span) else span for name, span in self.ranges().items()}
+        ranges = {
+            name: (span.low, span.high, span.log) if isinstance(span, Span) else span
+            for name, span in self.ranges().items()
+        }
         text = json.dumps([self.plan({}).config(), ranges, data_hash, self.seed], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         kind = "-joint" if self.joint else ""
