@@ -27,7 +27,7 @@ from gasam.lab.search.question import Question
 from gasam.lab.search.strategy import Candidate, finalists
 from gasam.lab.search.trial import OUTCOME, run_trial
 from gasam.lab.search.worth import BehindBaseline
-from gasam.lab.storage import write_json
+from gasam.lab.storage import leftovers, write_json
 from gasam.lab.training.checkpoints import Checkpoints
 
 
@@ -62,6 +62,8 @@ def tune(
     data_hash = question.plan(None).data().hash
     file = folder / f"{question.name(data_hash)}.json"
     with _locked(file):
+        for left in leftovers(folder, file.name):  # by a search that was killed
+            left.unlink()
         with runner.shared_lock("baseline"):
             [baseline] = runner.outcomes([(None, 0)])
         if baseline.valid is None:
