@@ -143,8 +143,9 @@ def processes(found: Found) -> str:
     return f"""## Faults in two processes
 
 {found["faults"]:,} faults in two processes (gloo) that share a model. **{lost(found)} of {found["faults"]:,} faults
-lost anything.** An exception comes in both processes, NaN and vanishing gradients in one of them. If one process fails
-alone, the other gives up after a timeout; then weights, `.grad` and schedule are compared, but there is no next step.
+lost anything.** An exception comes in both processes, NaN and vanishing gradients in one of them. If one process of
+DDP fails alone, the other gives up after a timeout; then weights, `.grad` and schedule are compared, but there is no
+next step. `tests/distributed/test_failure.py` has the same for FSDP2.
 After a failure DDP needs a new wrapper, and FSDP2 needs `model.reset_iter_state()`. Seed {found["seed"]}, torch
 {found["torch"]}.
 

@@ -34,9 +34,14 @@ from benchmarks.faults import kept, walk
 from benchmarks.faults.drawn_walks import Case, Subject, draw
 from benchmarks.faults.pair import Pair, different, state_of
 
-WRAPPERS = ("DDP", "FSDP2")
-SIZES = {"full": (300, 12), "sample": (20, 1)}
-"""The number of faults with each wrapper, and of those that end the call of one process only."""
+SIZES = {
+    "full": {"DDP": (300, 12), "FSDP2": (200, 0)},
+    "sample": {"DDP": (20, 1), "FSDP2": (20, 0)},
+}
+"""The number of faults with each wrapper, and of those that end the call of one process only.
+
+`tests/distributed/test_failure.py` has the latter for FSDP2.
+"""
 FAULTS_OF_A_CASE = 15
 WEIGHTS = ("float32", "float64", "bfloat16", "tied", "normalised")
 ALONE = "exception in one process only"
@@ -167,10 +172,10 @@ def _work(rank: int, wrapper: str, seed: int, numbers: tuple[int, int], folder: 
 def campaign(seed: int = 0, size: str = "full", jobs: int = 1) -> dict[str, Any]:
     """Inject the faults with each wrapper; `jobs` has no effect, there are always two processes."""
     found, folder = {}, kept.FOLDER / f"processes-{kept.source_hash(kept.CORE, SOURCES)}-{seed}-{size}"
-    for wrapper in WRAPPERS:
+    for wrapper, numbers in SIZES[size].items():
         file = folder / f"{wrapper}.json"
         if not file.exists():
-            kept.write(file, _in_two_processes(wrapper, seed, SIZES[size]))
+            kept.write(file, _in_two_processes(wrapper, seed, numbers))
         found[wrapper] = json.loads(file.read_text())
     return {
         "seed": seed,
