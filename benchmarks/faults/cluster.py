@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.forked import digests
+from benchmarks.faults.forked import CRASHED, digests
 
 ROOT = Path(__file__).parents[2]
 ORDERS = {
@@ -33,7 +33,7 @@ ORDERS = {
 TRIES = 3
 """A command that was disturbed must be finished after this many tries without a fault."""
 RUN = ("compare", "digits", "--size", "tiny", "--cpu", "--methods", "ga-sam", "--epochs", "80")
-PATIENCE = 240.0
+PATIENCE = 600.0
 """Seconds until a command hangs."""
 
 
@@ -68,8 +68,13 @@ class Driver:
             time.sleep(0.02)
 
     def ended(self) -> tuple[int, str]:
-        code = self.process.wait(PATIENCE)
-        return code, self.text()
+        """The exit code and the output. A command that hangs is killed, and counts as crashed."""
+        try:
+            return self.process.wait(PATIENCE), self.text()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return CRASHED, f"the command hangs:\n{self.text()}"
 
     def text(self) -> str:
         self.log.seek(0)

@@ -13,6 +13,7 @@ All are fixed. The tests of the walk are in `tests/test_faults.py`, the others i
 | walk | A failure between the step of `SharpnessAware`'s base optimizer and the count left the step uncounted. | The count is repeated. |
 | walk | A failed allocation during the restore left a part of the weights displaced (found while reading the code for the campaign). | Everything is restored again. |
 | walk | An interrupt just before `.grad` was undone left the gradients of a half-finished pass (found in the same way). | The undo is nested twice, like the restore. |
+| processes | `reset_iter_state()` of FSDP2 in torch 2.13 keeps the gradient of a failed pass, and the next step adds it. This is not a bug of gasam: plain FSDP2 does the same. | [Frameworks](frameworks.md#when-a-process-fails) describes the cure, and the campaign uses it. |
 | runs | A full disk gave a traceback of torch, without the reason. | One sentence with the path and the cure. |
 | runs | A run killed just after its record was written left its checkpoint and temporary files forever. | The next command deletes them. |
 | runs | A search killed while it wrote its journal left a temporary file forever (test in `tests/lab/test_tuning.py`). | The next search deletes it. |

@@ -146,7 +146,8 @@ def processes(found: Found) -> str:
 lost anything.** An exception comes in both processes, NaN and vanishing gradients in one of them. If one process of
 DDP fails alone, the other gives up after a timeout; then weights, `.grad` and schedule are compared, but there is no
 next step. `tests/distributed/test_failure.py` has the same for FSDP2.
-After a failure DDP needs a new wrapper, and FSDP2 needs `model.reset_iter_state()`. Seed {found["seed"]}, torch
+After a failure DDP needs a new wrapper, and FSDP2 a reset that [Frameworks](frameworks.md#when-a-process-fails)
+describes. Seed {found["seed"]}, torch
 {found["torch"]}.
 
 {table(["kind of fault", *found["wrappers"]], rows)}

@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.faults import kept, walk
@@ -72,12 +73,24 @@ class Shared(Subject):
     def recover(self) -> None:
         """DDP needs a new wrapper after a backward pass that failed, and FSDP2 a reset."""
         if self.wrapper == "FSDP2":
-            self.model.reset_iter_state()  # type: ignore[operator]
+            reset(self.model)
             return
         state = self.sharp.state_dict()
         self.model = DistributedDataParallel(self.model.module, process_group=self.group)  # type: ignore[arg-type]
         self.sharp = self.start()
         self.sharp.load_state_dict(state)
+
+
+def reset(model: Any) -> None:
+    """Reset FSDP2 after a failure, as docs/frameworks.md says."""
+    model.reset_iter_state()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            for parameter in module.parameters():
+                if not isinstance(parameter, DTensor):  # torch leaves the gradient of the failed pass there
+                    parameter.grad = None
+            module.reshard()
 
 
 def from_all(value: Any) -> list[Any]:
