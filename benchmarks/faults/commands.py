@@ -52,11 +52,12 @@ def commands(folder: Path) -> dict[str, Callable[[Path], Callable[[], None]]]:
     text.write_text("".join(f"{' '.join(WORDS[(7 * i + 5 * j) % 12] for j in range(9))}\n" for i in range(60)))
     digits = ("train", "digits", "--size", "tiny", "--cpu", "--set", "rows=80")
     schedule = ("--method", "ga-sam", "--walk-progress", "0.2")
+    walking = ("--method", "ga-sam", "--walk-start", 1, "--walk-warmup", 4)
     tune = ("tune", "digits", "--size", "tiny", "--cpu", "--set", "rows=80", "--trials", 2, "--json")
     lines = ("train", "lm", "--train", text, "--size", "tiny", "--cpu", "--epochs", 2)
     given: dict[str, tuple[object, ...]] = {
         "digits": (*digits, *schedule, "--epochs", 3),
-        "average": (*digits, *schedule, "--epochs", 3, "--set", "average=2", "--gradient-norms"),
+        "average": (*digits, *walking, "--epochs", 3, "--set", "average=2", "--gradient-norms"),
         "language": (*lines, *schedule),
         "search": tune,
     }

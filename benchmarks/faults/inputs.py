@@ -25,7 +25,7 @@ from benchmarks.faults.broken import OUT, Case
 from benchmarks.faults.commands import commands, warm
 from benchmarks.faults.forked import Ended, command, forked, in_parallel
 
-SIZES = {"full": 1.0, "sample": 0.06}
+SIZES = {"full": 1.0, "sample": 0.03}
 SOURCES = ("inputs", "broken", "commands", "forked")
 LUCK = "bad luck"
 TRAINING = ("train", "compare", "tune")

@@ -99,7 +99,8 @@ def summary(found: Found) -> str:
         rows.append(
             [title, f"{found[name]['faults']:,}", lost(found[name]), f"{caught} of {len(planted)}" if planted else ""]
         )
-    return table(["faults in", "tried", "lost or badly told (goal: 0)", "planted bugs caught (goal: all)"], rows)
+    header = ["faults in", "tried", "lost, or not reported clearly (goal: 0)", "planted bugs caught (goal: all)"]
+    return table(header, rows)
 
 
 def counted(header: str, counts: dict[str, int], names: dict[str, str] | None = None) -> str:
@@ -120,8 +121,8 @@ def walk(found: Found) -> str:
 
 {found["faults"]:,} faults, one for each call, in {found["cases"]} drawn combinations of entry point, method, scale,
 norm, K, budget, cap, schedule and kind of weights. After each fault all promises above are compared bit by bit with a
-twin without faults, and so is the next step. **{lost(found):,} of {found["faults"]:,} faults lost anything.** Seed
-{found["seed"]}, torch {found["torch"]}, {found["seconds"]} s of processor time.
+twin without faults, and so is the next step. **{lost(found):,} of {found["faults"]:,} faults lost anything** (goal: 0).
+Seed {found["seed"]}, torch {found["torch"]}, {found["seconds"]} s of processor time.
 
 {counted("kind of fault", found["kinds"])}
 
@@ -142,9 +143,11 @@ def processes(found: Found) -> str:
     return f"""## Faults in two processes
 
 {found["faults"]:,} faults in two processes (gloo) that share a model. **{lost(found)} of {found["faults"]:,} faults
-lost anything.** An exception comes in both processes, NaN and vanishing gradients in one of them. If one process fails
-alone, the other gives up after a timeout; then weights, `.grad` and schedule are compared, but there is no next step.
-After a failure DDP needs a new wrapper, and FSDP2 needs `model.reset_iter_state()`. Seed {found["seed"]}, torch
+lost anything.** An exception comes in both processes, NaN and vanishing gradients in one of them. If one process of
+DDP fails alone, the other gives up after a timeout; then weights, `.grad` and schedule are compared, but there is no
+next step. `tests/distributed/test_failure.py` has the same for FSDP2.
+After a failure DDP needs a new wrapper, and FSDP2 a reset that [Frameworks](frameworks.md#when-a-process-fails)
+describes. Seed {found["seed"]}, torch
 {found["torch"]}.
 
 {table(["kind of fault", *found["wrappers"]], rows)}

@@ -27,16 +27,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.faults import kept, walk
 from benchmarks.faults.drawn_walks import Case, Subject, draw
 from benchmarks.faults.pair import Pair, different, state_of
 
-WRAPPERS = ("DDP", "FSDP2")
-SIZES = {"full": (300, 12), "sample": (20, 1)}
-"""The number of faults with each wrapper, and of those that end the call of one process only."""
+SIZES = {
+    "full": {"DDP": (300, 12), "FSDP2": (200, 0)},
+    "sample": {"DDP": (20, 1), "FSDP2": (20, 0)},
+}
+"""The number of faults with each wrapper, and of those that end the call of one process only.
+
+`tests/distributed/test_failure.py` has the latter for FSDP2.
+"""
 FAULTS_OF_A_CASE = 15
 WEIGHTS = ("float32", "float64", "bfloat16", "tied", "normalised")
 ALONE = "exception in one process only"
@@ -67,12 +73,24 @@ class Shared(Subject):
     def recover(self) -> None:
         """DDP needs a new wrapper after a backward pass that failed, and FSDP2 a reset."""
         if self.wrapper == "FSDP2":
-            self.model.reset_iter_state()  # type: ignore[operator]
+            reset(self.model)
             return
         state = self.sharp.state_dict()
         self.model = DistributedDataParallel(self.model.module, process_group=self.group)  # type: ignore[arg-type]
         self.sharp = self.start()
         self.sharp.load_state_dict(state)
+
+
+def reset(model: Any) -> None:
+    """Reset FSDP2 after a failure, as docs/frameworks.md says."""
+    model.reset_iter_state()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            for parameter in module.parameters():
+                if not isinstance(parameter, DTensor):  # torch leaves the gradient of the failed pass there
+                    parameter.grad = None
+            module.reshard()
 
 
 def from_all(value: Any) -> list[Any]:
@@ -167,10 +185,10 @@ def _work(rank: int, wrapper: str, seed: int, numbers: tuple[int, int], folder: 
 def campaign(seed: int = 0, size: str = "full", jobs: int = 1) -> dict[str, Any]:
     """Inject the faults with each wrapper; `jobs` has no effect, there are always two processes."""
     found, folder = {}, kept.FOLDER / f"processes-{kept.source_hash(kept.CORE, SOURCES)}-{seed}-{size}"
-    for wrapper in WRAPPERS:
+    for wrapper, numbers in SIZES[size].items():
         file = folder / f"{wrapper}.json"
         if not file.exists():
-            kept.write(file, _in_two_processes(wrapper, seed, SIZES[size]))
+            kept.write(file, _in_two_processes(wrapper, seed, numbers))
         found[wrapper] = json.loads(file.read_text())
     return {
         "seed": seed,

@@ -27,19 +27,21 @@ from benchmarks.faults import kept
 from benchmarks.faults.commands import commands, warm
 from benchmarks.faults.disk import FAULTS, KILLED, Disk
 from benchmarks.faults.forked import Ended, digests, finished, forked, in_parallel, started
-from benchmarks.faults.planted_in_runs import BUGS
+from benchmarks.faults.planted_in_runs import BUGS, schedule_state_lost
 
 # Each command, and of how many of its disk operations one has a fault: 1 means all of them.
 SIZES: dict[str, dict[str, Any]] = {
     "full": {
-        "commands": {"digits": 1, "search": 1, "average": 3, "language": 3},
+        "commands": {"digits": 1, "search": 8, "average": 8, "language": 6},
         "kill -9": 200,
         "storm of signals": 100,
         "bugs": None,
     },
-    "sample": {"commands": {"digits": 11}, "kill -9": 3, "storm of signals": 0, "bugs": 4},
+    "sample": {"commands": {"digits": 13}, "kill -9": 3, "storm of signals": 0, "bugs": 4},
 }
 PLANTED = "planted, "
+WALKING = "average"
+"""The command whose schedule changes in every step, so that its state matters in a run of a few steps."""
 SOURCES = ("runs", "disk", "commands", "forked", "planted_in_runs")
 Act = Callable[[], None]
 
@@ -234,7 +236,8 @@ def parts(known: dict[str, Command], seed: int, options: dict[str, Any]) -> dict
         for kind in ("kill -9", "storm of signals")
     }
     for bug in BUGS[: options["bugs"]]:
-        found[f"{PLANTED}{bug.__name__}"] = lambda figures, bug=bug: caught(first, bug, seed)
+        command = known[WALKING] if bug is schedule_state_lost else first
+        found[f"{PLANTED}{bug.__name__}"] = lambda figures, bug=bug, command=command: caught(command, bug, seed)
     for name, command in known.items():
         for kind, faults in command.by_kind(seed, options["commands"][name], chosen[name]).items():
             found[f"{name}, {kind}"] = partial(numbered, command, faults)

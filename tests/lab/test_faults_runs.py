@@ -15,6 +15,7 @@ from gasam.lab import storage
 from gasam.lab.engines.execution import do_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.errors import InputError
+from gasam.lab.families.subwords import Subwords
 from gasam.lab.records import read
 from gasam.lab.storage import replaced, save_tensors, write_json
 from gasam.lab.training.plan import make
@@ -162,6 +163,11 @@ def test_a_sentence_beyond_the_positions_of_the_model_is_told(tmp_path, command)
     assert ended.code == 2
     assert "gasam: the valid split has a text of " in ended.err
     assert "tokens, but 2,048 is the limit: split it into sentences, or remove it" in ended.err
+
+
+def test_subwords_are_not_learnt_from_a_word_that_would_take_hours():
+    lines = ["a few short words", "and a few more"]
+    assert Subwords.learn([*lines, "x" * 300_000], "bpe", 60).saved == Subwords.learn(lines, "bpe", 60).saved
 
 
 EARLY = """

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 from accelerate.tracking import get_available_trackers
@@ -95,6 +96,7 @@ def test_a_killed_run_that_is_resumed_has_each_epoch_once(tmp_path):
     assert exit_code(killed_while_tracked, tmp_path) == -signal.SIGKILL
     folder = tmp_path / "tensorboard" / plan.name(plan.data().hash)
     assert [step for step, _ in events(folder)["loss"]] == [1, 2]
+    time.sleep(1)  # TensorBoard reads its files in the order of the seconds in their names
     found = run(plan, tmp_path, cpu=True, track="tensorboard")
     assert_equal(events(folder), found)
 

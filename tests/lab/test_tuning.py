@@ -97,10 +97,13 @@ def test_killed_search_goes_on_and_runs_the_killed_try_again(command, tmp_path):
     wait_for_checkpoint_of_a_try(tmp_path, process)
     kill_with_children(process)
     assert not list((tmp_path / "tuning" / "tries").glob("digits-tiny-ga-sam-*/outcome.json"))  # it was not its end
+    [file] = (tmp_path / "tuning").glob("*.json")
+    left = file.with_name(f".{file.name}.abcdefgh")  # as if it had been killed while it wrote this file
+    left.write_text("{")
     ended = command(*longer)
     assert ended.code == 0, ended.err
     assert "baseline" not in ended.err  # whose run is not lost
-    [file] = (tmp_path / "tuning").glob("*.json")
+    assert not left.exists()
     found = Finding.read(file)
     assert len(found.tries) == 2
     for one in found.tries:
@@ -197,7 +200,7 @@ def test_defaults_of_the_command_are_those_of_a_question():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "baseline"), "the baseline does not walk: name a method to tune"),
+        (("--method", "baseline", "--quantity", "budget"), "the baseline does not walk: name a method to tune"),
         (("--norms", "two"), "--norms must be 2, inf or both, got 'two'"),
         (("--norms", "3"), "norms must be 2, inf or both, got 3"),
         (("--norms", "inf,inf"), "norms must be 2, inf or both, got inf, inf"),

@@ -20,6 +20,8 @@ from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 PADDING, START, END = "<pad>", "<s>", "</s>"
 SPECIALS = (PADDING, START, END, UNKNOWN)
 WORD_END = "</w>"
+LONGEST_WORD = 1000
+"""Letters of the longest word to learn from. The time of the trainer grows with the square of a word's length."""
 END_NUMBER, UNKNOWN_NUMBER = SPECIALS.index(END), SPECIALS.index(UNKNOWN)
 SILENT = frozenset(SPECIALS.index(special) for special in (PADDING, START, END))
 
@@ -81,6 +83,9 @@ def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
     The trainer numbers the last letters of words in the order of a hash table, which varies, and breaks ties by these
     numbers. Declaring them as special tokens fixes their numbers, and so all tokens.
     """
+    lines = [
+        line for line in lines if len(line) <= LONGEST_WORD or max(map(len, line.split()), default=0) <= LONGEST_WORD
+    ]
     endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
     trainer = BpeTrainer(
         vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False

@@ -27,7 +27,7 @@ from gasam.lab.search.question import Question
 from gasam.lab.search.strategy import finalists
 from gasam.lab.search.trial import OUTCOME, run_trial
 from gasam.lab.search.worth import BehindBaseline, Pruner
-from gasam.lab.storage import write_json
+from gasam.lab.storage import leftovers, write_json
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.plan import Plan
 
@@ -189,10 +189,12 @@ def _repeat_finalists(runner: Runner, question: Question, found: Finding) -> Fin
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Lock the search for this process; raise if another process runs it."""
+    """Lock the search for this process, and delete what a killed one left; raise if another process runs it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file.with_suffix(".lock"), timeout=0):
+            for left in leftovers(file.parent, file.name):
+                left.unlink()
             yield
     except Timeout:
         raise InputError(
