@@ -53,7 +53,8 @@ XPU are supported by the same code but untested: run the doctor there, and send 
 - **The schedule** has not counted the step. The base optimizer has not stepped.
 - **A method's state** (Friendly-SAM, LookSAM) never holds NaN or infinity. Each of its tensors is the old one or that
   of the failed step, because it is written before the last pass ends.
-- **The next step** gives the same result as without the failure.
+- **The next step** gives the same result as without the failure. For Friendly-SAM and LookSAM this holds for the state
+  that they have then.
 - An interrupt after the last moment at which a step can be undone leaves a complete step. If it comes between the base
   optimizer's step and the count of the schedule, the schedule is one step behind.
 - Running statistics of BatchNorm may have seen the batch.

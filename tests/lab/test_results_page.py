@@ -4,13 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 from synthetic import COMMIT, finding_of, record, records_of, response
 
 from gasam.lab.errors import InputError
 from gasam.lab.records import as_json
 from gasam.lab.report import pages
 from gasam.lab.report.contents import Contents
+from gasam.lab.report.frame import groups_of
 from gasam.lab.report.sections import every, study_sections, task_sections
 from gasam.lab.storage import write_json
 
@@ -55,7 +58,7 @@ def test_the_page_readme_and_pictures_of_this_repository_are_not_stale():
 
 
 def test_pages_have_one_question_each_and_can_be_read():
-    names = ["results", "de-en", "en-vi", "flatness", "imdb", "paper", "ptb", "tuning"]
+    names = ["results", "de-en", "en-vi", "family", "flatness", "imdb", "paper", "ptb", "tuning"]
     assert [file.stem for file in PAGES] == names
     for file in PAGES:
         text = file.read_text()
@@ -240,6 +243,36 @@ def test_pages_without_records_are_left_out_and_the_summary_links_the_others():
     assert list(found) == ["results", "imdb", "paper"]
     assert re.findall(r"\]\(results/(\w+)\.md\)", found["results"]) == ["imdb", "imdb", "paper"]
     assert headings(found["imdb"], "##") == ["Size small", "How to read this page"]
+
+
+FAMILY = {
+    "baseline": [84.0, 84.4, 84.2],
+    "sam": [84.3, 84.8, 84.4],
+    "gsam": [86.0, 86.4, 86.21],
+    "wsam": [83.0, 84.9, 83.0],
+}
+
+
+def test_the_family_has_a_page_that_corrects_for_the_number_of_methods():
+    runs = [*records_of("docstrings", FAMILY, size="small@2"), *records_of("imdb", FAMILY, size="small")]
+    text = written(*runs)["family"]
+    assert headings(text, "##")[:-1] == ["imdb, size small", "docstrings, size small@2"]
+    assert "docstrings, size small@2, 3 seeds, corrected for 3 methods: better than plain training: GSAM." in text
+    groups = {group.method: group for group in groups_of(runs, "docstrings", "small@2")}
+    alone = groups["sam"].difference(groups["baseline"])
+    corrected = groups["sam"].difference(groups["baseline"], comparisons=3)
+    reach = stats.t.ppf(1 - 0.05 / 6, 2) * np.std([0.3, 0.4, 0.2], ddof=1) / np.sqrt(3)
+    assert (corrected.low, corrected.high) == pytest.approx((0.3 - reach, 0.3 + reach))
+    assert corrected.low < 0 < alone.low, "SAM is better only if it is looked at alone"
+    assert "family" not in written(*records_of("imdb", SCORES))
+
+
+def test_the_summary_shows_how_the_answer_changed_with_the_baseline():
+    newer = {"baseline": [86.4, 86.5, 86.2, 86.6], "ga-sam": [86.6, 86.4, 86.5, 86.7]}
+    text = written(*records_of("imdb", SCORES), *records_of("imdb", newer, size="small@2"))["results"]
+    part = text.split("## What we got wrong before")[1].split("\n## ")[0]
+    assert [(row[1], row[3]) for row in rows(part)[2:]] == [("small", "84.42"), ("small@2", "86.42")]
+    assert rows(part)[2][4].startswith("+1.60 [")
 
 
 def test_each_page_begins_with_its_finding():

@@ -19,7 +19,7 @@ try:
 except ImportError:
     raise ImportError("pictures need matplotlib: run `pip install 'gasam[analysis]'`") from None
 
-OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B")
+OKABE_ITO = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B", "#882255", "#000000")
 """Colours that colour-blind readers can distinguish, other than those of the baseline and of GA-SAM."""
 BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
 SECOND_BASELINE = "#A0A0A0"

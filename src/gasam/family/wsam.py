@@ -47,7 +47,8 @@ def wsam(
 
     Yue et al., KDD 2023, section 3: the gradient is g_0 + v (g_1 - g_0). The optimizer gets it as one gradient. The
     paper's decoupled form, which adds v (g_1 - g_0) after the optimizer's own update, is the same for SGD without
-    momentum, and is not offered for other optimizers. Can't be used with `per_worker`.
+    momentum, and is not offered for other optimizers. A large gamma multiplies the noise between the passes: in a model
+    with dropout share the masks (`same_noise`) or lower gamma. Can't be used with `per_worker`.
 
     Args:
         epsilon: Radius of the ball.

@@ -19,7 +19,8 @@ from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
-REMARKS = {"summary": ["answer", "history"], "runs": list(TASKS), "search": list(TASKS), "flatness": list(TASKS)}
+ABOUT_TASKS = ("runs", "search", "family", "flatness")
+REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOUT_TASKS}}
 """What else than a table of the paper may have remarks."""
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from gasam.lab.methods import FAMILY, TABLE1
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import comparison
+from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.pictures import draw
 from gasam.lab.report.section import COST_TITLES, ELSEWHERE, Section, columns, how, links, named, origin
 from gasam.lab.tasks import TASKS, asked_size
@@ -15,17 +17,19 @@ from gasam.lab.tasks import TASKS, asked_size
 OTHER_PAPERS = [name for name in FAMILY if name not in TABLE1]
 
 
-def family_sections(records: Sequence[RunRecord]) -> Iterator[Section]:
+def family_sections(contents: Contents) -> Iterator[Section]:
     """Every task and size on which a method of another paper was run: all methods with the recommended walk."""
-    for (task, size), groups in family_groups(records).items():
+    for (task, size), groups in family_groups(contents.records).items():
         runs = [record for group in groups for record in group.records]
-        table, name, picture = comparison(runs, task, size), f"family-{task}-{size}", [draw(runs)]
+        table, name = comparison(runs, task, size), f"family-{task}-{size}"
+        picture = [draw([record for group in groups if not collapsed(group) for record in group.records])]
         notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
         command = f"gasam compare {task} --size {asked_size(task, size)} --methods family{how(groups)}"
         parts = [
             columns(table, lambda title: title not in (*COST_TITLES, "settings") and not title.startswith("paper")),
             columns(table, lambda title: title in (*COST_TITLES, "method")),
-            links(name, picture, f"score and cost of the methods on {task}"),
+            links(name, picture, f"score and cost of the methods on {task}, without collapsed ones"),
+            contents.comment("family", task),
             "\n".join(f"- {note}" for note in notes),
             f"{origin(runs, 'run')} To reproduce: `{command}`.",
         ]

@@ -12,7 +12,7 @@ from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.judgement import test_error
+from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
@@ -47,7 +47,9 @@ def of_family(contents: Contents) -> Iterator[str]:
             if (names := [title for title, standing in corrected.items() if standing == word])
         ]
         pairs = min((len(group.scores) for group, _ in walking), default=0)
-        found = "; ".join(told) or "no method differs clearly from plain training"
+        found = "; ".join(told) or "no interval excludes the score of plain training"
+        if lost := [group.title for group, _ in walking if collapsed(group)]:
+            found += f". Collapsed: {', '.join(lost)}"
         yield f"{task}, size {size}, {pairs} seeds, corrected for {len(walking)} methods: {found}."
 
 

@@ -34,7 +34,7 @@ HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpne
 def every(contents: Contents) -> dict[str, list[Section]]:
     """The sections of each page besides the summary, by the page's name; pages without any are left out."""
     pages = {task: list(task_sections(contents.evidence, task)) for task in TASKS}
-    pages["family"] = list(family_sections(contents.records))
+    pages["family"] = list(family_sections(contents))
     pages["tuning"] = [*settings_sections(contents), *search_sections(contents)]
     pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
     pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
