@@ -116,13 +116,14 @@ def test_a_narrow_list_keeps_the_order_and_has_a_heading_for_each_task(command, 
     titles, *lines = command("runs", RESULTS, "--task", "imdb,ptb", "--seed", 1, "--sort", "test").out.splitlines()
     headings = [line for before, line in pairwise(lines) if not before]
     assert headings == [
+        "imdb, size small@3: accuracy (higher is better)",
         "imdb, size small@2: accuracy (higher is better)",
         "imdb, size small: accuracy (higher is better)",
         "ptb, size small: perplexity (lower is better)",
     ]
     paths = [line.strip() for line in lines if line.endswith(".json")]
     rows = listed(command, RESULTS, "--task", "imdb,ptb", "--seed", 1, "--sort", "test")
-    kinds = [("imdb", "small@2"), ("imdb", "small"), ("ptb", "small")]
+    kinds = [("imdb", "small@3"), ("imdb", "small@2"), ("imdb", "small"), ("ptb", "small")]
     assert paths == [row["path"] for kind in kinds for row in rows if (row["task"], row["size"]) == kind]
     ends = [titles.index(title) + len(title) for title in ("valid", "test", "seconds", "epochs", "seed")]
     numbers = [
