@@ -150,7 +150,7 @@ def execute(item: WorkItem, files: Files, mailbox: Any, attempt: int) -> Result:
         reporter = Reporter(mailbox, attempt, SentFiles(Path(place), files))
         try:
             with interruptible(mailbox):
-                reporter.post("start")
+                ray.get(reporter.post("start"))  # from its first step on the driver can see and interrupt the job
                 result = _done(item, reporter)
         except (Exception, KeyboardInterrupt) as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -188,8 +188,9 @@ class Reporter:
         self.delivery: Any = None
         self.snapshot: Any = None
 
-    def post(self, kind: str, value: Any = None) -> None:
-        self.mailbox.post.remote(Message(self.attempt, next(self.numbers), kind, value))
+    def post(self, kind: str, value: Any = None) -> Any:
+        """Send a message; the returned reference is ready when the mailbox has it."""
+        return self.mailbox.post.remote(Message(self.attempt, next(self.numbers), kind, value))
 
     def update(self, update: Any) -> None:
         self.post("update", update)
