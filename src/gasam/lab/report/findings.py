@@ -14,6 +14,7 @@ from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.notes import conclusion
+from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
 from gasam.lab.tables import Table
@@ -54,6 +55,7 @@ def of_family(contents: Contents) -> Iterator[str]:
 
 
 def of_searches(contents: Contents) -> Iterator[str]:
+    yield from conclusions(all_regrets(contents))
     for settings in contents.settings:
         best, own = settings.chosen(), settings.mean(settings.own)
         if best is not None and own is not None:

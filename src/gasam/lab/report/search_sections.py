@@ -1,4 +1,4 @@
-"""The sections about searches: for the settings of training, and for the size of the walk."""
+"""The sections about searches: whether one is needed, for the settings of training, for the size of the walk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gasam.lab.methods import METHODS
 from gasam.lab.report.contents import Contents
+from gasam.lab.report.one_setting import all_regrets, one_setting_table
 from gasam.lab.report.regret import regret_table
 from gasam.lab.report.section import Section, commit, links, named
 from gasam.lab.report.settings_search import settings_table
@@ -16,6 +17,12 @@ from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tables import markdown
 from gasam.lab.tasks import asked_size, find
+
+
+def one_setting_sections(contents: Contents) -> Iterator[Section]:
+    """What walks lose that were not searched for a task, if several tasks have them."""
+    if len(found := all_regrets(contents)) > 1:
+        yield Section("One setting for all tasks", [markdown(one_setting_table(found))])
 
 
 def settings_sections(contents: Contents) -> Iterator[Section]:

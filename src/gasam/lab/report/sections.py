@@ -22,7 +22,7 @@ from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import run_labels
 from gasam.lab.report.paper_tables import study_groups, study_table
-from gasam.lab.report.search_sections import search_sections, settings_sections
+from gasam.lab.report.search_sections import one_setting_sections, search_sections, settings_sections
 from gasam.lab.report.section import COST_TITLES, ELSEWHERE, Section, columns, how, links, named, origin
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
@@ -35,7 +35,11 @@ def every(contents: Contents) -> dict[str, list[Section]]:
     """The sections of each page besides the summary, by the page's name; pages without any are left out."""
     pages = {task: list(task_sections(contents.evidence, task)) for task in TASKS}
     pages["family"] = list(family_sections(contents))
-    pages["tuning"] = [*settings_sections(contents), *search_sections(contents)]
+    pages["tuning"] = [
+        *one_setting_sections(contents),
+        *settings_sections(contents),
+        *search_sections(contents),
+    ]
     pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
     pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
     return {page: sections for page, sections in pages.items() if sections}
