@@ -201,6 +201,14 @@ def test_tuned_radii_come_first_and_are_named_so():
     assert "SAM L2 0.02" in sources[0]
 
 
+def test_the_recommended_walk_comes_before_a_tuned_one():
+    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.1, "cap": 0.1}}
+    runs = [record("imdb", "ga-sam", 88.0, size="small@3", **tuned), record("imdb", "ga-sam", 87.0, size="small@3")]
+    first, second = group_runs(runs)
+    assert (first.tuned, second.tuned) == (False, True)
+    assert label(second) == "GA-SAM (tuned: L-inf budget 0.1 with cap 0.1)"
+
+
 def test_what_all_rows_share_is_said_once():
     runs = [record("imdb", method, settings={"epochs": 3}) for method in ("baseline", "sam")]
     table = comparison(runs, "imdb", "small")

@@ -181,11 +181,12 @@ class Group:
         return _changed(LATER | self.walk, LATER | usual)
 
     def place(self) -> tuple[float, ...]:
-        """In the order of methods; the usual configuration comes first, with its tuned radius before the paper's."""
+        """In the order of methods; the usual configuration comes first: recommended, then tuned, then the paper's."""
         walk = self.other_walk().keys() - (TUNED if self.found_on_validation else set())
         odd = len(self.other_settings) + len(walk) + (self.multiple is not None)
         trials = max((source.trials or 0 for source in self._sources), default=0)
-        return list(METHODS).index(self.method), odd, not self.tuned, -trials, self.multiple or 0.0
+        recommended = any(source.kind == "recommended" for source in self._sources)
+        return list(METHODS).index(self.method), odd, not recommended, not self.tuned, -trials, self.multiple or 0.0
 
 
 def group_runs(records: Iterable[RunSummary]) -> list[Group]:

@@ -28,9 +28,9 @@ def differing(group: Group, walk: Mapping[str, Any]) -> str:
 
 
 def radius(group: Group) -> str:
-    budget = group.walk.get("budget")
+    budget, cap = group.walk.get("budget"), group.walk.get("cap")
     size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
-    return f"{in_words({'norm': group.walk['norm']})} {size}"
+    return f"{in_words({'norm': group.walk['norm']})} {size}" + (f" with cap {cap:g}" if cap else "")
 
 
 def in_words(values: Mapping[str, Any]) -> str:
