@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from filelock import FileLock
@@ -192,9 +193,11 @@ def test_pruner_follows_what_falls():
 
 def test_defaults_of_the_command_are_those_of_a_question():
     options = {name: parameter.default for name, parameter in inspect.signature(tuning.tune).parameters.items()}
-    names = ("seed", "tolerance", "cap", "trials", "seeds", "full_grid")
+    names = ("seed", "trials", "seeds", "full_grid")
     question = Question("digits", "ga-sam", "tiny")
     assert {name: options[name] for name in names} == {name: getattr(question, name) for name in names}
+    for told, value in ((tuning.Cap, question.cap), (tuning.Tolerance, question.tolerance)):
+        assert get_args(told)[1].help.endswith(f"Default: {value:g}.")
 
 
 @pytest.mark.parametrize(

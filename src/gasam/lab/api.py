@@ -8,16 +8,16 @@ from typing import Any
 
 from pandas import DataFrame
 
-from gasam.lab.cli.sessions import run_many, search, search_settings
+from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines.choice import engine
 from gasam.lab.families.spaces import parsed_space
 from gasam.lab.methods import TABLE1
 from gasam.lab.report.run_list import ListedRun, read_runs, run_table
+from gasam.lab.search.asking import ask
 from gasam.lab.search.finding import Finding
-from gasam.lab.search.question import EXPONENTS, SEED, Question, usual_norms, usual_quantity
+from gasam.lab.search.question import SEED
 from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
-from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
 from gasam.lab.tasks import Origin, find
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
@@ -124,29 +124,22 @@ def tune(
         jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
         cpu: Use the CPU even if there is a GPU.
     """
-    quantity = quantity or ("settings" if method == "baseline" else usual_quantity(method))
-    about: dict[str, Any] = {
-        "task": str(task),
-        "method": method,
-        "size": find(str(task)).recorded_size(size),
-        "origin": data or Origin(),
-        "settings": settings or {},
-        "seeds": seeds,
-        "seed": seed,
-    }
+    question = ask(
+        method,
+        quantity,
+        of_walk={},
+        of_settings={"space": parsed_space(space) if space else None, "evaluations": evaluations},
+        trials=trials,
+        task=str(task),
+        size=find(str(task)).recorded_size(size),
+        origin=data or Origin(),
+        settings=settings or {},
+        seeds=seeds,
+        seed=seed,
+    )
     with engine(on, parallel=jobs, cpu=cpu) as place:
-        if quantity in ("settings", "joint"):
-            asked = SettingsQuestion(
-                joint=quantity == "joint",
-                trials=TRIALS if trials is None else trials,
-                evaluations=evaluations,
-                space=parsed_space(space or {}),
-                **about,
-            )
-            return settings_frame(search_settings(asked, Path(out), place, cpu))
-        norms, exponents = usual_norms(method, quantity), EXPONENTS.get(quantity, (0, 0))
-        question = Question(quantity=quantity, norms=norms, exponents=exponents, trials=trials, **about)
-        return trials_frame(search(question, Path(out), place, cpu))
+        found = search(question, Path(out), place, cpu)
+    return settings_frame(found) if isinstance(found, SettingsFinding) else trials_frame(found)
 
 
 def settings_frame(found: SettingsFinding) -> DataFrame:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 WALK, DATA, RUN, PLACE = "The walk", "The data", "The run", "The machines"
 RUNS = Path("runs")
+Count = TypeVar("Count", int, int | None)
 
 
 def option(panel: str, help: str, *flags: str, **described: Any) -> Any:  # noqa: A002
@@ -293,8 +294,8 @@ def methods_of(task: str, option: str, text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def positive(option: str, number: int) -> int:
-    if number < 1:
+def positive(option: str, number: Count) -> Count:
+    if number is not None and number < 1:
         raise InputError(f"{option} must be a whole number >= 1, got {number}")
     return number
 

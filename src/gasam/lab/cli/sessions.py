@@ -99,41 +99,30 @@ def _send(track: str, jobs: Sequence[Job], folder: Path, cpu: bool) -> None:
         say(f"- {error}", errors)
 
 
-def search(question: Question, out: Path, engine: Engine, cpu: bool) -> Finding:
+def search(question: Question | SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> Finding | SettingsFinding:
     """Run a search with a line for every trial."""
     prepared([question.plan(None)], out)
     with Live(None, describe_trial) as live:
+        if isinstance(question, SettingsQuestion):
+            return tune_settings(question, out, engine=engine, watch=live.watch, cpu=cpu)
         return tune(question, out, engine=engine, watch=live.watch, cpu=cpu)
 
 
-def show_finding(finding: Finding, out: Path, json: bool) -> None:
-    """Save the picture of a search, and print its table and the conclusion."""
-    place = out / "tuning" / finding.name
-    pictures.save_all(tuning_figures([finding]), place)
-    if json:
-        print_json(finding.as_json())
-        return
-    print_table(tuning_table([finding]))
-    say(conclusion(finding))
-    console.print(f"saved: {place}.json, .png and .svg", soft_wrap=True)
-
-
-def search_settings(question: SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> SettingsFinding:
-    """Run a search for settings with a line for every trial."""
-    prepared([question.plan({})], out)
-    with Live(None, describe_trial) as live:
-        return tune_settings(question, out, engine=engine, watch=live.watch, cpu=cpu)
-
-
-def show_settings(finding: SettingsFinding, output: OutputOptions) -> None:
-    """Print the table of a search for settings, and the conclusion."""
-    file = output.out / FOLDER / f"{finding.name}.json"
+def show_search(finding: Finding | SettingsFinding, output: OutputOptions) -> None:
+    """Print what a search found, and its conclusion. The search for a walk has a picture."""
+    if isinstance(finding, SettingsFinding):
+        file = output.out / FOLDER / f"{finding.name}.json"
+        table, told, saved = settings_table(finding), settings_conclusion(finding, str(file)), str(file)
+    else:
+        file = output.out / "tuning" / f"{finding.name}.json"
+        pictures.save_all(tuning_figures([finding]), file.with_suffix(""))
+        table, told, saved = tuning_table([finding]), conclusion(finding), f"{file}, .png and .svg"
     if output.json:
         print_json(finding.as_json() | {"file": str(file)})
         return
-    print_table(settings_table(finding))
-    say(settings_conclusion(finding, str(file)))
-    console.print(f"saved: {file}", soft_wrap=True)
+    print_table(table)
+    say(told)
+    console.print(f"saved: {saved}", soft_wrap=True)
 
 
 def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:

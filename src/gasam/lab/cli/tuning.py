@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,13 +48,16 @@ Seeds = Annotated[
     int, search_option("Run the baseline and up to three finalists with this many seeds, and choose by the mean.")
 ]
 Cap = Annotated[
-    float, search_option("Cap of the trials with a budget. The recommended walk, with its own cap, is tried as well.")
+    float | None,
+    search_option(
+        "Cap of the trials with a budget. The recommended walk, with its own cap, is tried as well. Default: 0.1."
+    ),
 ]
 Tolerance = Annotated[
-    float,
+    float | None,
     search_option(
         "A trial has collapsed if it loses more than this share of the baseline's gain over guessing (or of its "
-        "perplexity), and more than the noise of the validation split."
+        "perplexity), and more than the noise of the validation split. Default: 0.02."
     ),
 ]
 FullGrid = Annotated[
@@ -85,8 +87,8 @@ def tune(
     evaluations: Evaluations = None,
     ranges: Ranges = [],  # noqa: B006  typer reads it
     seeds: Seeds = 1,
-    cap: Cap = 0.1,
-    tolerance: Tolerance = 0.02,
+    cap: Cap = None,
+    tolerance: Tolerance = None,
     full_grid: FullGrid = False,
     seed: Annotated[int, typer.Option(help="Seed of the trials. Use other seeds for results.")] = 0,
 ) -> None:
@@ -96,72 +98,47 @@ def tune(
     `gasam compare imdb --settings-from runs/settings/NAME.json`
     """
     from gasam.lab.cli.display import errors, say
-    from gasam.lab.cli.sessions import search, search_settings, show_finding, show_settings
+    from gasam.lab.cli.sessions import search, show_search
     from gasam.lab.families.spaces import parsed_space
+    from gasam.lab.search.asking import ask
     from gasam.lab.search.driver import TrialFailedError
-    from gasam.lab.search.question import EXPONENTS, Question, usual_norms, usual_quantity
-    from gasam.lab.search.settings_question import TRIALS, SettingsQuestion
     from gasam.lab.tasks import recorded_size
 
     names = opt.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None and not full_grid:
         raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
-    about: dict[str, Any] = {
-        "task": task,
-        "size": recorded_size(task, size),
-        "seed": seed,
-        "origin": data.origin,
-        "settings": changes.changed(task, size),
-        "seeds": opt.positive("--seeds", seeds),
-    }
-
-    def of_settings(name: str) -> SettingsQuestion:
-        return SettingsQuestion(
-            method=name,
-            space=parsed_space(opt.assignments("--space", ranges)),
-            joint=quantity == "joint",
-            trials=TRIALS if trials is None else opt.positive("--trials", trials),
-            evaluations=None if evaluations is None else opt.positive("--evaluations", evaluations),
-            **about,
-        )
-
-    def of_walk(name: str) -> Question:
-        searched = quantity or usual_quantity(name)
-        return Question(
-            method=name,
-            quantity=searched,
-            norms=usual_norms(name, searched) if norms is None else _norms(norms),
-            exponents=EXPONENTS.get(searched, (0, 0)) if exponents is None else _exponents(exponents),
-            tolerance=tolerance,
-            cap=cap,
-            trials=None if trials is None else opt.positive("--trials", trials),
-            full_grid=full_grid,
-            **about,
-        )
-
-    settings = quantity in ("settings", "joint") or (names == ["baseline"] and quantity is None)
-    of_others = {"--norms": norms, "--exponents": exponents, "--full-grid": full_grid}
-    _refuse(of_others if settings else {"--space": ranges, "--evaluations": evaluations}, settings)
-    if not settings and "baseline" in names and len(names) > 1:
+    if len(names) > 1 and "baseline" in names and quantity not in ("settings", "joint"):
         say("- baseline has no walk: search its settings with --method baseline", errors)
+        names.remove("baseline")
+    question = partial(
+        ask,
+        quantity=quantity,
+        of_walk={
+            "norms": None if norms is None else _norms(norms),
+            "exponents": None if exponents is None else _exponents(exponents),
+            "cap": cap,
+            "tolerance": tolerance,
+            "full_grid": full_grid or None,
+        },
+        of_settings={
+            "space": parsed_space(opt.assignments("--space", ranges)) or None,
+            "evaluations": opt.positive("--evaluations", evaluations),
+        },
+        trials=opt.positive("--trials", trials),
+        task=task,
+        size=recorded_size(task, size),
+        seed=seed,
+        origin=data.origin,
+        settings=changes.changed(task, size),
+        seeds=opt.positive("--seeds", seeds),
+    )
     try:
         with place.engine(output.cpu) as engine:
             for name in names:
-                if settings:
-                    show_settings(search_settings(of_settings(name), output.out, engine, output.cpu), output)
-                elif name != "baseline" or len(names) == 1:
-                    show_finding(search(of_walk(name), output.out, engine, output.cpu), output.out, output.json)
+                show_search(search(question(name), output.out, engine, output.cpu), output)
     except TrialFailedError as error:
         say(f"failed: {error}; run the same command to continue", errors)
         raise typer.Exit(1) from None
-
-
-def _refuse(given: Mapping[str, Any], settings: bool) -> None:
-    """Refuse the options of the other kind of search: they would be ignored."""
-    for option, value in given.items():
-        if value not in (None, [], False):
-            other = "budget or epsilon" if settings else "settings or joint"
-            raise InputError(f"{option} needs --quantity {other}: leave out one of the two")
 
 
 def _norms(text: str) -> tuple[float, ...]:
