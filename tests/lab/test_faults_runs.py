@@ -1,5 +1,6 @@
 """A sample of the fault campaigns of runs and of inputs, and the repairs that the whole campaigns led to."""
 
+import _thread
 import errno
 import json
 import os
@@ -213,14 +214,25 @@ def test_a_second_signal_while_the_first_is_handled_changes_nothing():
 
 
 class Interrupting:
-    """Sends a signal while it is saved."""
+    """Has a signal arrive while it is saved, as the thread does that interrupts a job in a cluster."""
 
     def __reduce__(self):
-        signal.raise_signal(signal.SIGTERM)
+        _thread.interrupt_main(signal.SIGTERM)
         return int, ()
 
 
-def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path):
+@pytest.fixture(params=["open", "blocked"])
+def signals(request):
+    """The signals of a usual process, or of one of Ray's, which block them."""
+    how = signal.SIG_BLOCK if request.param == "blocked" else signal.SIG_UNBLOCK
+    before = signal.pthread_sigmask(how, {signal.SIGTERM})
+    yield
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that was left over must not end the tests
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path, signals):
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -111,9 +111,10 @@ def interrupt(job):
     raise KeyboardInterrupt
 
 
-def once(act):
+def once(act, method):
+    """Calls `act` once, at the first event of this method."""
     calls = []
-    return lambda job: None if calls else calls.append(act())
+    return lambda job: calls.append(act()) if job.plan.choice.method == method and not calls else None
 
 
 class Watch:
@@ -152,7 +153,7 @@ def test_runs_continue_after_an_interruption_and_when_their_node_dies(nodes, tmp
     damaged.parent.mkdir()
     damaged.write_bytes(b"garbage")
     jobs = prepare([*plans, bad], tmp_path)
-    interrupted, killed = Watch(tmp_path, interrupt), Watch(tmp_path, once(nodes.kill_a_busy_one))
+    interrupted, killed = Watch(tmp_path, interrupt), Watch(tmp_path, once(nodes.kill_a_busy_one, "ga-sam"))
     with engine(nodes.address, cpu=True) as opened:
         with pytest.raises(KeyboardInterrupt):
             run_all(jobs[:1], tmp_path, opened, interrupted, cpu=True)

@@ -98,7 +98,16 @@ def delayed_signals() -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
         for number in came:
-            signal.raise_signal(number)
+            _handle(number)
+
+
+def _handle(number: int) -> None:
+    """Handle a signal now. A handler in Python is called directly, because Ray's processes block signals."""
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, None)
+    else:
+        signal.raise_signal(number)
 
 
 class _Watched:

@@ -220,27 +220,29 @@ class RayEngine:
     def _finish(self, number: int) -> list[tuple[Job, Event]]:
         """Handle the end of a task: keep its files, or start it again if its node died."""
         attempt = self.attempts.pop(number)
-        found = _shown(attempt)
         try:
             result: Result = ray.get(attempt.task)
         except NODE_FAILURES as error:
-            return found + self._move(attempt, error)
+            return self._move(attempt, error)
         except RayError as error:
             attempt.lock.close()
-            return [*found, (attempt.job, ("failed", _reason(error)))]
+            return [*_shown(attempt), (attempt.job, ("failed", _reason(error)))]
         with attempt.lock:
             _keep(attempt, result)
         kind = "done" if result.kind == "done" else "failed"
-        return [*found, (attempt.job, (kind, result.value))]
+        return [*_shown(attempt), (attempt.job, (kind, result.value))]
 
     def _move(self, attempt: Attempt, error: RayError) -> list[tuple[Job, Event]]:
+        """Start a job again on another node. A job that was waiting for the dead node goes on waiting, unseen."""
         attempt.deaths += 1
         if attempt.deaths >= MOST_DEATHS:
             attempt.lock.close()
             message = f"{MOST_DEATHS} nodes died while they ran it\n{error}"
-            return [(attempt.job, ("failed", message))]
+            return [*_shown(attempt), (attempt.job, ("failed", message))]
+        waited = attempt.latest < 0
         self._submit(attempt)
-        return [(attempt.job, ("moved", "its node died; it continues on another one from its last checkpoint"))]
+        told = "its node died; it continues on another one from its last checkpoint"
+        return [] if waited else [*_shown(attempt), (attempt.job, ("moved", told))]
 
 
 def _shown(attempt: Attempt) -> list[tuple[Job, Event]]:
