@@ -25,7 +25,7 @@ from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 pytest.importorskip("ray")
-EPOCHS = 200
+EPOCHS = 100
 """Epochs of a run that lasts long enough to be interrupted."""
 MINE = []
 """The cluster that this process has started."""

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def execute(item: WorkItem, files: Files, mailbox: Any, attempt: int) -> Result:
         reporter = Reporter(mailbox, attempt, SentFiles(Path(place), files))
         try:
             with interruptible(mailbox):
-                ray.get(reporter.post("start"))  # from its first step on the driver can see and interrupt the job
+                fetched(reporter.post("start"))  # from its first step on the driver can see and interrupt the job
                 result = _done(item, reporter)
         except (Exception, KeyboardInterrupt) as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -168,11 +169,17 @@ def _done(item: WorkItem, reporter: Reporter) -> Result:
     if item.task_text is not None:
         give_text(job.plan.task, item.task_text)
     if item.data:
-        give_data(job.plan, received_data(item.data_hash, lambda: ray.get(item.data[0])))
+        give_data(job.plan, received_data(item.data_hash, lambda: fetched(item.data[0])))
     torch.set_num_threads(item.threads)
     value = work(job, reporter.files.folder, reporter.update)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on nothing can be interrupted any more
     return Result("done", value, reporter.files.changes())
+
+
+def fetched(reference: Any) -> Any:
+    """The value of a reference. While the main thread itself waits, Ray gives the CPU of its job to another one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ray.get, reference).result()
 
 
 class Reporter:
