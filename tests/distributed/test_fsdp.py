@@ -5,6 +5,8 @@ from processes import findings
 
 from tolerances import EXACT
 
+WORLDS = ["two", pytest.param("four", marks=pytest.mark.slow)]
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
@@ -70,12 +72,12 @@ def test_one_collective_has_all_norms_of_a_pass(two):
     assert two["collectives"] == {"2.0": [1, 5], "inf": [1, 5]}
 
 
-@pytest.mark.parametrize("world", ["two", "four"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_all_processes_have_the_same_bits_after_every_step(world, request):
     assert request.getfixturevalue(world)["weights agree"] == [True] * 5
 
 
-@pytest.mark.parametrize("world", ["two", "four"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_resumed_from_a_distributed_checkpoint_equals_never_stopped(world, request):
     assert request.getfixturevalue(world)["resumed"]
 
