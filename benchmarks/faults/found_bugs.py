@@ -4,7 +4,7 @@
 
 BUGS = """## Bugs that the campaign found
 
-All are fixed. The tests of the walk are in `tests/test_faults.py`, the others in `tests/lab/test_faults_runs.py`.
+All are fixed. The tests of the walk are in `tests/test_faults.py`, the others in `tests/lab/test_faults_runs.py` and `tests/lab/test_ray.py`.
 
 | part | bug | fix |
 |---|---|---|
@@ -21,6 +21,9 @@ All are fixed. The tests of the walk are in `tests/test_faults.py`, the others i
 | runs | A signal while the command was starting gave a traceback. | One sentence, exit code 130. |
 | runs | A second signal while the first one was handled gave a traceback. | Only the first one is handled. |
 | runs | A second Ctrl-C inside `torch.save` could abort the process: torch wrote to the closed file in a destructor. | Signals wait until the file is written. |
+| cluster | An interrupt of a job in a Ray cluster was lost if it came while the job wrote a checkpoint, because Ray's processes block signals (found by a test of the engine). | A delayed signal goes to its handler directly. |
+| cluster | A job whose main thread waited for the driver lost its CPU to another job (found in the same way). | It waits in another thread. |
+| cluster | A job that only waited for a node that died was reported as moved (found in the same way). | It goes on waiting, without a message. |
 | inputs | A damaged checkpoint, or one that holds something else, gave a traceback. | It is refused in one sentence. |
 | inputs | A damaged encoding of a stored model was not reported in one sentence. | One sentence that names the file and the field. |
 | inputs | A table with carriage returns between its lines gave a traceback. | One sentence that names the line and the cure. |
