@@ -218,6 +218,15 @@ def test_what_all_rows_share_is_said_once():
     assert values(table)["SAM"]["paper"]["mean"] == 84.75
 
 
+def test_settings_that_were_added_later_are_compared_with_their_defaults():
+    runs = records_of("imdb", SCORES, settings={"smoothing": 0.1})
+    assert "All rows: smoothing 0.1; size small has smoothing 0." in comparison(runs, "imdb", "small").notes
+    tuned = comparison(records_of("imdb", SCORES, size="small@3"), "imdb", "small@3").notes
+    [ours] = [note for note in tuned if note.startswith("These runs")]
+    assert "smoothing 0.1" in ours
+    assert "embedding dropout 0.32" in ours
+
+
 def test_other_data_is_never_averaged_in():
     runs = [record("classify", seed=1), record("classify", seed=2, data={"hash": "another0", "notes": []})]
     assert sorted(map(label, group_runs(runs))) == ["Baseline (data another0)", "Baseline (data classify)"]

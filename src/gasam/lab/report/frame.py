@@ -169,8 +169,16 @@ class Group:
     @cached_property
     def other_settings(self) -> dict[str, Any]:
         """The settings that differ from those of the size."""
-        later = self.definition.family.settings_type.later
-        return _changed(later | self.settings, later | self.definition.settings(self.size).recorded())
+        return _changed(self.all_settings, self.settings_of(self.size))
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """Its settings, with the defaults of those that were added after the first records."""
+        return self.definition.family.settings_type.later | self.settings
+
+    def settings_of(self, size: str) -> dict[str, Any]:
+        """The settings of a size of its task, in the same form."""
+        return self.definition.family.settings_type.later | self.definition.settings(size).recorded()
 
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a row of the paper overrides in it."""

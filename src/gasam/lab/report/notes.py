@@ -105,11 +105,11 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     for copied in [record.extras["bleu_of_copying"] for record in records if "bleu_of_copying" in record.extras][:1]:
         yield f"The source itself, copied, has BLEU {copied:.2f}."
     if shared := shared_settings(groups):
-        usual = definition.settings(size).recorded()
+        usual = groups[0].settings_of(size)
         yield f"All rows: {in_words(shared)}; size {size} has {in_words({name: usual[name] for name in shared})}."
     if definition.kind == "paper":
-        paper = definition.settings("paper").recorded()
-        ours = next((group for group in groups if group.usual), groups[0]).settings
+        paper = groups[0].settings_of("paper")
+        ours = next((group for group in groups if group.usual), groups[0]).all_settings
         if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:
             yield f"These runs: {in_words(other)}."
             yield f"Our size paper: {in_words({name: paper[name] for name in other})}."
