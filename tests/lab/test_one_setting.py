@@ -99,6 +99,26 @@ def test_seeds_that_a_walk_does_not_have_are_left_out(contents):
     assert imdb.lost["plain training"] == pytest.approx(83 - 80.5)  # the spread is that of all seeds
 
 
+def test_walks_without_common_seeds_or_on_other_data_are_no_comparison(contents):
+    apart = [
+        run.model_copy(update={"seed": run.seed + 10}) if run.walk.get("budget") == 0.03 else run
+        for run in contents.records
+    ]
+    assert [each.task for each in all_regrets(Contents(apart[: len(apart) // 2]))] == []
+    stray = record("imdb", "ga-sam", 50.0, size="small@2", walk={"epsilon": 0.5}, valid=90.0)
+    assert all_regrets(Contents([*contents.records, stray])) == all_regrets(contents)  # it has one seed
+    other = {"hash": "other", "notes": []}
+    elsewhere = [
+        record("imdb", "ga-sam", 50.0, size="small@2", seed=seed, walk={"epsilon": 1e-3}, valid=10.0, data=other)
+        for seed in (1, 2, 3)
+    ]
+    assert all_regrets(Contents([*contents.records, *elsewhere])) == all_regrets(contents)
+
+
+def test_nothing_is_said_if_everything_diverged():
+    assert all_regrets(Contents(runs("imdb", {name: [*valid[:2], None] for name, valid in IMDB.items()}))) == []
+
+
 def test_what_a_search_chose_has_a_row_of_its_own(contents):
     tries = [response(81.0, exponent=-3), response(79.0, exponent=-2)]
     search = finding_of("imdb", "ga-sam", tries, size="small@2")
@@ -107,8 +127,9 @@ def test_what_a_search_chose_has_a_row_of_its_own(contents):
 
 
 def test_tasks_with_few_walks_or_seeds_are_left_out():
-    few = {name: IMDB[name] for name in ("plain training", "recommended", "epsilon 0.001")}
-    assert all_regrets(Contents(runs("imdb", few))) == []
+    few = {name: IMDB[name] for name in ("plain training", "recommended", "epsilon 0.001", "epsilon 0.01")}
+    search = finding_of("imdb", "ga-sam", [response(81.0, exponent=-3)], size="small@2")
+    assert all_regrets(Contents(runs("imdb", few), [search])) == []  # the search has no walk of its own
     assert all_regrets(Contents(runs("imdb", {name: valid[:2] for name, valid in IMDB.items()}))) == []
     assert all_regrets(Contents(runs("imdb", IMDB, size="small"))) == []  # its walks are the paper's
     assert list(conclusions([])) == []

@@ -209,6 +209,30 @@ def test_the_recommended_walk_comes_before_a_tuned_one():
     assert label(second) == "GA-SAM (tuned: L-inf budget 0.1 with cap 0.1)"
 
 
+def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
+    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
+    runs = [
+        record("imdb", method, score, size="small@3", seed=seed, **options)
+        for method, score, options in (
+            ("baseline", 80.0, {}),
+            ("ga-sam", 81.0, {}),
+            ("ga-sam", 90.0, tuned),
+            ("sam", 85.0, tuned),
+            ("asam", 79.0, {}),
+        )
+        for seed in (1, 2, 3)
+    ]
+    notes = comparison(runs, "imdb", "small@3").notes
+    assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
+    assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
+    only = [run for run in runs if run.walk.get("budget") != 0.1]
+    notes = comparison(only, "imdb", "small@3").notes
+    assert any(
+        note.startswith("Conclusion: GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) is better") for note in notes
+    )
+    assert any("better (SAM: +5.00" in note for note in notes)
+
+
 def test_what_all_rows_share_is_said_once():
     runs = [record("imdb", method, settings={"epochs": 3}) for method in ("baseline", "sam")]
     table = comparison(runs, "imdb", "small")

@@ -305,6 +305,7 @@ def test_ranges_of_the_user_replace_those_of_the_task():
         ("--method baseline --settings-from missing.json", "--settings-from must name a file of runs/settings"),
         ("--method baseline --norms 2", "--norms needs --quantity budget or epsilon"),
         ("--method baseline --cap 0.1", "--cap needs --quantity budget or epsilon"),
+        ("--method ga-sam --quantity epsilon --cap 0.1", "--cap needs --quantity budget: leave out one of the two"),
         ("--method baseline --space dropout=[]", "the choices of dropout must not be empty"),
         ("--method baseline --space wieght_decay=null", "wieght_decay is not searched"),
         ("--method baseline --space epochs=1.5..3", "the range of epochs must be whole numbers, got 1.5..3"),

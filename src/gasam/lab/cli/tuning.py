@@ -132,10 +132,11 @@ def tune(
         settings=changes.changed(task, size),
         seeds=opt.positive("--seeds", seeds),
     )
+    questions = [question(name) for name in names]
     try:
         with place.engine(output.cpu) as engine:
-            for name in names:
-                show_search(search(question(name), output.out, engine, output.cpu), output)
+            for each in questions:
+                show_search(search(each, output.out, engine, output.cpu), output)
     except TrialFailedError as error:
         say(f"failed: {error}; run the same command to continue", errors)
         raise typer.Exit(1) from None

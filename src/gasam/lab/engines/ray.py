@@ -233,7 +233,7 @@ class RayEngine:
         return [*_shown(attempt), (attempt.job, (kind, result.value))]
 
     def _move(self, attempt: Attempt, error: RayError) -> list[tuple[Job, Event]]:
-        """Start a job again on another node. A job that was waiting for the dead node goes on waiting, unseen."""
+        """Start a job again on another node. One that was only waiting for the dead node is not reported as moved."""
         attempt.deaths += 1
         if attempt.deaths >= MOST_DEATHS:
             attempt.lock.close()

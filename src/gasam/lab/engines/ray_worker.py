@@ -11,7 +11,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,8 +177,10 @@ def _done(item: WorkItem, reporter: Reporter) -> Result:
 
 def fetched(reference: Any) -> Any:
     """The value of a reference. While the main thread itself waits, Ray gives the CPU of its job to another one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(ray.get, reference).result()
+    future = reference.future()
+    while True:
+        with suppress(TimeoutError):  # an interrupt is noticed between two waits
+            return future.result(timeout=ASKING)
 
 
 class Reporter:
@@ -202,16 +203,16 @@ class Reporter:
     def update(self, update: Any) -> None:
         self.post("update", update)
         if self.delivery is not None:
-            if not ray.wait([self.delivery], timeout=0)[0]:
+            if not self.delivery.done():
                 return
-            if ray.get(self.delivery):
+            if self.delivery.result():
                 self.files.received()
             self.delivery = self.snapshot = None
         changed = self.files.changes()
         if changed is not None:
             self.snapshot = ray.put(changed)  # kept until it was delivered
             message = Message(self.attempt, next(self.numbers), "files", [self.snapshot])
-            self.delivery = self.mailbox.deliver.remote(message)
+            self.delivery = self.mailbox.deliver.remote(message).future()
 
 
 @contextmanager

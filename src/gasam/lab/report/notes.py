@@ -31,9 +31,10 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
             yield f"{'one seed decides' if found.pairs == 1 else 'two seeds decide'} nothing; use --seeds 4."
             return
         standing = found.standing(group.metric.higher_is_better)
-        told = f"no clear difference between {group.title} and the baseline"
+        name = label(group) if group.tuned else group.title
+        told = f"no clear difference between {name} and the baseline"
         if standing != "no difference":
-            told = f"{group.title} is {standing} than the baseline"
+            told = f"{name} is {standing} than the baseline"
         unit = group.metric.unit_of_differences
         yield f"{told}: {group.versus(group.baseline)} {unit} over {found.pairs} seeds."
 
@@ -72,22 +73,28 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
     lead, found = contrast(groups)
     for standing, word in SAID.items():
         if lead and (others := [other for other, each in found if each == standing]):
-            differences = ", ".join(f"{other.title}: {lead.versus(other)}" for other in others)
+            differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in others)
             unit = lead.metric.unit_of_differences
             yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
+
+
+def _beside(lead: Group, other: Group) -> str:
+    """The name of another method, with its walk if that was tuned and GA-SAM's was not, or the reverse."""
+    return other.title if other.tuned == lead.tuned else label(other)
 
 
 def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, Standing]]]:
     """GA-SAM, and how it stands to each other method; of several groups of one method the usual one counts.
 
-    Groups with less than two common seeds are left out, and so are those in which a run diverged: the remaining seeds
-    would be the lucky ones.
+    A tuned walk is compared with tuned ones, if the other method has one. Groups with less than two common seeds are
+    left out, and so are those in which a run diverged: the remaining seeds would be the lucky ones.
     """
+    usual = [group for group in groups if group.usual and group.method != "baseline"]
+    lead = next((group for group in usual if group.method == "ga-sam"), None)
     first: dict[str, Group] = {}
-    for group in groups:
-        if group.usual and group.method != "baseline":
+    for group in sorted(usual, key=lambda group: lead is not None and group.tuned != lead.tuned):
+        if group.method != "ga-sam":
             first.setdefault(group.method, group)
-    lead = first.pop("ga-sam", None)
     pairs = [(other, lead.standing(other)) for other in first.values()] if lead else []
     return lead, [(other, standing) for other, standing in pairs if standing]
 

@@ -7,6 +7,7 @@ mean, in standard deviations of plain training over seeds.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -14,13 +15,14 @@ from typing import NamedTuple
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import TUNED, Group, groups_of
 from gasam.lab.search.finding import Finding
+from gasam.lab.search.question import SEED
 from gasam.lab.statistics import Summary, counted, number, summary
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
 
 RECOMMENDED, PLAIN = "recommended", "plain training"
-FEWEST_WALKS = 4
-"""A task with fewer walks in one size says little about which of them is best."""
+FEWEST_WALKS, FEWEST_SEEDS = 4, 2
+"""Fewer walks of a task say little about which of them is best. Walks with fewer seeds are left out."""
 
 
 class Regrets(NamedTuple):
@@ -36,7 +38,7 @@ class Regrets(NamedTuple):
 
 
 def all_regrets(contents: Contents) -> list[Regrets]:
-    """Of every task that has enough walks, in the newest size that has them."""
+    """Of every task that has enough walks, in the first of its sizes that has them: the newest version of small."""
     found = []
     for task, definition in TASKS.items():
         sizes = [size for size in definition.sizes if definition.recommends_walk(size)]
@@ -48,49 +50,55 @@ def regrets(contents: Contents, task: str, size: str) -> Regrets | None:
     """Of one task and size; None without enough walks, the recommended one, or three seeds of plain training."""
     groups = [group for group in groups_of(contents.records, task, size) if group.usual]
     plain = next((group for group in groups if group.method == "baseline"), None)
-    walks = _walks(groups, [found for found in contents.findings if (found.task, found.size) == (task, size)])
-    if plain is None or RECOMMENDED not in walks or len(walks) < FEWEST_WALKS:
+    spread = summary([score for score in _valid(plain).values() if score is not None]) if plain else None
+    if plain is None or spread is None or spread.seeds < 3 or not spread.std:
         return None
-    spread = summary([score for score in _valid(plain).values() if score is not None])
-    if spread is None or spread.seeds < 3 or not spread.std:
-        return None
+    searches = [
+        found for found in contents.findings if (found.task, found.size, found.data) == (task, size, plain.data)
+    ]
+    walks = _walks([group for group in groups if group.data == plain.data], searches)
     seeds = set.intersection(*(set(_valid(group)) for group in (plain, *walks.values())))
+    if RECOMMENDED not in walks or len(set(walks.values())) < FEWEST_WALKS or not seeds:
+        return None
     sign = 1 if plain.metric.higher_is_better else -1
     means = {name: _mean(group, seeds, sign) for name, group in {**walks, PLAIN: plain}.items()}
     best = max(means, key=lambda name: means[name])
+    if math.isinf(means[best]):
+        return None
     lost = {name: (means[best] - mean) / spread.std for name, mean in means.items()}
     return Regrets(task, size, plain.metric.unit_of_differences, len(seeds), spread, best, lost)
 
 
-def _walks(groups: Sequence[Group], findings: Sequence[Finding]) -> dict[str, Group]:
+def _walks(groups: Sequence[Group], searches: Sequence[Finding]) -> dict[str, Group]:
     """GA-SAM's walks by name. One that a search chose has the name of the search too."""
-    found = {}
+    found: dict[str, Group] = {}
     for group in groups:
-        if group.method != "ga-sam" or group.other_walk().keys() - TUNED:
+        others = group.method != "ga-sam" or group.other_walk().keys() - TUNED - {"start_epoch"}
+        if others or len(group.records) < FEWEST_SEEDS:
             continue
         found[_name(group)] = group
-        for search in findings:
-            if search.method == "ga-sam" and not search.full_grid and _chosen_by(search, group):
-                found[f"searched {search.quantity}"] = group
+        for search in searches:
+            if search.seed == SEED and search.method == "ga-sam" and not search.full_grid and _chose(search, group):
+                found.setdefault(f"searched {search.quantity}", group)
     return found
 
 
 def _name(group: Group) -> str:
     if not group.other_walk():
         return RECOMMENDED
-    budget, cap = group.walk.get("budget"), group.walk.get("cap")
-    size = f"budget {budget:g}" if budget else f"epsilon {group.walk['epsilon']:g}"
-    norm = "" if group.walk["norm"] == "inf" else f", L{group.walk['norm']:g}"
-    return size + norm + (f", cap {cap:g}" if cap else "")
+    walk = group.walk
+    budget, cap = walk.get("budget"), walk.get("cap")
+    words = [f"budget {budget:g}" if budget else f"epsilon {walk['epsilon']:g}"]
+    words += [] if walk["norm"] == "inf" else [f"L{walk['norm']:g}"]
+    words += [f"cap {cap:g}"] if cap else []
+    scheduled = walk.get("walk_progress") is not None
+    words += [] if scheduled == bool(budget) else ["with a schedule" if scheduled else "without a schedule"]
+    return ", ".join(words)
 
 
-def _chosen_by(search: Finding, group: Group) -> bool:
+def _chose(search: Finding, group: Group) -> bool:
     best = search.chosen()
-    if best is None or search.settings != group.settings:
-        return False
-    options = search.options(best)
-    norm = "inf" if math.isinf(options["norm"]) else options["norm"]
-    return all(group.walk.get(name) == value for name, value in (options | {"norm": norm}).items())
+    return best is not None and search.settings == group.settings and not group.other_walk(search.options(best))
 
 
 def _valid(group: Group) -> dict[int, float | None]:
@@ -109,7 +117,7 @@ def one_setting_table(found: Sequence[Regrets]) -> Table:
     rows = [
         {"walk": name}
         | {each.task: _told(each.lost.get(name)) for each in found}
-        | {"largest": _told(largest(found, name))}
+        | {"largest": _told(largest(found, name), "not run on all")}
         for name in names
     ]
     return of_texts("One setting for all tasks: regret in standard deviations", rows, map(_about, found))
@@ -144,12 +152,18 @@ def _ordered(found: Sequence[Regrets]) -> list[str]:
     """The names of all walks: the recommended one, what searches chose, budgets, epsilons, plain training."""
     kinds = (RECOMMENDED, "searched", "budget", "epsilon", PLAIN)
     names = dict.fromkeys(name for each in found for name in each.lost)
-    return sorted(names, key=lambda name: (next(i for i, kind in enumerate(kinds) if name.startswith(kind)), name))
+
+    def place(name: str) -> tuple[int, float, str]:
+        kind = next(i for i, kind in enumerate(kinds) if name.startswith(kind))
+        size = re.search(r"^(?:budget|epsilon) ([^,]+)", name)
+        return kind, float(size.group(1)) if size else 0.0, name
+
+    return sorted(names, key=place)
 
 
-def _told(lost: float | None) -> str:
+def _told(lost: float | None, missing: str = "not run") -> str:
     if lost is None:
-        return "not run"
+        return missing
     return "diverged" if math.isinf(lost) else number(lost, 1)
 
 

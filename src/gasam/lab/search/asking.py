@@ -32,6 +32,8 @@ def ask(
     quantity = quantity or ("settings" if method == "baseline" else usual_quantity(method))
     settings = quantity in ("settings", "joint")
     _refuse(of_walk if settings else of_settings, "budget or epsilon" if settings else "settings or joint")
+    if quantity == "epsilon":
+        _refuse({"cap": of_walk.get("cap")}, "budget")
     given = {"trials": trials, **(of_settings if settings else of_walk)}
     options = {name: value for name, value in given.items() if value is not None} | about
     if settings:
