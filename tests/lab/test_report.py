@@ -225,6 +225,8 @@ def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
     notes = comparison(runs, "imdb", "small@3").notes
     assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
     assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
+    tuned_lead = "GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) minus other methods"
+    assert any(note.startswith(tuned_lead) and "better (SAM: +5.00" in note for note in notes)
     only = [run for run in runs if run.walk.get("budget") != 0.1]
     notes = comparison(only, "imdb", "small@3").notes
     assert any(

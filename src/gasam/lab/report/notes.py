@@ -69,13 +69,15 @@ def radii(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def champion(groups: Sequence[Group]) -> Iterator[str]:
-    """GA-SAM minus each other method: a sentence for each result."""
-    lead, found = contrast(groups)
-    for standing, word in SAID.items():
-        if lead and (others := [other for other, each in found if each == standing]):
-            differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in others)
-            unit = lead.metric.unit_of_differences
-            yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
+    """GA-SAM minus each other method, with its usual walk and with a tuned one: a sentence for each result."""
+    leads = [group for group in groups if group.usual and group.method == "ga-sam"]
+    for lead in [*leads[:1], *[group for group in leads[1:] if group.tuned and not leads[0].tuned][:1]]:
+        found = contrast(groups, lead)
+        for standing, word in SAID.items():
+            if others := [other for other, each in found if each == standing]:
+                differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in others)
+                unit = lead.metric.unit_of_differences
+                yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
 
 
 def _beside(lead: Group, other: Group) -> str:
@@ -83,20 +85,18 @@ def _beside(lead: Group, other: Group) -> str:
     return other.title if other.tuned == lead.tuned else label(other)
 
 
-def contrast(groups: Sequence[Group]) -> tuple[Group | None, list[tuple[Group, Standing]]]:
-    """GA-SAM, and how it stands to each other method; of several groups of one method the usual one counts.
+def contrast(groups: Sequence[Group], lead: Group) -> list[tuple[Group, Standing]]:
+    """How a group of GA-SAM stands to each other method; of several groups of one method the usual one counts.
 
     A tuned walk is compared with tuned ones, if the other method has one. Groups with less than two common seeds are
     left out, and so are those in which a run diverged: the remaining seeds would be the lucky ones.
     """
-    usual = [group for group in groups if group.usual and group.method != "baseline"]
-    lead = next((group for group in usual if group.method == "ga-sam"), None)
     first: dict[str, Group] = {}
-    for group in sorted(usual, key=lambda group: lead is not None and group.tuned != lead.tuned):
-        if group.method != "ga-sam":
+    for group in sorted(groups, key=lambda group: group.tuned != lead.tuned):
+        if group.usual and group.method not in ("baseline", "ga-sam"):
             first.setdefault(group.method, group)
-    pairs = [(other, lead.standing(other)) for other in first.values()] if lead else []
-    return lead, [(other, standing) for other, standing in pairs if standing]
+    pairs = [(other, lead.standing(other)) for other in first.values()]
+    return [(other, standing) for other, standing in pairs if standing]
 
 
 def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:

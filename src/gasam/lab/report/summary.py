@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gasam.lab.methods import METHODS, TABLE1
+from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import Group, groups_of
 from gasam.lab.report.labels import in_words, named
@@ -19,9 +20,9 @@ SHOWN = (*TABLE1, "freelb")
 def answers(records: Sequence[RunRecord]) -> Iterator[str]:
     """GA-SAM on each task: compared with plain training, with the other methods, and its cost."""
     for task, groups in _by_task(records).items():
-        lead, others = contrast(groups)
+        lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
         for sentence in conclusion(groups) if lead else ():
-            told = f"[{task}](results/{task}.md): {sentence}"
+            told, others = f"[{task}](results/{task}.md): {sentence}", contrast(groups, lead) if lead else []
             for standing, word in SAID.items():
                 if titles := ", ".join(other.title for other, each in others if each == standing):
                     told += f" Compared with {titles}: {word}."
@@ -31,10 +32,11 @@ def answers(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def overview(records: Sequence[RunRecord]) -> Table:
-    """Each method in its most usual configuration, on each task in the size nearest to the paper's."""
+    """Each method in its most usual configuration, on each task of the paper's Table 1, in its newest size."""
     chosen = {
         task: {group.method: group for group in reversed(groups) if group.method in SHOWN}
         for task, groups in _by_task(records).items()
+        if task in studies.load("table1").tasks
     }
     rows = []
     for method in SHOWN:
