@@ -12,6 +12,9 @@ from gasam.lab.statistics import Standing
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
 
+NAMED = 6
+"""The number of methods in one sentence."""
+
 
 def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> list[str]:
     """All of them. `flags` are what `gasam tune` needs to use the same data and settings; None if they are unknown."""
@@ -74,8 +77,10 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
     for lead in [*leads[:1], *[group for group in leads[1:] if group.tuned and not leads[0].tuned][:1]]:
         found = contrast(groups, lead)
         for standing, word in SAID.items():
-            if others := [other for other, each in found if each == standing]:
-                differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in others)
+            others = [other for other, each in found if each == standing]
+            for first in range(0, len(others), NAMED):
+                some = others[first : first + NAMED]
+                differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in some)
                 unit = lead.metric.unit_of_differences
                 yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
 

@@ -21,12 +21,15 @@ def answers(records: Sequence[RunRecord]) -> Iterator[str]:
     """GA-SAM on each task: compared with plain training, with the other methods, and its cost."""
     for task, groups in _by_task(records).items():
         lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
-        for sentence in conclusion(groups) if lead else ():
-            told, others = f"[{task}](results/{task}.md): {sentence}", contrast(groups, lead) if lead else []
+        if lead is None:
+            continue
+        others = contrast(groups, lead)
+        for sentence in conclusion(groups):
+            told = f"[{task}](results/{task}.md): {sentence}"
             for standing, word in SAID.items():
                 if titles := ", ".join(other.title for other, each in others if each == standing):
                     told += f" Compared with {titles}: {word}."
-            if lead and lead.relative_cost:
+            if lead.relative_cost:
                 told += f" Cost: {lead.relative_cost:.2f} times the gradient evaluations of the baseline."
             yield told
 
