@@ -75,7 +75,7 @@ def test_every_task_has_ranges_that_its_settings_allow(task):
         settings = TASKS[task].settings(size)
         for name, span in settings.space().items():
             for value in (span.low, span.high) if isinstance(span, Span) else span:
-                settings.changed(task, {name: value})
+                assert getattr(settings.changed(task, {name: value}), name) == value
 
 
 def test_proposals_lie_in_their_ranges_and_depend_on_seed_and_trials_only():
