@@ -22,6 +22,9 @@ def test_users_get_the_newest_version():
     assert recorded_size("imdb", "small@1") == "small"
     assert recorded_size("classify", "small") == "small"  # your own data: one version
     assert recorded_size("imdb", "paper") == "paper"
+    assert recorded_size("ptb", "medium") == "medium"
+    with pytest.raises(InputError, match=r"size must be one of paper, small@3, small@2, small@1, tiny, got 'medium'"):
+        make("imdb", size="medium")
 
 
 def test_unknown_sizes_and_tasks_are_left_to_the_plan():
@@ -71,7 +74,8 @@ def test_paper_and_tiny_sizes_keep_torchs_scale():
 
 def test_newer_sizes_and_own_data_use_the_recommended_walk():
     perturbation, schedule = recommended()
-    for task, size in (("imdb", "small@2"), ("numerals", "small@2"), ("classify", "small"), ("lm", "paper")):
+    newer = (("imdb", "small@2"), ("numerals", "small@2"), ("ptb", "medium"))
+    for task, size in (*newer, ("classify", "small"), ("lm", "paper")):
         choice = make(task, "ga-sam", size).choice
         assert choice.perturbation() == perturbation
         assert choice.schedule() == schedule

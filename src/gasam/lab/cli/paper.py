@@ -44,10 +44,10 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper, and show the results next to the paper's. Finished runs are skipped."""
     from gasam.lab.paper.figures import FIGURE_STUDIES
-    from gasam.lab.tasks import Origin
+    from gasam.lab.tasks import SIZE_NAMES, Origin
 
     size = "small" if size == "small@1" else size
-    if "@" in size:
+    if size not in SIZE_NAMES:
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
     chosen = opt.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)

@@ -15,6 +15,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
+"""The sizes that every task has. In their first versions methods use the paper's epsilon, or one chosen by hand."""
 DEFAULT_SIZE = "small"
 
 
@@ -148,8 +149,8 @@ class Task:
             )
 
     def recommends_walk(self, size: str) -> bool:
-        """Whether methods use the recommended walk. The first sizes use the paper's epsilon, or one chosen by hand."""
-        return self.kind in ("yours", "file") or "@" in size
+        """Whether methods use the recommended walk."""
+        return self.kind in ("yours", "file") or size not in SIZE_NAMES
 
     @property
     def default_size(self) -> str:
@@ -173,9 +174,15 @@ class Task:
 
 
 def sizes(
-    *, paper: Recipe, small: Recipe, tiny: Recipe, small_2: Recipe | None = None, small_3: Recipe | None = None
+    *,
+    paper: Recipe,
+    small: Recipe,
+    tiny: Recipe,
+    small_2: Recipe | None = None,
+    small_3: Recipe | None = None,
+    medium: Recipe | None = None,
 ) -> dict[str, Recipe]:
-    """The usual sizes, by the names that records hold.
+    """The usual sizes, by the names that records hold, those nearest to the paper first.
 
     Args:
         paper: The paper's settings.
@@ -183,6 +190,7 @@ def sizes(
         tiny: Settings for tests.
         small_2: The second version, in which methods use the recommended walk; by default with the settings of `small`.
         small_3: The third version, with settings that were searched for plain training; None if there was no search.
+        medium: Settings between those of `paper` and `small`, with the recommended walk; None if the task has none.
     """
-    newest = {} if small_3 is None else {"small@3": small_3}
-    return {"paper": paper, **newest, "small@2": small_2 or small, "small": small, "tiny": tiny}
+    found = {"paper": paper, "medium": medium, "small@3": small_3, "small@2": small_2 or small, "small": small}
+    return {name: recipe for name, recipe in found.items() if recipe is not None} | {"tiny": tiny}
