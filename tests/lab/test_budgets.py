@@ -12,6 +12,7 @@ EPOCHS = record("imdb").settings["epochs"]
 HALVE = record("ptb").settings["halve_after"]
 SHORT = "vs baseline, points [95% interval]"
 LONG = "vs baseline, equal gradient evaluations"
+TIME = "vs baseline, equal time"
 FRESH = "vs fresh masks"
 
 
@@ -24,9 +25,9 @@ def longer(task, scores, times=2, **settings):
     return records_of(task, {"baseline": scores}, settings={"epochs": times * epochs, **settings})
 
 
-def shown(runs, task="imdb"):
+def shown(runs, task="imdb", step_times=None):
     """What people read, by label."""
-    table = comparison(runs, task, "small")
+    table = comparison(runs, task, "small", step_times=step_times)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return dict(zip([row["label"] for row in table.values], rows, strict=True))
 
@@ -121,3 +122,19 @@ def test_scores_are_shown_seed_by_seed_where_some_learn_and_others_do_not_and_fo
     assert found["FreeLB"] == "85.00 (1 seed)"
     assert found["GA-SAM"].endswith("(4 seeds)")
     assert shown(runs)["ASAM"][SHORT] == "+0.15", "two seeds have no interval"
+
+
+def test_equal_time_needs_step_times_and_a_baseline_that_took_as_long():
+    """A walk that takes 2.5 times as long is compared with 2.5 times the epochs, not with twice as many."""
+    long, longest = moved(0.5, 0.02), moved(0.75, 0.01)
+    runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", long)]
+    runs += records_of("imdb", {"baseline": longest}, settings={"epochs": EPOCHS * 5 // 2})
+    [walk] = {run.configuration for run in runs if run.method == "ga-sam"}
+    times = {run.configuration: 1.0 for run in runs} | {walk: 2.5}
+    assert TIME not in shown(runs)["GA-SAM"]
+    found = shown(runs, step_times=times)
+    assert found["GA-SAM"][LONG] == interval(moved(1), long)
+    assert found["GA-SAM"][TIME] == interval(moved(1), longest)
+    assert found["GA-SAM"]["step time"] == "2.50x"
+    assert found["Baseline"][TIME] == ""
+    assert TIME not in shown(runs, step_times=times | {walk: 4.0})["GA-SAM"], "no baseline took that long"

@@ -205,7 +205,7 @@ def test_twins_and_the_users_own_data_are_no_evidence():
 def test_each_table_names_its_runs_their_commits_and_one_command():
     notes = {"hash": "x", "notes": ["two classes instead of three"]}
     runs = [*records_of("imdb", SCORES, data=notes), record("ptb", dirty=True, commit="f" * 40)]
-    [[imdb], [ptb]] = (list(task_sections(runs, task)) for task in ("imdb", "ptb"))
+    [[imdb], [ptb]] = (list(task_sections(Contents(runs), task)) for task in ("imdb", "ptb"))
     assert (imdb.title, ptb.title) == ("Size small", "Size small")
     assert any("- Data: two classes instead of three." in part for part in imdb.parts)
     assert f"8 runs of commits {COMMIT[:7]}." in imdb.parts[-2]
@@ -225,7 +225,7 @@ def test_commands_of_tuned_runs_use_what_was_tuned():
         record("imdb"),
         record("imdb", "ga-sam", walk={"epsilon": 5e-4}, epsilon_source="tuned on validation, 6 tries"),
     ]
-    [section] = task_sections(runs, "imdb")
+    [section] = task_sections(Contents(runs), "imdb")
     assert section.parts[-1].endswith("--seeds 1 --tuned --out results`.")
     [table] = study_sections(Contents([*runs, record("ptb")]))
     assert "--tasks imdb --seeds 1 --tuned --out results`" in table.parts[-1]

@@ -24,21 +24,24 @@ from gasam.lab.training.plan import Plan
 from gasam.lab.training.progress import OnUpdate, ignore_update
 
 ROUNDS, SECONDS = 15, 20.0
-"""A measurement ends after this many rounds, or after this many seconds and at least one round."""
+"""The measurement after a comparison ends after this many rounds, or after this many seconds and at least one round."""
 STEPS = 4
 """The minimum number of steps in a round; more than one, because batches may differ in length."""
 
 
-def mean_step_times(jobs: Iterable[Job], parallel: int | None = 1, *, cpu: bool = False) -> dict[str, float]:
+def mean_step_times(
+    jobs: Iterable[Job], parallel: int | None = 1, *, cpu: bool = False, longer: int = 1
+) -> dict[str, float]:
     """The mean time of a step over a whole run, including steps without a walk, relative to plain training.
 
     Args:
         jobs: The jobs that were compared; jobs without a record are ignored.
         parallel: Number of runs at a time, which sets the number of threads; None to leave it as it is.
         cpu: Use the CPU even if there is a GPU.
+        longer: Measure this many times as long as after a comparison.
     """
     done = [job for job in jobs if job.record is not None]
-    times = step_times([job.plan for job in done], parallel, cpu=cpu)
+    times = step_times([job.plan for job in done], parallel, cpu=cpu, longer=longer)
     return {job.plan.key: 1 + _share_of_walks(job) * (times[job.plan.key] - 1) for job in done if job.plan.key in times}
 
 
@@ -74,7 +77,9 @@ def _share_of_walks(job: Job) -> float:
     return float((record.gradient_evaluations / record.updates - 1) / (most - 1))
 
 
-def step_times(plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False) -> dict[str, float]:
+def step_times(
+    plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False, longer: int = 1
+) -> dict[str, float]:
     """The median time of a step relative to plain training, by configuration; empty without a baseline.
 
     The methods take turns, a few steps each, so that other programs on the machine slow all of them equally. The walk
@@ -85,6 +90,7 @@ def step_times(plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = F
         parallel: Number of runs at a time; this process uses as many threads as each of them did. None leaves the
             number of threads as it is.
         cpu: Use the CPU even if there is a GPU.
+        longer: Measure this many times as long as after a comparison.
     """
     single = {plan.key: plan for plan in reversed(plans)}
     baselines = _baselines(single)
@@ -95,7 +101,7 @@ def step_times(plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = F
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the runs themselves have already given these warnings
-            seconds = _measured(_trainings(single, cpu))
+            seconds = _measured(_trainings(single, cpu), longer)
     finally:
         torch.set_num_threads(before)
     plain = statistics.median(seconds[baselines[-1]])
@@ -121,11 +127,11 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
     return found
 
 
-def _measured(trainings: Mapping[str, Training]) -> dict[str, list[float]]:
+def _measured(trainings: Mapping[str, Training], longer: int) -> dict[str, list[float]]:
     """The seconds per step in each round, without the first round, which is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in trainings}
     begun = time.perf_counter()
-    for count in range(ROUNDS + 1):
+    for count in range(longer * ROUNDS + 1):
         for name, training in trainings.items():
             every = training.choice.walk_every
             steps = every * -(-STEPS // every)
@@ -138,6 +144,6 @@ def _measured(trainings: Mapping[str, Training]) -> dict[str, list[float]]:
             training.loss.item()  # wait for the device
             if count:
                 seconds[name].append((time.perf_counter() - start) / steps)
-        if count and time.perf_counter() - begun > SECONDS:
+        if count and time.perf_counter() - begun > longer * SECONDS:
             break
     return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from gasam.lab.families import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import FEW, Group, groups_of
+from gasam.lab.report.frame import FEW, Group, as_expensive, groups_of
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of
@@ -28,8 +29,9 @@ SAME = "same weights"
 class Line:
     """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
 
-    `step_time` is how many times as long as the baseline's a step takes, where it was measured. In a table of the paper
-    `speaks` marks the group that is judged for its row.
+    `step_time` is how many times as long as the baseline's a step takes, where it was measured. Then `as_slow` is plain
+    training that took as long, because it had more epochs. In a table of the paper `speaks` marks the group that is
+    judged for its row.
     """
 
     task: str
@@ -39,6 +41,7 @@ class Line:
     group: Group | None
     paper: Expected | None
     step_time: float | None = None
+    as_slow: Group | None = None
     verdict: Verdict | None = None
     speaks: bool = True
 
@@ -119,6 +122,7 @@ BUDGETS: tuple[Column[Line], ...] = (
         "vs baseline, equal gradient evaluations",
         of_runs(lambda group: SAME if group.longer_is_the_same else group.versus(group.longer)),
     ),
+    Column("vs baseline, equal time", lambda line: "" if line.group is None else line.group.versus(line.as_slow)),
     Column("vs fresh masks", of_runs(lambda group: group.versus(group.fresh))),
 )
 
@@ -139,7 +143,11 @@ def comparison(
         flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
         step_times: Those of `step_time.step_times`, by configuration.
     """
-    groups = groups_of(records, task, size)
+    groups, times = groups_of(records, task, size), step_times or {}
+
+    def duration(group: Group) -> float:
+        return times.get(group.configuration, math.nan) * group.mean("updates")
+
     lines = [
         Line(
             task,
@@ -148,7 +156,8 @@ def comparison(
             differing(group, group.other_walk()),
             group,
             paper_of(group) if group.usual else None,
-            (step_times or {}).get(group.configuration),
+            times.get(group.configuration),
+            as_expensive(group, groups, duration) if group.method != "baseline" else None,
         )
         for group in groups
     ]

@@ -20,6 +20,8 @@ from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
 ABOUT_TASKS = ("runs", "search", "family", "flatness")
+STEP_TIMES = "step-times"
+"""The folder of what `benchmarks/step_times.py` measures."""
 REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOUT_TASKS}}
 """What else than a table of the paper may have remarks."""
 
@@ -27,7 +29,7 @@ REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOU
 @dataclass(frozen=True)
 class Contents:
     """Records of runs, searches for walks and for settings, analyses of runs with the same options on one task, figures
-    of the paper by name, and what people remark on a table and a task."""
+    of the paper by name, what people remark on a table and a task, and step times by task, size and configuration."""
 
     records: list[RunRecord] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Contents:
     analyses: list[tuple[Analysis, list[AnalysisRecord]]] = field(default_factory=list)
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     remarks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    step_times: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def evidence(self) -> list[RunRecord]:
@@ -52,7 +55,9 @@ def read(folder: Path) -> Contents:
     }
     analyses = read_analyses(folder / "analysis", runs)
     searches, settings = list(finding.read_all(folder)), list(settings_finding.read_all(folder))
-    return Contents(runs, searches, settings, analyses, figures, _read_remarks(folder / "remarks.toml"))
+    measured = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / STEP_TIMES).glob("*.json"))]
+    times = {(each["task"], each["size"]): each["times"] for each in measured}
+    return Contents(runs, searches, settings, analyses, figures, _read_remarks(folder / "remarks.toml"), times)
 
 
 def read_analyses(folder: Path, runs: list[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 DURATION = {"epochs", "halve_after"}
 """The settings that change with the length of training."""
 NEAR = 0.1
-"""How far two numbers of gradient evaluations may be apart, as a share, to count as equal."""
+"""How far two costs may be apart, as a share, to count as equal."""
 FEW = 3
 """With fewer seeds the scores themselves are shown instead of an interval."""
 
@@ -208,7 +208,7 @@ def group_runs(records: Iterable[RunSummary]) -> list[Group]:
     data_names = names_of_data(group.records[0].data for group in groups)
     for group in groups:
         group.baseline = _baseline_of(group, groups)
-        group.longer = _as_expensive(group, groups) if group.method != "baseline" else None
+        group.longer = as_expensive(group, groups) if group.method != "baseline" else None
         group.fresh = _with_fresh_masks(group, groups)
         own_settings = {name: value for name, value in group.other_settings.items() if name not in shared}
         group.usual = not own_settings
@@ -244,9 +244,19 @@ def _baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
     return next(iter(noise + alike), None)
 
 
-def _as_expensive(group: Group, groups: Sequence[Group]) -> Group | None:
-    """Of the baselines on the same data with about as many gradient evaluations the one that validation prefers."""
-    spent = group.mean("gradient_evaluations")
+def _evaluations(group: Group) -> float:
+    return group.mean("gradient_evaluations")
+
+
+def as_expensive(group: Group, groups: Sequence[Group], cost: Callable[[Group], float] = _evaluations) -> Group | None:
+    """Of the baselines on the same data that cost about as much the one that validation prefers.
+
+    Args:
+        group: Runs of a method.
+        groups: All groups of its task and size.
+        cost: The cost of a group's runs; NaN if it is not known.
+    """
+    spent = cost(group)
     equal = [
         other
         for other in groups
@@ -254,7 +264,7 @@ def _as_expensive(group: Group, groups: Sequence[Group]) -> Group | None:
         and other.scores
         and other.data == group.data
         and _without(DURATION, other.settings) == _without(DURATION, group.settings)
-        and abs(other.mean("gradient_evaluations") / spent - 1) <= NEAR
+        and abs(cost(other) / spent - 1) <= NEAR
     ]
     return group.metric.best(equal, lambda other: other.mean("valid")) if equal else None
 

@@ -33,7 +33,7 @@ HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpne
 
 def every(contents: Contents) -> dict[str, list[Section]]:
     """The sections of each page besides the summary, by the page's name; pages without any are left out."""
-    pages = {task: list(task_sections(contents.evidence, task)) for task in TASKS}
+    pages = {task: list(task_sections(contents, task)) for task in TASKS}
     pages["family"] = list(family_sections(contents))
     pages["tuning"] = [
         *one_setting_sections(contents),
@@ -45,11 +45,12 @@ def every(contents: Contents) -> dict[str, list[Section]]:
     return {page: sections for page, sections in pages.items() if sections}
 
 
-def task_sections(records: Sequence[RunRecord], task: str) -> Iterator[Section]:
+def task_sections(contents: Contents, task: str) -> Iterator[Section]:
     """Every configuration that was run, by size."""
+    records = contents.evidence
     for size in TASKS[task].sizes:
         if groups := groups_of(records, task, size):
-            table = comparison(records, task, size)
+            table = comparison(records, task, size, step_times=contents.step_times.get((task, size)))
             notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
             methods = ",".join(dict.fromkeys(group.method for group in groups))
             command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
