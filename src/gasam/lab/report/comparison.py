@@ -24,6 +24,9 @@ TORN = 5
 SAME = "same weights"
 """Stands for the difference to a longer baseline that selected the epochs of the short one."""
 
+SAME_BASELINE = "the same"
+"""Stands for the difference to a baseline that has as many gradient evaluations and takes as long."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -69,6 +72,13 @@ def _difference(group: Group) -> Cell:
     found = group.difference(group.baseline)
     same = group.method == "baseline" and group.has_scores_of(group.baseline)
     return Cell(SAME if same else group.versus(group.baseline), found._asdict()) if found else Cell()
+
+
+def _at_equal_time(line: Line) -> str:
+    """The difference to plain training that took as long, unless the column before already has it."""
+    if line.group is None or line.as_slow is None:
+        return ""
+    return SAME_BASELINE if line.as_slow is line.group.longer else line.group.versus(line.as_slow)
 
 
 def _evaluations(group: Group) -> Cell:
@@ -122,7 +132,7 @@ BUDGETS: tuple[Column[Line], ...] = (
         "vs baseline, equal gradient evaluations",
         of_runs(lambda group: SAME if group.longer_is_the_same else group.versus(group.longer)),
     ),
-    Column("vs baseline, equal time", lambda line: "" if line.group is None else line.group.versus(line.as_slow)),
+    Column("vs baseline, equal time", _at_equal_time),
     Column("vs fresh masks", of_runs(lambda group: group.versus(group.fresh))),
 )
 
