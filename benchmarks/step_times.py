@@ -18,7 +18,8 @@ from gasam.lab import provenance, records
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times
 from gasam.lab.report.contents import STEP_TIMES
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from test_training import timeless
 
 from gasam.family import members
-from gasam.lab.cli.options import methods_of
+from gasam.lab.cli.option_values import methods_of
 from gasam.lab.errors import InputError
 from gasam.lab.methods import FAMILY, METHODS, TABLE1
 from gasam.lab.training.plan import family_on, make

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gasam import ga_sam, recommended, sam
-from gasam.lab.cli.options import steps_or_share
+from gasam.lab.cli.option_values import steps_or_share
 from gasam.lab.errors import InputError
 from gasam.lab.training.plan import make
 from gasam.lab.walks import choose

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gasam.perturbation import Perturbation, check_at_least_zero, sam, without_rho
+from gasam.perturbation import Perturbation, check_at_least_zero
+from gasam.presets import sam, without_rho
 from gasam.step import Step
 from gasam.vectors import Vector
 

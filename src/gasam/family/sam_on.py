@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from gasam.perturbation import Perturbation, sam, without_rho
+from gasam.perturbation import Perturbation
+from gasam.presets import sam, without_rho
 
 
 def normalisation(module: nn.Module) -> bool:

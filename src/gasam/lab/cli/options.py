@@ -1,18 +1,17 @@
-"""The options that several commands share, in groups, and the parsers of their values."""
+"""The options that several commands share, in groups."""
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gasam.lab.cli.option_values import as_plan_names, assignments, chosen_settings, positive, steps_or_share
 from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 WALK, DATA, RUN, PLACE = "The walk", "The data", "The run", "The machines"
 RUNS = Path("runs")
-Count = TypeVar("Count", int, int | None)
 
 
 def option(panel: str, help: str, *flags: str, **described: Any) -> Any:  # noqa: A002
@@ -207,119 +205,3 @@ class WalkOptions:
                 "same_noise": self.same_noise or None,
             }
         )
-
-
-def as_plan_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a walk by the names that a plan uses."""
-    from gasam.lab.walks import SHORT_NAMES
-
-    return {SHORT_NAMES.get(name, name): value for name, value in options.items()}
-
-
-def steps_or_share(option: str, text: str | None) -> float | None:
-    """Parse a number of steps (an int) or a share of training (a float)."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError:
-        raise InputError(f"{option} must be a number of steps or a share below 1, got {text!r}") from None
-
-
-def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE, where the value is JSON, such as a number, a list or null, or else text."""
-    values: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise InputError(f"{option} must look like name=value, got {text!r}")
-        try:
-            parsed = json.loads(value)
-        except ValueError:
-            parsed = value
-        values[name.replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
-    return values
-
-
-def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
-    """The settings that a search chose, with those that all of its trials shared. It must be of this task and size."""
-    from gasam.lab.search.settings_finding import SettingsFinding
-    from gasam.lab.tasks import asked_size, name_of, recorded_size
-
-    try:
-        found = SettingsFinding.read(file)
-    except InputError as error:
-        reason = str(error).removesuffix("; delete it and run again")
-        raise InputError(f"--settings-from must name a file of runs/settings: {reason}") from None
-    if found.task != name_of(task):
-        raise InputError(f"{file} has the settings of {found.task}: use it with that task, not with {name_of(task)}")
-    if found.size != recorded_size(task, size):
-        raise InputError(f"{file} changes size {found.size}: add --size {asked_size(task, found.size)}")
-    best = found.chosen()
-    if best is None:
-        raise InputError(f"every trial of {file} diverged: search again with other ranges")
-    return found.settings_of(best)
-
-
-def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:
-    """The options with which another command uses the same data and settings."""
-    words = []
-    for each in fields(origin):
-        value = getattr(origin, each.name)
-        if value != each.default:
-            name = f" --{each.name.replace('_', '-')}"
-            words.append(name if value is True else f"{name} {shlex.quote(str(value))}")
-    for name, value in settings.items():
-        words.append(f" --set {shlex.quote(f'{name}={json.dumps(value)}')}")
-    return "".join([*words, f" --out {shlex.quote(str(out))}"])
-
-
-def listed(option: str, text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        raise InputError(f"{option} must be one or more names separated by commas, got {text!r}")
-    return names
-
-
-def methods_of(task: str, option: str, text: str) -> list[str]:
-    """Parse names of methods; `family` stands for all of its methods that the task's model allows."""
-    from gasam.lab.cli.display import errors
-    from gasam.lab.training.plan import family_on
-
-    names = list[str]()
-    for name in listed(option, text):
-        fitting, others = family_on(task) if name == "family" else ([name], [])
-        names += fitting
-        for left_out in others:
-            errors.print(f"- {left_out} is left out: the model of {task} has no normalisation layers", soft_wrap=True)
-    return list(dict.fromkeys(names))
-
-
-def positive(option: str, number: Count) -> Count:
-    if number is not None and number < 1:
-        raise InputError(f"{option} must be a whole number >= 1, got {number}")
-    return number
-
-
-def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[str, dict[str, Any]]:
-    """Parse METHOD.NAME=VALUE into options by method; `same_noise` holds for all methods."""
-    changed: dict[str, dict[str, Any]] = {method: {"same_noise": same_noise or None} for method in methods}
-    for text in texts:
-        method, dot, assignment = text.partition(".")
-        if not dot or method not in methods:
-            raise InputError(
-                f"--walk must look like METHOD.NAME=VALUE with METHOD one of {', '.join(methods)}, got {text!r}"
-            )
-        values = as_plan_names(assignments("--walk", [assignment]))
-        if "norm" in values:
-            values["norm"] = parsed_norm(str(values["norm"]))
-        changed[method] |= values
-    return changed
-
-
-def check_tracker(track: str | None) -> None:
-    """Raise `InputError` if --track names no tracker, or one that is not installed."""
-    if track is not None:
-        from gasam.lab.tracking.services import check
-
-        check(track, "--track")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gasam.lab.cli import option_values
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import EngineOptions, OutputOptions
@@ -49,8 +50,8 @@ def reproduce(
     size = "small" if size == "small@1" else size
     if size not in SIZE_NAMES:
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
-    chosen = opt.listed("--tasks", tasks) if tasks is not None else None
-    numbers = None if seeds is None else range(1, opt.positive("--seeds", seeds) + 1)
+    chosen = option_values.listed("--tasks", tasks) if tasks is not None else None
+    numbers = None if seeds is None else range(1, option_values.positive("--seeds", seeds) + 1)
     if study not in FIGURE_STUDIES:
         _table(study, size, chosen, numbers, Origin(data_dir), place, output, tuned)
     elif tuned:

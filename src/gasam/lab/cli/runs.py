@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gasam.lab.cli import option_values
 from gasam.lab.cli import options as opt
 from gasam.lab.errors import InputError
 
@@ -62,7 +63,7 @@ def runs(
 
 
 def _names(option: str, text: str | None) -> list[str]:
-    return [] if text is None else opt.listed(option, text)
+    return [] if text is None else option_values.listed(option, text)
 
 
 def _seeds(text: str | None) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gasam.lab.cli import option_values
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import DataOptions, EngineOptions, OutputOptions, SettingsOptions, WalkOptions
@@ -47,7 +48,7 @@ def train(
     from gasam.lab.tasks import recorded_size
     from gasam.lab.training.plan import make
 
-    opt.check_tracker(track)
+    option_values.check_tracker(track)
     plan = make(
         task,
         method,
@@ -89,17 +90,17 @@ def compare(
     from gasam.lab.report.comparison import comparison
     from gasam.lab.report.html_sections import Run, sections
 
-    opt.check_tracker(track)
-    names = opt.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
+    option_values.check_tracker(track)
+    names = option_values.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
     settings = changes.changed(task, size)
     plans = comparison_plans(
         task,
         names,
-        seeds=opt.positive("--seeds", seeds),
+        seeds=option_values.positive("--seeds", seeds),
         size=size,
         origin=data.origin,
         settings=settings,
-        walks=opt.walks(walks, names, same_noise),
+        walks=option_values.walks(walks, names, same_noise),
         tuned=output.out if tuned else None,
     )
     name, size = plans[0].task_name, plans[0].size
@@ -107,7 +108,7 @@ def compare(
         done = run_many(plans, output.out, engine, output.cpu, track=track)
         times = timed(done, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    flags = opt.flags(data.origin, settings, output.out)
+    flags = option_values.flags(data.origin, settings, output.out)
     table = comparison(found, name, size, flags, times)
     runs = [Run(output.out / f"{job.name}.json", job.record) for job in done if job.record is not None]
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gasam.lab.cli import option_values
 from gasam.lab.cli import options as opt
 from gasam.lab.cli.grouping import expanded
 from gasam.lab.cli.options import DataOptions, EngineOptions, OutputOptions, SettingsOptions
@@ -104,7 +105,7 @@ def tune(
     from gasam.lab.search.driver import TrialFailedError
     from gasam.lab.tasks import recorded_size
 
-    names = opt.methods_of(task, "--method", method)
+    names = option_values.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None and not full_grid:
         raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
     if len(names) > 1 and "baseline" in names and quantity not in ("settings", "joint"):
@@ -121,16 +122,16 @@ def tune(
             "full_grid": full_grid or None,
         },
         of_settings={
-            "space": parsed_space(opt.assignments("--space", ranges)) or None,
-            "evaluations": opt.positive("--evaluations", evaluations),
+            "space": parsed_space(option_values.assignments("--space", ranges)) or None,
+            "evaluations": option_values.positive("--evaluations", evaluations),
         },
-        trials=opt.positive("--trials", trials),
+        trials=option_values.positive("--trials", trials),
         task=task,
         size=recorded_size(task, size),
         seed=seed,
         origin=data.origin,
         settings=changes.changed(task, size),
-        seeds=opt.positive("--seeds", seeds),
+        seeds=option_values.positive("--seeds", seeds),
     )
     questions = [question(name) for name in names]
     try:
@@ -143,12 +144,12 @@ def tune(
 
 
 def _norms(text: str) -> tuple[float, ...]:
-    return tuple(parsed_norm(part, "--norms", "2, inf or both") for part in opt.listed("--norms", text))
+    return tuple(parsed_norm(part, "--norms", "2, inf or both") for part in option_values.listed("--norms", text))
 
 
 def _exponents(text: str) -> tuple[int, int]:
     try:
-        low, high = (int(part) for part in opt.listed("--exponents", text))
+        low, high = (int(part) for part in option_values.listed("--exponents", text))
     except ValueError:
         raise InputError(f"--exponents must be two whole numbers such as -6,0, got {text!r}") from None
     return low, high

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gasam.lab.report.frame import FEW, Group
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.labels import label
 from gasam.lab.report.notes import conclusion
 from gasam.lab.statistics import counted, number

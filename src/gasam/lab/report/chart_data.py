@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gasam.lab.analyses.comparing import Plotted
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.report.comparison import SAME
-from gasam.lab.report.frame import FEW, Group
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.labels import label
 from gasam.lab.report.pictures import Style, styles
 from gasam.lab.statistics import counted, number

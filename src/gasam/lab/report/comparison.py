@@ -10,7 +10,8 @@ from gasam.lab.families import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import FEW, Group, as_expensive, groups_of
+from gasam.lab.report.frame import as_expensive, groups_of
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, named
 from gasam.lab.report.matching import paper_of

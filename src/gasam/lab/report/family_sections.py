@@ -8,7 +8,8 @@ from gasam.lab.methods import FAMILY, TABLE1
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.contents import Contents
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.pictures import draw
 from gasam.lab.report.section import COST_TITLES, ELSEWHERE, Section, columns, how, links, named, origin

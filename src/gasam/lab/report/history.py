@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.statistics import number
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS

@@ -15,7 +15,8 @@ from gasam.lab.report.answers import Answer, answer_of
 from gasam.lab.report.chart_data import Series
 from gasam.lab.report.charts import Chart
 from gasam.lab.report.comparison import comparison, described
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import differing, label, radius, run_labels
 from gasam.lab.report.sections import HEADS
 from gasam.lab.tables import Table

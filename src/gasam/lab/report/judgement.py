@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gasam.lab.report.frame import Group
+from gasam.lab.report.group import Group
 from gasam.lab.search.worth import Worth
 
 SHARE = 0.1

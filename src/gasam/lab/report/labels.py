@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.report.frame import TUNED, Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import TUNED, Group
 
 
 def label(group: Group) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.studies import Expected, Row, Study
-from gasam.lab.report.frame import RADIUS, Group
+from gasam.lab.report.group import RADIUS, Group
 
 CIRCUMSTANCES = {"start_epoch", "same_noise"}
 """Options that are ignored when walks are compared: one follows the number of epochs, one is set for all methods."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from gasam.lab.report.frame import FEW, Group, shared_settings
+from gasam.lab.report.frame import shared_settings
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
 from gasam.lab.report.labels import in_words, label, radius
 from gasam.lab.statistics import Standing

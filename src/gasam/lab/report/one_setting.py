@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gasam.lab.report.contents import Contents
-from gasam.lab.report.frame import TUNED, Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import TUNED, Group
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import SEED
 from gasam.lab.statistics import Summary, counted, number, summary

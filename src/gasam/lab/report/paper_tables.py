@@ -11,7 +11,8 @@ from gasam.lab.paper.studies import Row, Study
 from gasam.lab.paper.verdicts import WORDS, Verdict, judge, paper_difference
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import COST, DIFFERENCE, LABEL, NAME, PAPER, SETTINGS, TEST, Line, described
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import differing, in_words
 from gasam.lab.report.matching import fits, rows_of, tuned_radii
 from gasam.lab.report.notes import deviations

@@ -28,7 +28,8 @@ from gasam.analysis.pictures import (
 from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import described
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import label
 from gasam.lab.storage import replaced
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import numbered
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import BUDGETS, COST
-from gasam.lab.report.frame import Group
+from gasam.lab.report.group import Group
 from gasam.lab.statistics import counted
 from gasam.lab.tables import Table, markdown, of_texts
 

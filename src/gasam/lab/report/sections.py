@@ -19,7 +19,8 @@ from gasam.lab.report.comparison import PAPER, comparison
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_sections
 from gasam.lab.report.flatness import flatness_tables
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import run_labels
 from gasam.lab.report.paper_tables import study_groups, study_table
 from gasam.lab.report.search_sections import one_setting_sections, search_sections, settings_sections

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import Group, groups_of
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import in_words, named
 from gasam.lab.report.notes import SAID, conclusion, contrast
 from gasam.lab.statistics import counted, number, signed

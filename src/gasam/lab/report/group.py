@@ -1,0 +1,189 @@
+"""A group: the runs of one configuration, which differ in their seed alone, with their scores and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pandas import DataFrame
+
+from gasam.lab import tasks
+from gasam.lab.errors import InputError
+from gasam.lab.families import Metric
+from gasam.lab.methods import METHODS
+from gasam.lab.records import EpsilonSource, RunSummary
+from gasam.lab.statistics import Difference, Standing, counted, paired_difference, signed, summary
+from gasam.lab.walks import LATER, choose
+
+RADIUS = {"epsilon", "norm"}
+TUNED = RADIUS | {"budget", "cap", "walk_progress"}
+"""What a search may set."""
+FEW = 3
+"""With fewer seeds the scores themselves are shown instead of an interval."""
+
+
+class Group:
+    """Runs of one configuration on the same data: the rows of a frame, by seed.
+
+    Attributes:
+        runs: A row a run, by seed.
+        baseline: Plain training with the same settings on the same data.
+        longer: Of a method, plain training that was as expensive, because it had more epochs.
+        fresh: Of a walk with shared dropout masks, the same walk with fresh ones.
+        apart: The settings, and the data, that not all groups share.
+        usual: All groups share its settings: nothing but the walk sets it apart.
+
+    The last five depend on the other groups, and `group_runs` sets them.
+    """
+
+    def __init__(self, runs: DataFrame) -> None:
+        self.runs = runs.set_index("seed").sort_index()
+        self.records: list[Any] = list(self.runs["record"])
+        first: RunSummary = self.records[0]
+        self.task, self.size, self.method = first.task, first.size, first.method
+        self.definition = tasks.of_record(first)
+        self.reference = first.task_file.path if first.task_file else first.task
+        """What a command must name to use the same task."""
+        self.settings, self.walk = first.settings, first.walk
+        self.configuration, self.data = first.configuration, first.data.hash
+        self.scores = {record.seed: record.test for record in self.records if record.test is not None}
+        """The metric on the test split by seed, of the runs that gave a number: the others diverged."""
+        self.summary = summary(self.scores.values())
+        self.baseline: Group | None = None
+        self.longer: Group | None = None
+        self.fresh: Group | None = None
+        self.apart: dict[str, Any] = {}
+        self.usual = True
+
+    @property
+    def title(self) -> str:
+        return METHODS[self.method].title
+
+    @property
+    def metric(self) -> Metric:
+        return self.definition.family.metric
+
+    @property
+    def followed(self) -> Metric:
+        """The metric on the validation split after every epoch."""
+        return self.definition.family.followed
+
+    @property
+    def lost(self) -> set[int]:
+        """The seeds of the runs that diverged without a number."""
+        return set(self.runs.index) - self.scores.keys()
+
+    @property
+    def diverged_later(self) -> int:
+        """How many of those with a number diverged after the epoch that validation chose."""
+        return sum(record.diverged for record in self.records if record.test is not None)
+
+    def mean(self, column: str) -> float:
+        """Over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
+        ended = self.runs[self.runs["test"].notna()]
+        return float((self.runs if ended.empty else ended)[column].mean())
+
+    @property
+    def passes(self) -> float | None:
+        """Gradient evaluations per update. The first records do not have the updates."""
+        updates = self.runs["updates"].fillna(0)
+        return float(self.runs["gradient_evaluations"].sum() / updates.sum()) if updates.all() else None
+
+    @property
+    def relative_cost(self) -> float | None:
+        """Gradient evaluations over those of the baseline."""
+        if self.baseline is None or not self.baseline.scores:
+            return None
+        return self.mean("gradient_evaluations") / self.baseline.mean("gradient_evaluations")
+
+    def difference(self, other: Group | None, comparisons: int = 1) -> Difference | None:
+        """The mean difference with its 95% interval, wider if it is one of several comparisons (Bonferroni)."""
+        return paired_difference(self.scores, other.scores, 1 - 0.05 / comparisons) if other else None
+
+    def standing(self, other: Group, comparisons: int = 1) -> Standing | None:
+        """None where runs diverged: the seeds that did not are no sample."""
+        found = self.difference(other, comparisons)
+        if found is None or self.lost or other.lost or self.data != other.data:
+            return None
+        return found.standing(self.metric.higher_is_better)
+
+    def versus(self, other: Group | None) -> str:
+        """The difference, and the number of common seeds where some are missing. Two seeds have no interval here."""
+        found = self.difference(other)
+        if found is None:
+            return ""
+        decimals = self.metric.decimals
+        text = signed(found.mean, decimals) if found.pairs < FEW else found.text(decimals)
+        return text if found.pairs == len(self.scores) else f"{text} ({counted(found.pairs, 'common seed')})"
+
+    @property
+    def longer_is_the_same(self) -> bool:
+        """Whether the longer baseline selected the weights that the one with as many epochs has."""
+        return self.longer is not None and self.longer is not self.baseline and self.longer.has_scores_of(self.baseline)
+
+    def has_scores_of(self, other: Group | None) -> bool:
+        return other is not None and all(other.scores.get(seed) == score for seed, score in self.scores.items())
+
+    @cached_property
+    def _sources(self) -> list[EpsilonSource]:
+        return [record.epsilon_source for record in self.records if record.epsilon_source is not None]
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Where epsilon comes from: runs with the same number may differ in this."""
+        return list(dict.fromkeys(str(record.epsilon_source or "source unknown") for record in self.records))
+
+    @cached_property
+    def tuned(self) -> bool:
+        """Whether its radius is the one that was found on validation for its method."""
+        return any(source.kind == "tuned" and source.multiple is None for source in self._sources)
+
+    @cached_property
+    def multiple(self) -> float | None:
+        """How many times the tuned radius its own is, where it was chosen to be a multiple of it."""
+        found = [source.multiple for source in self._sources if source.multiple is not None]
+        return None if self.tuned or not found else found[0]
+
+    @property
+    def found_on_validation(self) -> bool:
+        return self.tuned or self.multiple is not None
+
+    @cached_property
+    def other_settings(self) -> dict[str, Any]:
+        """The settings that differ from those of the size."""
+        return _changed(self.all_settings, self.settings_of(self.size))
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """Its settings, with the defaults of those that were added after the first records."""
+        return self.definition.family.settings_type.later | self.settings
+
+    def settings_of(self, size: str) -> dict[str, Any]:
+        """The settings of a size of its task, in the same form."""
+        return self.definition.family.settings_type.later | self.definition.settings(size).recorded()
+
+    def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What differs from the method's walk on this task, with what a row of the paper overrides in it."""
+        try:
+            usual = choose(self.method, self.definition, self.settings["epochs"], overrides, self.size).identity()
+        except InputError:  # a method that has no radius of its own on this task
+            usual = self.walk | {"epsilon": None, "norm": None}
+        return _changed(LATER | self.walk, LATER | usual)
+
+    def place(self) -> tuple[float, ...]:
+        """In the order of methods; the usual configuration comes first: recommended, then tuned, then the paper's."""
+        walk = self.other_walk().keys() - (TUNED if self.found_on_validation else set())
+        odd = len(self.other_settings) + len(walk) + (self.multiple is not None)
+        trials = max((source.trials or 0 for source in self._sources), default=0)
+        recommended = any(source.kind == "recommended" for source in self._sources)
+        return list(METHODS).index(self.method), odd, not recommended, not self.tuned, -trials, self.multiple or 0.0
+
+
+def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {
+        name: plain(value) for name, value in values.items() if name in usual and plain(value) != plain(usual[name])
+    }
