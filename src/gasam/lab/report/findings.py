@@ -60,8 +60,9 @@ def of_searches(contents: Contents) -> Iterator[str]:
         best, own = settings.chosen(), settings.mean(settings.own)
         if best is not None and own is not None:
             gain = settings.metric.difference((settings.mean(best) or 0.0) - own)
+            what = "settings and the walk" if settings.joint else "settings"
             yield (
-                f"{settings.task}, size {settings.size}: a search of {len(settings.trials)} trials for the settings of "
+                f"{settings.task}, size {settings.size}: a search of {len(settings.trials)} trials for the {what} of "
                 f"{settings.method} gained {gain} {settings.metric.unit_of_differences} on validation, "
                 f"over {len(settings.scores(best))} seeds."
             )

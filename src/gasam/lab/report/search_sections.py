@@ -10,6 +10,7 @@ from gasam.lab.methods import METHODS
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.one_setting import all_regrets, one_setting_table
 from gasam.lab.report.regret import regret_table
+from gasam.lab.report.search_order import order_table
 from gasam.lab.report.section import Section, commit, links, named
 from gasam.lab.report.settings_search import settings_table
 from gasam.lab.report.tuning import tuning_figures, tuning_table
@@ -31,10 +32,9 @@ def settings_sections(contents: Contents) -> Iterator[Section]:
         commits = ", ".join(dict.fromkeys(commit(one.commit, one.dirty) for one in found.trials))
         what = "settings and walk" if found.joint else "settings"
         title = f"{found.task}, size {found.size}: {what} of {METHODS[found.method].title}"
-        yield Section(
-            title,
-            [markdown(settings_table(found)), f"From commits {commits}. To repeat it: `{_tune_settings(found)}`."],
-        )
+        order = order_table(contents, found) if found.joint else None
+        parts = [markdown(settings_table(found)), f"From commits {commits}. To repeat it: `{_tune_settings(found)}`."]
+        yield Section(title, [*parts, f"{order.title}\n\n{markdown(order)}"] if order else parts)
 
 
 def _tune_settings(found: SettingsFinding) -> str:
