@@ -1,4 +1,6 @@
-"""The step time of every configuration that has records, relative to plain training, for comparisons at equal time.
+"""The step time of every walk that has records, relative to plain training, for comparisons at equal time.
+
+Runs with other settings than those of the size are left out, unless they are only longer.
 
 The configurations take turns in one process with one thread, four steps each, so that other programs slow all of them
 equally. The result is the median over the rounds. Steps in which a schedule left the walk out count as plain ones.
@@ -17,15 +19,16 @@ import torch
 from gasam.lab import provenance, records
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times
+from gasam.lab.records import RunRecord
 from gasam.lab.report.contents import STEP_TIMES
-from gasam.lab.report.frame import groups_of
+from gasam.lab.report.frame import DURATION, groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
 
 RESULTS = Path(__file__).parents[1] / "results"
-LONGER = 10
+EFFORT = 10
 """How many times as long as after `gasam compare`."""
 
 
@@ -37,15 +40,21 @@ def plan_of(group: Group, origin: Origin) -> Plan:
     return make(group.task, group.method, group.size, origin=origin, settings=group.other_settings, walk=walk)
 
 
-def measure(task: str, size: str, origin: Origin, folder: Path = RESULTS, longer: int = LONGER) -> Path:
+def measure(task: str, size: str, origin: Origin, folder: Path = RESULTS, effort: int = EFFORT) -> Path:
     """Measure the step times of all configurations of a task and size, and write them into the folder of records."""
-    groups = groups_of(records.read_all(folder), task, size)
-    jobs = [Job(plan_of(group, origin), "", record=group.records[0]) for group in groups]
-    times = mean_step_times(jobs, None, longer=longer)
+    every = groups_of(records.read_all(folder), task, size)
+    groups = [group for group in every if not group.other_settings.keys() - DURATION]
+    jobs = [Job(plan_of(group, origin), "", record=_completed(group)) for group in groups]
+    times = mean_step_times(jobs, None, effort=effort)
     about = provenance.code() | {"machine": provenance.machine(torch.device("cpu"))}
     file = folder / STEP_TIMES / f"{task}-{size}.json"
     write_json(file, {"task": task, "size": size, **about, "times": times})
     return file
+
+
+def _completed(group: Group) -> RunRecord:
+    """A run that did not diverge, because one that did may have stopped before the walks began."""
+    return next((run for run in group.records if run.test is not None), group.records[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -299,6 +299,17 @@ def test_readme_takes_the_size_nearest_to_the_paper():
     assert {"Size small", "Size tiny"} <= set(headings(written(*runs)["imdb"]))
 
 
+def test_readme_keeps_the_size_with_the_most_methods_and_a_nearer_one_has_its_own_answer():
+    small = records_of("ptb", {"baseline": [190.0] * 3, "sam": [189.0] * 3, "ga-sam": [188.0, 188.5, 188.2]})
+    medium = records_of("ptb", {"baseline": [150.0] * 3, "ga-sam": [149.0, 148.0, 148.5]}, size="medium")
+    assert "ptb small, 3 seeds" in block(*small, *medium)
+    assert ["SAM", "189.00 (-1.00)"] in rows(block(*small, *medium))
+    text = written(*small, *medium)["results"]
+    assert "[ptb, size medium](results/ptb.md): GA-SAM is better than the baseline: -1.50 [" in text
+    assert "[ptb](results/ptb.md): GA-SAM is better than the baseline: -1.77 [" in text
+    assert "What we got wrong before" not in text, "medium is no version of small"
+
+
 def test_readme_takes_the_tuned_radius_and_leaves_ablations_and_their_seeds_to_the_page():
     tuned = {"walk": {"epsilon": 5e-4}, "epsilon_source": "tuned on validation, 6 tries"}
     rung = {"walk": {"epsilon": 2.5e-4}, "epsilon_source": "tuned on validation, 0.5 x"}

@@ -7,6 +7,7 @@ from gasam.lab.report.contents import Contents
 from gasam.lab.report.search_order import order_table
 from gasam.lab.report.search_sections import settings_sections
 from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
+from gasam.lab.tasks import TASKS
 
 PLAIN, RECOMMENDED, AFTERWARDS = [86.0, 86.2, 86.4], [86.3, 86.4, 86.5], [86.5, 86.6, 86.7]
 JOINT, JOINT_PLAIN = [86.6, 86.9, 87.0], [85.9, 86.0, 86.1]
@@ -19,11 +20,24 @@ def trial(valid, **values):
     )
 
 
+def finding(method, *trials, data="imdb-data"):
+    about = {"schema": 1, "name": "imdb", "task": "imdb", "size": "small@2", "method": method}
+    joint = method != "baseline"
+    return SettingsFinding(**about, joint=joint, seed=0, settings={}, shared={}, data=data, space={}, trials=trials)
+
+
 @pytest.fixture
 def joint():
-    trials = (trial(85.0), trial(86.5, **SETTINGS, **WALK), trial(86.0, learning_rate=1e-3, budget=0.1, cap=0.01))
-    about = {"schema": 1, "name": "imdb", "task": "imdb", "size": "small@2", "method": "ga-sam", "joint": True}
-    return SettingsFinding(**about, seed=0, settings={}, shared={}, data="imdb-data", space={}, trials=trials)
+    other = trial(86.0, learning_rate=1e-3, budget=0.1, cap=0.01)
+    return finding("ga-sam", trial(85.0), trial(86.5, **SETTINGS, **WALK), other)
+
+
+@pytest.fixture
+def of_baseline():
+    """A search for plain training that chose the settings of small@3."""
+    own, newest = (TASKS["imdb"].sizes[size] for size in ("small@2", "small@3"))
+    changed = {name: value for name, value in vars(newest).items() if value != getattr(own, name)}
+    return finding("baseline", trial(84.0), trial(85.5, **changed))
 
 
 @pytest.fixture
@@ -44,33 +58,52 @@ def together():
         *records_of("imdb", {"ga-sam": JOINT}, size="small@2", settings=SETTINGS, walk=walk),
         *records_of("imdb", {"baseline": JOINT_PLAIN}, size="small@2", settings=SETTINGS),
         *records_of("imdb", {"ga-sam": [70.0] * 3}, size="small@2", settings=SETTINGS),  # another walk
+        *records_of("imdb", {"ga-sam": [71.0] * 3}, size="small@2", settings=SETTINGS, walk={**walk, "walk_every": 4}),
     ]
 
 
-def test_both_orders_stand_beside_plain_training_with_its_own_settings(joint, in_turn, together):
-    table = order_table(Contents([*in_turn, *together]), joint)
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    assert [(row["walk"], row["validation accuracy"]) for row in rows] == [
+def rows_of(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_both_orders_stand_beside_plain_training_with_its_own_settings(joint, of_baseline, in_turn, together):
+    table = order_table(Contents([*in_turn, *together], settings=[of_baseline, joint]), joint)
+    rows = rows_of(table)
+    assert [(row["walk"], row["validation, accuracy"]) for row in rows] == [
         ("none", "86.20"),
         ("recommended", "86.40"),
         ("searched afterwards", "86.60"),
         ("none", "86.00"),
-        ("searched with the settings", "86.83"),
+        ("of the joint search", "86.83"),
     ]
-    assert [row["settings"].split()[0] for row in rows] == ["size"] * 3 + ["searched"] * 2
-    differences = [row["test, vs the first row"] for row in rows]
+    assert [row["settings"] for row in rows] == ["of small@3"] * 3 + ["of the joint search"] * 2
+    differences = [row["vs the first row, points"] for row in rows]
     assert differences[0] == ""
     assert [text.split(" [")[0] for text in differences[1:]] == ["+0.20", "+0.40", "-0.20", "+0.63"]
+    assert [row["vs the recommended walk, points"].split(" [")[0] for row in rows] == ["", "", "", "-0.40", "+0.43"]
+    assert table.notes[0].startswith("The joint search took 24 gradient evaluations; ")
+    assert table.notes[0].endswith("took 16 together.")
 
 
-def test_there_is_nothing_to_compare_without_runs_of_both(joint, in_turn, together):
-    assert order_table(Contents(in_turn), joint) is None
-    assert order_table(Contents(together), joint) is None
+def test_a_joint_search_that_kept_the_own_settings_is_compared_with_the_recommended_walk(of_baseline, in_turn):
+    kept = finding("ga-sam", trial(86.5))
+    runs = [*in_turn, *records_of("imdb", {"ga-sam": [60.0] * 3}, size="small@2", walk={"epsilon": 0.1})]
+    rows = rows_of(order_table(Contents(runs, settings=[of_baseline, kept]), kept))
+    assert [row["validation, accuracy"] for row in rows[3:]] == ["80.00", "80.00"], "without the walk with an epsilon"
 
 
-def test_the_section_of_a_joint_search_shows_the_table(joint, in_turn, together):
-    [shown] = settings_sections(Contents([*in_turn, *together], settings=[joint]))
-    [hidden] = settings_sections(Contents(in_turn, settings=[joint]))
+def test_there_is_nothing_to_compare_without_runs_of_both(joint, of_baseline, in_turn, together):
+    searches = [of_baseline, joint]
+    assert order_table(Contents(in_turn, settings=searches), joint) is None
+    assert order_table(Contents(together, settings=searches), joint) is None
+    assert order_table(Contents([*in_turn, *together], settings=[joint]), joint) is None, "small@3 was not searched"
+    elsewhere = finding("ga-sam", *joint.trials, data="other data")
+    assert order_table(Contents([*in_turn, *together], settings=searches), elsewhere) is None
+
+
+def test_the_section_of_a_joint_search_shows_the_table(joint, of_baseline, in_turn, together):
+    *_, shown = settings_sections(Contents([*in_turn, *together], settings=[of_baseline, joint]))
+    *_, hidden = settings_sections(Contents(in_turn, settings=[of_baseline, joint]))
     assert shown.title == hidden.title == "imdb, size small@2: settings and walk of GA-SAM"
     assert "Does the order of the searches matter?" in shown.parts[-1]
     assert len(hidden.parts) == len(shown.parts) - 1

@@ -30,7 +30,7 @@ STEPS = 4
 
 
 def mean_step_times(
-    jobs: Iterable[Job], parallel: int | None = 1, *, cpu: bool = False, longer: int = 1
+    jobs: Iterable[Job], parallel: int | None = 1, *, cpu: bool = False, effort: int = 1
 ) -> dict[str, float]:
     """The mean time of a step over a whole run, including steps without a walk, relative to plain training.
 
@@ -38,10 +38,10 @@ def mean_step_times(
         jobs: The jobs that were compared; jobs without a record are ignored.
         parallel: Number of runs at a time, which sets the number of threads; None to leave it as it is.
         cpu: Use the CPU even if there is a GPU.
-        longer: Measure this many times as long as after a comparison.
+        effort: How many times as long to measure as after a comparison.
     """
     done = [job for job in jobs if job.record is not None]
-    times = step_times([job.plan for job in done], parallel, cpu=cpu, longer=longer)
+    times = step_times([job.plan for job in done], parallel, cpu=cpu, effort=effort)
     return {job.plan.key: 1 + _share_of_walks(job) * (times[job.plan.key] - 1) for job in done if job.plan.key in times}
 
 
@@ -78,7 +78,7 @@ def _share_of_walks(job: Job) -> float:
 
 
 def step_times(
-    plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False, longer: int = 1
+    plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False, effort: int = 1
 ) -> dict[str, float]:
     """The median time of a step relative to plain training, by configuration; empty without a baseline.
 
@@ -90,7 +90,7 @@ def step_times(
         parallel: Number of runs at a time; this process uses as many threads as each of them did. None leaves the
             number of threads as it is.
         cpu: Use the CPU even if there is a GPU.
-        longer: Measure this many times as long as after a comparison.
+        effort: How many times as long to measure as after a comparison.
     """
     single = {plan.key: plan for plan in reversed(plans)}
     baselines = _baselines(single)
@@ -101,7 +101,7 @@ def step_times(
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the runs themselves have already given these warnings
-            seconds = _measured(_trainings(single, cpu), longer)
+            seconds = _measured(_trainings(single, cpu), effort)
     finally:
         torch.set_num_threads(before)
     plain = statistics.median(seconds[baselines[-1]])
@@ -127,11 +127,11 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
     return found
 
 
-def _measured(trainings: Mapping[str, Training], longer: int) -> dict[str, list[float]]:
+def _measured(trainings: Mapping[str, Training], effort: int) -> dict[str, list[float]]:
     """The seconds per step in each round, without the first round, which is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in trainings}
     begun = time.perf_counter()
-    for count in range(longer * ROUNDS + 1):
+    for count in range(effort * ROUNDS + 1):
         for name, training in trainings.items():
             every = training.choice.walk_every
             steps = every * -(-STEPS // every)
@@ -144,6 +144,6 @@ def _measured(trainings: Mapping[str, Training], longer: int) -> dict[str, list[
             training.loss.item()  # wait for the device
             if count:
                 seconds[name].append((time.perf_counter() - start) / steps)
-        if count and time.perf_counter() - begun > longer * SECONDS:
+        if count and time.perf_counter() - begun > effort * SECONDS:
             break
     return seconds

@@ -10,7 +10,7 @@ from gasam.lab.families import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import as_expensive, groups_of
+from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
 from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, named
@@ -25,17 +25,16 @@ TORN = 5
 SAME = "same weights"
 """Stands for the difference to a longer baseline that selected the epochs of the short one."""
 
-SAME_BASELINE = "the same"
-"""Stands for the difference to a baseline that has as many gradient evaluations and takes as long."""
+SEE_LEFT = "see left"
+"""Stands for the difference to a baseline that both has as many gradient evaluations and takes as long."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
 
-    `step_time` is how many times as long as the baseline's a step takes, where it was measured. Then `as_slow` is plain
-    training that took as long, because it had more epochs. In a table of the paper `speaks` marks the group that is
-    judged for its row.
+    `step_time` is how many times as long as the baseline's a step takes, where it was measured. Then `equally_long` is
+    plain training that took as long. In a table of the paper `speaks` marks the group that is judged for its row.
     """
 
     task: str
@@ -45,12 +44,12 @@ class Line:
     group: Group | None
     paper: Expected | None
     step_time: float | None = None
-    as_slow: Group | None = None
+    equally_long: Group | None = None
     verdict: Verdict | None = None
     speaks: bool = True
 
 
-def _test(group: Group) -> Cell:
+def score_cell(group: Group) -> Cell:
     """Mean and standard deviation on the test split, or the scores of few seeds, and how many runs diverged."""
     mean, std, _ = group.summary or (None, None, 0)
     late, lost = group.diverged_later, len(group.lost)
@@ -77,9 +76,10 @@ def _difference(group: Group) -> Cell:
 
 def _at_equal_time(line: Line) -> str:
     """The difference to plain training that took as long, unless the column before already has it."""
-    if line.group is None or line.as_slow is None:
+    if line.group is None or line.equally_long is None:
         return ""
-    return SAME_BASELINE if line.as_slow is line.group.longer else line.group.versus(line.as_slow)
+    found = line.group.versus(line.equally_long)
+    return SEE_LEFT if found and line.equally_long is line.group.longer else found
 
 
 def _evaluations(group: Group) -> Cell:
@@ -117,7 +117,7 @@ def of_runs(cell: Callable[[Group], Cell | str], missing: str = "") -> Callable[
 LABEL: Column[Line] = Column("", lambda line: Cell("", named(line.name, line.differing)), "label")
 NAME: Column[Line] = Column("method", lambda line: Cell(line.name, line.method), "method")
 SETTINGS: Column[Line] = Column("settings", lambda line: line.differing)
-TEST = Column("test", of_runs(_test, "not run"), "test")
+TEST = Column("test", of_runs(score_cell, "not run"), "test")
 DIFFERENCE = Column("vs baseline [95% interval]", of_runs(_difference), "difference")
 PAPER: tuple[Column[Line], ...] = (
     Column("paper", _paper, "paper"),
@@ -154,7 +154,8 @@ def comparison(
         flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
         step_times: Those of `step_time.step_times`, by configuration.
     """
-    groups, times = groups_of(records, task, size), step_times or {}
+    groups = groups_of(records, task, size)
+    times = with_longer_baselines(groups, step_times or {})
 
     def duration(group: Group) -> float:
         return times.get(group.configuration, math.nan) * group.mean("updates")

@@ -55,8 +55,7 @@ def read(folder: Path) -> Contents:
     }
     analyses = read_analyses(folder / "analysis", runs)
     searches, settings = list(finding.read_all(folder)), list(settings_finding.read_all(folder))
-    measured = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / STEP_TIMES).glob("*.json"))]
-    times = {(each["task"], each["size"]): each["times"] for each in measured}
+    times = _read_step_times(folder / STEP_TIMES)
     return Contents(runs, searches, settings, analyses, figures, _read_remarks(folder / "remarks.toml"), times)
 
 
@@ -78,6 +77,17 @@ def _identity(run: RunSummary) -> str:
 
 def _place(each: AnalysisRecord) -> tuple[bool, float, float]:
     return each.run.method != "baseline", each.run.gradient_evaluations, each.run.walk["epsilon"]
+
+
+def _read_step_times(folder: Path) -> dict[tuple[str, str], dict[str, float]]:
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            measured = json.loads(file.read_text(encoding="utf-8"))
+            found[measured["task"], measured["size"]] = {key: float(time) for key, time in measured["times"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(f"{file} has no step times: measure them again with benchmarks.step_times") from None
+    return found
 
 
 def _read_remarks(file: Path) -> Mapping[str, Mapping[str, str]]:

@@ -22,7 +22,8 @@ def family_sections(contents: Contents) -> Iterator[Section]:
     """Every task and size on which a method of another paper was run: all methods with the recommended walk."""
     for (task, size), groups in family_groups(contents.records).items():
         runs = [record for group in groups for record in group.records]
-        table, name = comparison(runs, task, size), f"family-{task}-{size}"
+        times = contents.step_times.get((task, size))
+        table, name = comparison(runs, task, size, step_times=times), f"family-{task}-{size}"
         picture = [draw([record for group in groups if not collapsed(group) for record in group.records])]
         notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
         command = f"gasam compare {task} --size {asked_size(task, size)} --methods family{how(groups)}"

@@ -97,10 +97,27 @@ def as_expensive(group: Group, groups: Sequence[Group], cost: Callable[[Group], 
         if other.method == "baseline"
         and other.scores
         and other.data == group.data
-        and _without(DURATION, other.settings) == _without(DURATION, group.settings)
+        and _same_but_duration(other, group)
         and abs(cost(other) / spent - 1) <= NEAR
     ]
     return group.metric.best(equal, lambda other: other.mean("valid")) if equal else None
+
+
+def with_longer_baselines(groups: Sequence[Group], step_times: Mapping[str, float]) -> dict[str, float]:
+    """Step times by configuration, also of plain training that differs from a measured one only in its length."""
+    plain = [group for group in groups if group.method == "baseline"]
+    measured = [group for group in plain if group.configuration in step_times]
+    others = {
+        group.configuration: step_times[known.configuration]
+        for group in plain
+        for known in measured
+        if _same_but_duration(group, known)
+    }
+    return {**others, **step_times}
+
+
+def _same_but_duration(one: Group, other: Group) -> bool:
+    return _without(DURATION, one.settings) == _without(DURATION, other.settings)
 
 
 def _with_fresh_masks(group: Group, groups: Sequence[Group]) -> Group | None:

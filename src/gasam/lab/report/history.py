@@ -10,13 +10,15 @@ from gasam.lab.report.group import Group
 from gasam.lab.statistics import number
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
+from gasam.lab.tasks.task import DEFAULT_SIZE
 
 
 def history_table(records: Sequence[RunRecord]) -> Table:
     """A row for each version with a baseline and GA-SAM, the first version first; only tasks with several of them."""
     rows = []
     for task, definition in TASKS.items():
-        found = [(size, pair) for size in reversed(list(definition.sizes)) if (pair := _pair(records, task, size))]
+        versions = [size for size in reversed(list(definition.sizes)) if size.partition("@")[0] == DEFAULT_SIZE]
+        found = [(size, pair) for size in versions if (pair := _pair(records, task, size))]
         if len(found) > 1:
             rows += [_row(task, size, *pair) for size, pair in found]
     return of_texts("How the answer changed", rows)

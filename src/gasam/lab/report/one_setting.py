@@ -39,7 +39,7 @@ class Regrets(NamedTuple):
 
 
 def all_regrets(contents: Contents) -> list[Regrets]:
-    """Of every task that has enough walks, in the first of its sizes that has them: the newest version of small."""
+    """Of every task that has enough walks, in the first of its sizes that has them: the one nearest to the paper."""
     found = []
     for task, definition in TASKS.items():
         sizes = [size for size in definition.sizes if definition.recommends_walk(size)]

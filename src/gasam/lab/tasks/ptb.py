@@ -32,7 +32,7 @@ SMALL = replace(
 MEDIUM = replace(
     PAPER, rows=10_000, epochs=14, halve_after=8, batch=20, length=35, hidden=200, dropout=0.5, learning_rate=20.0
 )
-"""Regularised as strongly as the paper's model, on a quarter of its text: plain training has converged at the end."""
+"""As much dropout as in the paper's model, on a quarter of its text."""
 TINY = replace(PAPER, rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
 
 
