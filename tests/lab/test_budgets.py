@@ -6,6 +6,7 @@ from synthetic import STEPS, record, records_of
 
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
+from gasam.lab.report.notes import conclusion
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]
@@ -122,6 +123,17 @@ def test_scores_are_shown_seed_by_seed_where_some_learn_and_others_do_not_and_fo
     assert found["FreeLB"] == "85.00 (1 seed)"
     assert found["GA-SAM"].endswith("(4 seeds)")
     assert shown(runs)["ASAM"][SHORT] == "+0.15", "two seeds have no interval"
+
+
+def test_the_conclusion_has_both_budgets():
+    """A method that gains at equal epochs may lose to plain training that costs as much."""
+    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
+    [alone] = conclusion(group_runs(runs))
+    assert alone == f"GA-SAM is better than the baseline: {interval(moved(1), BASELINE)} points over 4 seeds."
+    long = moved(3, 0.02)
+    [found] = conclusion(group_runs([*runs, *longer("imdb", long)]))
+    worse = f"Compared with longer plain training that costs as much: worse, {interval(moved(1), long)}."
+    assert found == f"{alone} {worse}"
 
 
 def test_equal_time_needs_step_times_and_a_baseline_that_took_as_long():

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     """Real runs and analyses of a language model, made-up runs of `digits`, and a task with a single seed."""
     place = tmp_path_factory.mktemp("report")
     (place / "analysis").mkdir()
-    for file in (ROOT / "results").glob("ptb-*.json"):
+    for file in (ROOT / "results").glob("ptb-small-*.json"):
         shutil.copy(file, place)
     for file in (ROOT / "results/analysis").glob("*-ptb-*.json"):
         shutil.copy(file, place / "analysis")

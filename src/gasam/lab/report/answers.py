@@ -49,13 +49,9 @@ def answer_of(groups: Sequence[Group]) -> Answer:
 
 
 def _price(group: Group) -> str:
-    """What the method costs, and how it compares with plain training that was as expensive, if that was run."""
     if group.relative_cost is None:
         return ""
-    cost = f" It took {group.relative_cost:.2f} times as many gradient evaluations."
-    if group.longer is None or group.longer is group.baseline:
-        return cost
-    return f"{cost} Difference to plain training with as many: {group.versus(group.longer)}."
+    return f" It took {group.relative_cost:.2f} times as many gradient evaluations."
 
 
 def headline(answers: Sequence[Answer]) -> str:

@@ -25,7 +25,7 @@ def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> l
 
 
 def conclusion(groups: Sequence[Group]) -> Iterator[str]:
-    """One sentence: what the table shows of GA-SAM, or else of its first method."""
+    """What the table shows of GA-SAM, or else of its first method: at equal epochs, and at equal cost if known."""
     walking = [group for group in groups if group.scores and group.method != "baseline"]
     for group in sorted(walking, key=lambda group: group.method != "ga-sam")[:1]:
         found = group.difference(group.baseline)
@@ -40,7 +40,15 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
         if standing != "no difference":
             told = f"{name} is {standing} than the baseline"
         unit = group.metric.unit_of_differences
-        yield f"{told}: {group.versus(group.baseline)} {unit} over {found.pairs} seeds."
+        yield f"{told}: {group.versus(group.baseline)} {unit} over {found.pairs} seeds.{_at_equal_cost(group)}"
+
+
+def _at_equal_cost(group: Group) -> str:
+    found = group.difference(group.longer)
+    if found is None or found.pairs < FEW or group.longer is group.baseline or group.longer_is_the_same:
+        return ""
+    word = SAID[found.standing(group.metric.higher_is_better)]
+    return f" Compared with longer plain training that costs as much: {word}, {group.versus(group.longer)}."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
