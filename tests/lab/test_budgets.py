@@ -132,7 +132,7 @@ def test_the_conclusion_has_both_budgets():
     assert alone == f"GA-SAM is better than the baseline: {interval(moved(1), BASELINE)} points over 4 seeds."
     long = moved(3, 0.02)
     [found] = conclusion(group_runs([*runs, *longer("imdb", long)]))
-    worse = f"Compared with longer plain training that costs as much: worse, {interval(moved(1), long)}."
+    worse = f"At equal cost, compared with longer plain training: worse, {interval(moved(1), long)}."
     assert found == f"{alone} {worse}"
 
 

@@ -279,7 +279,7 @@ def test_each_page_begins_with_its_finding():
     runs = records_of("imdb", SCORES, test_error=0.3)
     found = written(*runs)
     assert "GA-SAM is better than the baseline: +1.60 [" in found["imdb"].split("##")[0]
-    assert "standard error of 0.30;" in found["imdb"].split("##")[0]
+    assert "standard error of 0.30 to one score" in found["imdb"].split("##")[0]
     assert "4 reproduced, 76 not run" in found["paper"].split("##")[0]
 
 

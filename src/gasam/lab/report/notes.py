@@ -48,7 +48,7 @@ def _at_equal_cost(group: Group) -> str:
     if found is None or found.pairs < FEW or group.longer is group.baseline or group.longer_is_the_same:
         return ""
     word = SAID[found.standing(group.metric.higher_is_better)]
-    return f" Compared with longer plain training that costs as much: {word}, {group.versus(group.longer)}."
+    return f" At equal cost, compared with longer plain training: {word}, {group.versus(group.longer)}."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
@@ -102,15 +102,15 @@ def _beside(lead: Group, other: Group) -> str:
 def contrast(groups: Sequence[Group], lead: Group) -> list[tuple[Group, Standing]]:
     """How a group of GA-SAM stands to each other method; of several groups of one method the usual one counts.
 
-    A tuned walk is compared with tuned ones, if the other method has one. Groups with less than two common seeds are
+    A tuned walk is compared with tuned ones, if the other method has one. Groups with less than three common seeds are
     left out, and so are those in which a run diverged: the remaining seeds would be the lucky ones.
     """
     first: dict[str, Group] = {}
     for group in sorted(groups, key=lambda group: group.tuned != lead.tuned):
         if group.usual and group.method not in ("baseline", "ga-sam"):
             first.setdefault(group.method, group)
-    pairs = [(other, lead.standing(other)) for other in first.values()]
-    return [(other, standing) for other, standing in pairs if standing]
+    enough = [other for other in first.values() if len(lead.scores.keys() & other.scores) >= FEW]
+    return [(other, standing) for other in enough if (standing := lead.standing(other))]
 
 
 def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:

@@ -31,14 +31,18 @@ def order_table(contents: Contents, joint: SettingsFinding) -> Table | None:
         return None
     recommended = next((each.runs for each in in_turn if each.walk == RECOMMENDED), None)
     unit, metric = plain.metric.unit_of_differences, plain.metric
+
+    def versus(runs: Group, other: Group | None) -> str:
+        return "" if runs in (plain, other) else runs.versus(other)
+
     rows = [
         {
             "settings": each.settings,
             "walk": each.walk,
             f"validation, {metric.name}": number(each.runs.mean("valid"), metric.decimals),
             f"test, {metric.name}": score_cell(each.runs).text,
-            f"vs the first row, {unit}": "" if each.runs is plain else each.runs.versus(plain),
-            f"vs the recommended walk, {unit}": "" if each in in_turn else each.runs.versus(recommended),
+            f"vs the first row, {unit}": versus(each.runs, plain),
+            f"vs the recommended walk, {unit}": versus(each.runs, recommended),
         }
         for each in (*in_turn, *at_once)
     ]

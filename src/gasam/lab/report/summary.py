@@ -42,7 +42,7 @@ def _answer(name: str, groups: Sequence[Group]) -> Iterator[str]:
                 if titles := ", ".join(other.title for other, each in others if each == standing):
                     told += f" Compared with {titles}: {word}."
             if lead.relative_cost:
-                told += f" Cost: {lead.relative_cost:.2f} times the gradient evaluations of the baseline."
+                told += f" Cost: {lead.relative_cost:.2f} times the gradient evaluations."
             yield told
 
 

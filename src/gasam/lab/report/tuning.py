@@ -26,7 +26,7 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     parts = [part for found in findings for part in found.by_norm()]
     first = findings[0]
     by = f"{number(first.error, first.metric.decimals)} {first.metric.unit_of_differences}"
-    error = f"; two scores on this split differ by chance by about {by} or less" if first.error else ""
+    error = f"; a difference of two scores on this split has a standard error of at most {by}" if first.error else ""
     baseline = f"{first.metric.name} {first.metric.shown(first.baseline_score)}"
     notes = [f"The baseline has {baseline} on validation with seed {first.seed}{error}."]
     if len(first.seeds) > 1:
