@@ -45,10 +45,12 @@ def conclusion(groups: Sequence[Group]) -> Iterator[str]:
 
 def _at_equal_cost(group: Group) -> str:
     found = group.difference(group.longer)
-    if found is None or found.pairs < FEW or group.longer is group.baseline or group.longer_is_the_same:
+    if group.longer is None or found is None or found.pairs < FEW:
         return ""
-    word = SAID[found.standing(group.metric.higher_is_better)]
-    return f" At equal cost, compared with longer plain training: {word}, {group.versus(group.longer)}."
+    standing = group.standing(group.longer)
+    if standing is None or group.longer is group.baseline or group.longer_is_the_same:
+        return ""
+    return f" At equal cost, compared with longer plain training: {SAID[standing]}, {group.versus(group.longer)}."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
