@@ -19,6 +19,7 @@ import torch
 from gasam.lab import provenance, records
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times
+from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.report.contents import STEP_TIMES
 from gasam.lab.report.frame import DURATION, groups_of
@@ -44,6 +45,8 @@ def measure(task: str, size: str, origin: Origin, folder: Path = RESULTS, effort
     """Measure the step times of all configurations of a task and size, and write them into the folder of records."""
     every = groups_of(records.read_all(folder), task, size)
     groups = [group for group in every if not group.other_settings.keys() - DURATION]
+    if len(groups) < 2:
+        raise InputError(f"{folder} has no methods to compare on {task} in size {size!r}: check both names")
     jobs = [Job(plan_of(group, origin), "", record=_completed(group)) for group in groups]
     times = mean_step_times(jobs, None, effort=effort)
     about = provenance.code() | {"machine": provenance.machine(torch.device("cpu"))}

@@ -40,6 +40,8 @@ def test_step_times_are_measured_beside_the_records_and_read_from_there(command,
     assert times.keys() == set(runs.values())
     assert times[runs["baseline"]] == 1
     assert times[runs["ga-sam"]] != 1
+    with pytest.raises(InputError, match="no methods to compare on digits in size 'none'"):
+        measure("digits", "none", Origin(), tmp_path)
     file.write_text("{}")
     with pytest.raises(InputError, match="has no step times"):
         read(tmp_path)
