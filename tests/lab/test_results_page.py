@@ -58,7 +58,7 @@ def test_the_page_readme_and_pictures_of_this_repository_are_not_stale():
 
 
 def test_pages_have_one_question_each_and_can_be_read():
-    names = ["results", "de-en", "en-vi", "family", "flatness", "imdb", "mnist", "paper", "ptb", "tuning"]
+    names = ["results", "ablations", "de-en", "en-vi", "family", "flatness", "imdb", "mnist", "paper", "ptb", "tuning"]
     assert [file.stem for file in PAGES] == names
     for file in PAGES:
         text = file.read_text()

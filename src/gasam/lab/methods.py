@@ -55,6 +55,16 @@ class Method:
 
 
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
+ABLATIONS = (
+    "single-step",
+    "element-wise",
+    "model-wise",
+    "scale-weight-over-gradient",
+    "scale-inverse-gradient",
+    "scale-weight-rms",
+    "scale-weight",
+)
+"""The methods of the paper's Table 2 that change one part of GA-SAM."""
 
 _ALL = (
     Method("baseline", "Baseline", "plain training", sam(0), moved="nothing"),

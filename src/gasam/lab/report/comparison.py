@@ -144,6 +144,7 @@ def comparison(
     size: str,
     flags: str | None = None,
     step_times: Mapping[str, float] | None = None,
+    shown: Callable[[Group], bool] = lambda _: True,
 ) -> Table:
     """Every configuration that was run on a task in a size, a row each, in the order of the methods.
 
@@ -153,6 +154,7 @@ def comparison(
         size: The size, as records name it.
         flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
         step_times: Those of `step_time.step_times`, by configuration.
+        shown: The groups that have a row. The others may still be what those are compared with.
     """
     groups = groups_of(records, task, size)
     times = with_longer_baselines(groups, step_times or {})
@@ -172,10 +174,11 @@ def comparison(
             as_expensive(group, groups, duration) if group.method != "baseline" else None,
         )
         for group in groups
+        if shown(group)
     ]
     scores = _with_units(groups[0].metric) if groups else (TEST, DIFFERENCE, *PAPER)
     columns = [LABEL, NAME, SETTINGS, *scores, *COST, *BUDGETS]
-    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
+    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, list(filter(shown, groups)), flags))
 
 
 def _with_units(metric: Metric) -> Iterator[Column[Line]]:

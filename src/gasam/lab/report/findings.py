@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
+from gasam.lab.report.ablation_sections import ablation_parts
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
@@ -17,6 +18,7 @@ from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
+from gasam.lab.statistics import counted
 from gasam.lab.tables import Table
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
@@ -52,6 +54,27 @@ def of_family(contents: Contents) -> Iterator[str]:
         if lost := [group.title for group, _ in walking if collapsed(group)]:
             found += f". Collapsed: {', '.join(lost)}"
         yield f"{task}, size {size}, {pairs} seeds, corrected for {len(walking)} methods: {found}."
+
+
+def of_ablations(contents: Contents) -> Iterator[str]:
+    """For each question the rows that are clearly better or worse than GA-SAM, if it was asked with enough seeds."""
+    for part in ablation_parts(contents.evidence):
+        judged = [group for group in part.others if part.standing(group) is not None]
+        standings = {part.full_name_of(group): part.standing(group, len(judged)) for group in judged}
+        told = [
+            f"{word} than GA-SAM: {', '.join(names)}"
+            for word in ("better", "worse")
+            if (names := [name for name, standing in standings.items() if standing == word])
+        ]
+        if judged:
+            found = "; ".join(told) or "none is clearly better or worse than GA-SAM"
+            rows = counted(len(judged), "row")
+            yield f"{part.task}, size {part.size}, {part.question}, corrected for {rows}: {found}."
+
+
+def is_ablated(contents: Contents, task: str) -> bool:
+    """Whether the page of ablations has rows of a task."""
+    return any(part.task == task for part in ablation_parts(contents.evidence))
 
 
 def of_searches(contents: Contents) -> Iterator[str]:
