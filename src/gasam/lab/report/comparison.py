@@ -13,7 +13,7 @@ from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
 from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import collapsed
-from gasam.lab.report.labels import differing, named
+from gasam.lab.report.labels import differing, in_words, named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.notes import notes
 from gasam.lab.statistics import counted, number
@@ -78,8 +78,19 @@ def _at_equal_time(line: Line) -> str:
     """The difference to plain training that took as long, unless the column before already has it."""
     if line.group is None or line.equally_long is None:
         return ""
-    found = line.group.versus(line.equally_long)
+    found = _against(line.group, line.equally_long)
     return SEE_LEFT if found and line.equally_long is line.group.longer else found
+
+
+def _at_equal_evaluations(group: Group) -> str:
+    if group.longer is None:
+        return ""
+    return SAME if group.longer_is_the_same else _against(group, group.longer)
+
+
+def _against(group: Group, opponent: Group) -> str:
+    """The difference to a longer baseline, and what sets that apart from the others."""
+    return ", ".join(filter(None, (group.versus(opponent), in_words(opponent.apart))))
 
 
 def _evaluations(group: Group) -> Cell:
@@ -129,10 +140,7 @@ COST: tuple[Column[Line], ...] = (
     Column("step time", lambda line: _optional(line.step_time, "{:.2f}x"), "step_time"),
 )
 BUDGETS: tuple[Column[Line], ...] = (
-    Column(
-        "vs baseline, equal gradient evaluations",
-        of_runs(lambda group: SAME if group.longer_is_the_same else group.versus(group.longer)),
-    ),
+    Column("vs baseline, equal gradient evaluations", of_runs(_at_equal_evaluations)),
     Column("vs baseline, equal time", _at_equal_time),
     Column("vs fresh masks", of_runs(lambda group: group.versus(group.fresh))),
 )

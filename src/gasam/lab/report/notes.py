@@ -9,7 +9,7 @@ from gasam.lab.methods import ABLATIONS
 from gasam.lab.report.frame import shared_settings
 from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
-from gasam.lab.report.labels import in_words, label, radius
+from gasam.lab.report.labels import in_words, label, named, radius
 from gasam.lab.statistics import Standing
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
@@ -51,7 +51,8 @@ def _at_equal_cost(group: Group) -> str:
     standing = group.standing(group.longer)
     if standing is None or group.longer is group.baseline or group.longer_is_the_same:
         return ""
-    return f" At equal cost, compared with longer plain training: {SAID[standing]}, {group.versus(group.longer)}."
+    opponent = named("longer plain training", in_words(group.longer.apart))
+    return f" At equal cost, compared with {opponent}: {SAID[standing]}, {group.versus(group.longer)}."
 
 
 def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
