@@ -17,7 +17,8 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def test_users_get_the_newest_version():
     assert recorded_size("imdb", "small") == "small@3"
-    assert recorded_size("ptb", "small") == "small@2"
+    assert recorded_size("ptb", "small") == "small@3"
+    assert recorded_size("en-vi", "small") == "small@2"
     assert recorded_size("imdb", "small@2") == "small@2"
     assert recorded_size("imdb", "small@1") == "small"
     assert recorded_size("classify", "small") == "small"  # your own data: one version
@@ -47,10 +48,11 @@ def test_versions_are_different_runs_and_the_first_is_as_it_was():
     assert first.identity("data") != second.identity("data")
 
 
-def test_third_version_has_the_settings_that_the_search_chose():
-    [file] = (RESULTS / "settings").glob("imdb-small@2-baseline-0-*.json")
+@pytest.mark.parametrize("task", ["imdb", "ptb"])
+def test_third_version_has_the_settings_that_the_search_chose(task):
+    [file] = (RESULTS / "settings").glob(f"{task}-small@2-baseline-0-*.json")
     found = SettingsFinding.read(file)
-    assert TASKS["imdb"].sizes["small@3"] == TASKS["imdb"].settings("small@2", **found.settings_of(found.chosen()))
+    assert TASKS[task].sizes["small@3"] == TASKS[task].settings("small@2", **found.settings_of(found.chosen()))
 
 
 def test_initial_embeddings_have_the_scale_of_the_size():
