@@ -109,13 +109,24 @@ def test_trial_with_the_own_settings_is_ignored_by_the_sampler():
 
 
 @pytest.mark.parametrize(("metric", "sign"), [(ACCURACY, 1), (PERPLEXITY, -1)])
-def test_worst_quarter_is_stopped_after_the_patience_and_no_earlier(metric, sign):
+def test_worst_quarter_is_stopped_in_the_second_half_and_no_earlier(metric, sign):
     curves = tuple(tuple(sign * (level + epoch) for epoch in range(4)) for level in range(10, 90, 10))
-    rule = PercentileRule(metric, curves, patience=2)
-    assert rule.hopeless([sign * 5.0, sign * 6.0, sign * 7.0])
-    assert not rule.hopeless([sign * 5.0, sign * 6.0]), "within the patience"
-    assert not rule.hopeless([sign * 45.0, sign * 46.0, sign * 47.0])
-    assert not PercentileRule(metric, curves[: FIRST - 1], 2).hopeless([sign * 5.0] * 3), "too few to compare with"
+    rule = PercentileRule(metric, curves)
+    assert rule.hopeless([sign * 5.0, sign * 6.0, sign * 7.0], epochs=4)
+    assert not rule.hopeless([sign * 5.0, sign * 6.0], epochs=4), "in the first half"
+    assert not rule.hopeless([sign * 45.0, sign * 46.0, sign * 47.0], epochs=4)
+    few = PercentileRule(metric, curves[: FIRST - 1])
+    assert not few.hopeless([sign * 5.0] * 3, epochs=4), "too few to compare with"
+
+
+def test_trials_are_compared_after_the_same_share_of_their_epochs():
+    """Four epochs that end with a low rate, and eight of which the fifth still has a high one."""
+    short = tuple((60.0, 61.0, level, 90.0) for level in (70.0, 71.0, 72.0, 73.0, 74.0, 75.0))
+    rule = PercentileRule(ACCURACY, short)
+    slow = [50.0, 55.0, 60.0, 65.0, 71.5]
+    assert not rule.hopeless(slow, epochs=8), "the others had 70 to 75 after 5/8 of their training, in epoch 3"
+    assert rule.hopeless([*slow[:4], 69.0], epochs=8)
+    assert rule.hopeless([*slow, 71.5, 80.0], epochs=8), "after 7/8 the others had 90"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

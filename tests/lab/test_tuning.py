@@ -181,14 +181,14 @@ def test_pruner_waits_for_half_and_looks_at_the_best_so_far(curve, hopeless):
     """Of six epochs three are waited for; behind by 6% of what the baseline has above guessing is hopeless, unless the
     gap is closing."""
     pruner = BehindBaseline(Worth(ACCURACY, 50.0), [70.0, 80.0, 80.0, 80.0, 80.0, 80.0], 0.02)
-    assert pruner.hopeless(curve) is hopeless
+    assert pruner.hopeless(curve, epochs=6) is hopeless
 
 
 def test_pruner_follows_what_falls():
     pruner = BehindBaseline(Worth(PERPLEXITY, 0.0), [300.0, 200.0, 150.0], 0.02)
-    assert not pruner.hopeless([330.0])
-    assert pruner.hopeless([330.0, 225.0])
-    assert not pruner.hopeless([330.0, 205.0])
+    assert not pruner.hopeless([330.0], epochs=3)
+    assert pruner.hopeless([330.0, 225.0], epochs=3)
+    assert not pruner.hopeless([330.0, 205.0], epochs=3)
 
 
 def test_defaults_of_the_command_are_those_of_a_question():

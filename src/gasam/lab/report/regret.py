@@ -100,7 +100,7 @@ def given_up_after(pruner: BehindBaseline, curve: Sequence[float | None]) -> int
     """The epoch after which a try would have been given up; None if it would have been run to its end."""
     epochs = len(pruner.baseline)
     for epoch in range(1, min(len(curve), epochs - 1) + 1):
-        if pruner.hopeless(curve[:epoch]):
+        if pruner.hopeless(curve[:epoch], epochs):
             return epoch
     return None
 

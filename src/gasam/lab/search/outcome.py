@@ -43,7 +43,7 @@ class Outcome(BaseModel):
         """Whether the trial was completed, diverged, or would be stopped early again. If not, it has to be rerun."""
         if self.diverged or len(self.curve) == epochs:
             return True
-        return pruner is not None and pruner.hopeless(self.curve)
+        return pruner is not None and pruner.hopeless(self.curve, epochs)
 
     def as_json(self) -> dict[str, Any]:
         """The fields that were set, so that older files do not change."""

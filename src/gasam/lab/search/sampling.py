@@ -6,6 +6,7 @@ pruner can be sent to the process of a trial, on any machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.settings_finding import SettingsTrial
 
 KEPT = 75.0
-"""A trial is stopped early if it is not among this percentage of the trials after the same number of epochs."""
+"""A trial is stopped early if it is not among this percentage of the trials after the same share of training."""
 FIRST = 5
 """No trial is stopped before this many have ended."""
 
@@ -53,25 +54,29 @@ def propose(
 
 @dataclass(frozen=True)
 class PercentileRule:
-    """Stops a trial that is among the worst quarter after the same number of epochs, by Optuna's pruner.
+    """Stops a trial that is among the worst quarter after the same share of its epochs, by Optuna's pruner.
+
+    No trial is stopped in the first half: much dropout or a rate that stays high makes a slow start and a good end.
+    Curves are compared by share and not by epoch, because schedules follow the number of epochs.
 
     Args:
         metric: The metric of the curves.
         curves: The curves of the trials that were completed.
-        patience: No trial is stopped in its first epochs, up to this number.
     """
 
     metric: Metric
     curves: tuple[tuple[float | None, ...], ...]
-    patience: int
 
-    def hopeless(self, curve: Sequence[float | None]) -> bool:
-        """Whether a trial with this curve should be stopped now."""
+    def hopeless(self, curve: Sequence[float | None], epochs: int) -> bool:
+        now = len(curve)
+        if 2 * now <= epochs:
+            return False
+        others = [other[math.ceil(now * len(other) / epochs) - 1] for other in self.curves]
         with quiet():
-            pruner = PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=self.patience + 1)
-            study = study_of(self.metric, pruner=pruner)
-            for values in filter(None, map(by_epoch, self.curves)):
-                study.add_trial(create_trial(value=values[max(values)], intermediate_values=values))
+            study = study_of(self.metric, pruner=PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=0))
+            for value in others:
+                if value is not None:
+                    study.add_trial(create_trial(value=value, intermediate_values={now: value}))
             trial = study.ask()
             for epoch, value in by_epoch(curve).items():
                 trial.report(value, epoch)

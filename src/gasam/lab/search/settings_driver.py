@@ -102,7 +102,7 @@ def _next(question: SettingsQuestion, found: SettingsFinding, count: int) -> lis
 
 def _pruner(found: SettingsFinding) -> PercentileRule:
     completed = tuple(one.curve for one in found.trials if one.valid is not None)
-    return PercentileRule(found.definition.family.followed, completed, max(1, int(found.settings["epochs"]) // 4))
+    return PercentileRule(found.definition.family.followed, completed)
 
 
 def _repeat_finalists(runner: Runner, question: SettingsQuestion, found: SettingsFinding) -> SettingsFinding:

@@ -37,7 +37,7 @@ def run_trial(
         family = job.plan.family(job.plan.data().without_test())
         training = Training(job.plan, family, checkpoints, on_update, Accelerator(cpu=cpu))
         if pruner is not None:
-            training.give_up = lambda rows: pruner.hopeless([row["valid"] for row in rows])
+            training.give_up = lambda rows: pruner.hopeless([row["valid"] for row in rows], job.plan.settings.epochs)
         training.resume()
         training.train()
         done = training.progress

@@ -15,8 +15,8 @@ HOPELESS = 3
 class Pruner(Protocol):
     """A rule that stops trials early."""
 
-    def hopeless(self, curve: Sequence[float | None]) -> bool:
-        """Whether a trial with this curve, a score for each epoch so far, should be stopped now."""
+    def hopeless(self, curve: Sequence[float | None], epochs: int) -> bool:
+        """Whether a trial should be stopped now. `curve` has a score for each epoch so far, of `epochs` in all."""
 
 
 class Worth(NamedTuple):
@@ -50,9 +50,8 @@ class BehindBaseline(NamedTuple):
     baseline: Sequence[float | None]
     tolerance: float
 
-    def hopeless(self, curve: Sequence[float | None]) -> bool:
-        """Whether a trial with this curve should be stopped now."""
-        if not curve or curve[-1] is None or 2 * len(curve) < len(self.baseline):
+    def hopeless(self, curve: Sequence[float | None], epochs: int) -> bool:
+        if not curve or curve[-1] is None or 2 * len(curve) < epochs:
             return False
         gap = self._gap(curve)
         return gap > HOPELESS * self.tolerance and gap >= self._gap(curve[:-1])
