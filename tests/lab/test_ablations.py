@@ -8,7 +8,7 @@ from synthetic import record, records_of
 from gasam.lab.methods import ABLATIONS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.report import pages
-from gasam.lab.report.ablation_sections import SCALE, SIZE, STEPS, ablation_parts, is_ablation
+from gasam.lab.report.ablation_sections import SCALE, SIZE, STEPS, ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.findings import of_ablations
 from gasam.lab.report.frame import groups_of
@@ -16,6 +16,7 @@ from gasam.lab.report.notes import contrast
 from gasam.lab.report.sections import every
 
 SMALL = "small@3"
+SOURCE = "tuned on validation, 4 tries"
 SCORES = {
     "baseline": [84.0, 84.4, 84.2],
     "multi-step-defense": [84.9, 85.4, 85.3],
@@ -51,22 +52,26 @@ def test_table_2_without_the_methods_of_table_1_are_the_ablations():
 
 def test_rows_belong_to_the_question_that_they_ask(runs):
     found = {part.question: [part.full_name_of(group) for group in part.groups[1:]] for part in ablation_parts(runs)}
-    budget = "L-inf budget 0.1 with cap 0.01"
+    budget = "L-inf budget 0.1 with cap 0.01 and schedule"
     assert found == {
         SCALE: [f"T = 1 ({budget})", f"GA-SAM ({budget})", f"Element-wise ({budget})", f"T = |w| ({budget})"],
-        STEPS: [f"K = 1 ({budget})", f"K = 3 ({budget})", "K = 2 (L-inf 0.001)"],
-        SIZE: ["GA-SAM (L-inf budget 0.01 with cap 0.01)", f"GA-SAM ({budget})", "GA-SAM (L-inf 0.001)"],
+        STEPS: [f"K = 1 ({budget})", f"K = 3 ({budget})", "K = 1 (L-inf 0.001)", "K = 2 (L-inf 0.001)"],
+        SIZE: ["GA-SAM (L-inf budget 0.01 with cap 0.01 and schedule)", f"GA-SAM ({budget})", "GA-SAM (L-inf 0.001)"],
     }
     assert all(part.groups[0].method == "baseline" for part in ablation_parts(runs))
 
 
-def test_a_row_is_compared_with_ga_sam_of_the_same_form(runs):
+def test_rows_are_compared_with_the_recommended_walk(runs):
     steps = next(part for part in ablation_parts(runs) if part.question == STEPS)
-    _, recommended, three, other_form = steps.groups
-    assert steps.lead_of(three) is recommended
-    assert steps.lead_of(other_form) is None, "no epsilon was tuned"
-    assert steps.others == [three, other_form]
-    assert steps.standing(other_form) is None
+    plain, recommended, three, other_form, _ = steps.groups
+    assert steps.lead is recommended
+    assert steps.others == steps.groups[2:]
+    assert steps.ablations == [three, steps.groups[-1]]
+    assert [steps.versus_lead(group) for group in (plain, recommended)] == ["", "reference"]
+    assert steps.versus_lead(other_form) == other_form.versus(recommended)
+    two = [run for run in runs if run.seed < 3]
+    few = next(part for part in ablation_parts(two) if part.question == STEPS)
+    assert [few.standing(group) for group in few.others] == [None] * 3, "two seeds decide nothing"
 
 
 def test_the_sentences_are_corrected_for_the_number_of_rows(runs):
@@ -76,14 +81,25 @@ def test_the_sentences_are_corrected_for_the_number_of_rows(runs):
     reach = stats.t.ppf(1 - 0.05 / 6, 2) * np.std(differences, ddof=1) / np.sqrt(3)
     assert differences.mean() + reach < 0, "worse also if it is one of three rows"
     assert scale.standing(defense, 3) == "worse"
-    budget = "L-inf budget 0.1 with cap 0.01"
+    budget = "L-inf budget 0.1 with cap 0.01 and schedule"
     assert list(of_ablations(Contents(runs))) == [
-        f"imdb, size {SMALL}, {SCALE}, corrected for 3 rows: worse than GA-SAM: T = 1 ({budget}), "
+        f"imdb, size {SMALL}, {SCALE}: 3 of 3 rows judged; worse than GA-SAM: T = 1 ({budget}), "
         f"Element-wise ({budget}).",
-        f"imdb, size {SMALL}, {STEPS}, corrected for 1 row: none is clearly better or worse than GA-SAM.",
-        f"imdb, size {SMALL}, {SIZE}, corrected for 1 row: worse than GA-SAM: GA-SAM "
-        "(L-inf budget 0.01 with cap 0.01).",
+        f"imdb, size {SMALL}, {STEPS}: 3 of 3 rows judged; worse than GA-SAM: K = 1 (L-inf 0.001), "
+        "K = 2 (L-inf 0.001).",
+        f"imdb, size {SMALL}, {SIZE}: 2 of 2 rows judged; worse than GA-SAM: GA-SAM (L-inf budget "
+        "0.01 with cap 0.01 and schedule), GA-SAM (L-inf 0.001).",
     ]
+
+
+def test_collapsed_and_undecided_rows_are_named():
+    scores = {"baseline": [84.0, 84.4, 84.2], "ga-sam": [86.0, 86.4, 86.2], "scale-weight": [50.1, 50.0]}
+    runs = records_of("imdb", scores, size=SMALL, worthless=50.0, test_error=0.5)
+    [sentence] = of_ablations(Contents(runs))
+    assert sentence.endswith(": 0 of 1 row judged; collapsed: T = |w| (L-inf budget 0.1 with cap 0.01 and schedule).")
+    scores["scale-weight"] = [86.0, 86.1]
+    [sentence] = of_ablations(Contents(records_of("imdb", scores, size=SMALL, worthless=50.0, test_error=0.5)))
+    assert sentence.endswith("0 of 1 row judged; nothing is decided.")
 
 
 def test_the_page_of_the_task_leaves_them_out_and_links_them(runs):
@@ -95,23 +111,70 @@ def test_the_page_of_the_task_leaves_them_out_and_links_them(runs):
     for name in ("Element-wise", "K = 3", "budget 0.01 ", "epsilon 0.001"):
         assert name not in task.parts[0]
         assert name not in task.parts[2]
-    assert "T = 1" in section.parts[1]
+    assert "T = 1" in section.parts[2]
     texts = {file.stem: text for file, text in pages.pages(Contents(runs), shown).items()}
     assert "[another](ablations.md)" in texts["imdb"]
     assert "[ablations](results/ablations.md)" in texts["results"]
     assert "ablations" not in every(Contents(records_of("imdb", {"baseline": [1.0], "ga-sam": [2.0]})))
 
 
-def test_another_method_is_what_ga_sam_is_compared_with_and_an_ablation_is_not(runs):
+def hidden(runs):
+    """The ablations, as their method and what differs in their walk."""
+    groups = groups_of(runs, "imdb", SMALL)
+    keys = ablations_among(groups)
+    return [(group.method, group.other_walk()) for group in groups if group.key in keys]
+
+
+BASE = {"baseline": [84.0, 84.4, 84.2], "ga-sam": [86.0, 86.4, 86.2]}
+
+
+def test_what_changes_two_parts_or_another_option_stays_on_the_page_of_the_task():
+    runs = records_of("imdb", BASE, size=SMALL)
+    kept = [
+        *walks([85.0] * 3, steps=2, budget=1.0),
+        *walks([85.0] * 3, walk_progress=0.5),
+        *walks([85.0] * 3, same_noise=True),
+        *records_of("imdb", {"element-wise": [85.0]}, size=SMALL, walk={"same_noise": True}),
+        *records_of("imdb", {"scale-weight": [85.0]}, size=SMALL, walk={"steps": 2}),
+        *records_of("imdb", {"scale-weight": [85.0]}, size=SMALL, settings={"epochs": 7}),
+    ]
+    assert hidden(runs + kept) == []
+    assert hidden([*runs, *walks([85.0] * 3, steps=2)]) == [("ga-sam", {"steps": 2})]
+
+
+def test_the_recommended_walk_is_the_reference_also_beside_a_smaller_tuned_one():
+    tuned = [
+        record("imdb", "ga-sam", 87.0, size=SMALL, seed=seed, walk={"budget": 0.03, "cap": 0.1}, epsilon_source=SOURCE)
+        for seed in (1, 2, 3)
+    ]
+    runs = [*records_of("imdb", BASE, size=SMALL), *tuned, *walks([85.0] * 3, budget=0.3)]
+    [part] = ablation_parts(runs)
+    assert part.lead.other_walk() == {}
+    assert [part.name_of(group) for group in part.groups] == ["Baseline", "GA-SAM", "GA-SAM", "GA-SAM"]
+    assert [part.versus_lead(group) for group in part.groups].index("reference") == 2, "sorted by the budget"
+
+
+def test_a_tuned_budget_is_no_row_of_table_2():
+    tuned = [
+        record("imdb", "multi-step-defense", 80.0, size=SMALL, seed=seed, walk={"budget": 0.01}, epsilon_source=SOURCE)
+        for seed in (1, 2, 3)
+    ]
+    part = next(iter(ablation_parts([*records_of("imdb", SCORES, size=SMALL), *tuned])))
+    assert [group.tuned for group in part.groups] == [False] * 5
+
+
+def test_runs_on_other_data_are_left_out():
+    runs = records_of("imdb", SCORES, size=SMALL)
+    other = records_of("imdb", SCORES, size=SMALL, data={"hash": "other", "notes": []})
+    [part] = ablation_parts(runs + other)
+    assert len({group.data for group in part.groups}) == 1
+
+
+def test_in_a_comparison_ga_sam_stands_beside_its_ablations(runs):
     groups = groups_of(runs, "imdb", SMALL)
     lead = next(group for group in groups if group.method == "ga-sam")
-    assert [other.method for other, _ in contrast(groups, lead)] == ["multi-step-defense"]
-    assert {group.method for group in groups if is_ablation(group)} == {"ga-sam", "element-wise", "scale-weight"}
-
-
-def test_runs_with_other_settings_are_no_ablations():
-    runs = records_of("imdb", SCORES, size=SMALL)
-    runs += records_of("imdb", {"scale-weight": [85.0, 85.1, 85.2]}, size=SMALL, settings={"epochs": 7})
-    other = [group for group in groups_of(runs, "imdb", SMALL) if group.settings["epochs"] == 7]
-    assert len(other) == 1
-    assert not is_ablation(other[0])
+    assert [other.method for other, _ in contrast(groups, lead)] == [
+        "multi-step-defense",
+        "element-wise",
+        "scale-weight",
+    ]

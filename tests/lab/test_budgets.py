@@ -102,7 +102,8 @@ def test_of_two_baselines_that_spent_as_much_validation_prefers_one(valid):
 def test_a_method_that_was_trained_longer_itself_stands_beside_the_baseline_with_as_many_epochs():
     runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", moved(0.5, 0.02))]
     runs += records_of("imdb", {"ga-sam": moved(2)}, settings={"epochs": 2 * EPOCHS})
-    assert shown(runs)[f"GA-SAM (epochs {2 * EPOCHS})"][SHORT] == interval(moved(2), moved(0.5, 0.02))
+    found = shown(runs)[f"GA-SAM (epochs {2 * EPOCHS})"][SHORT]
+    assert found == f"{interval(moved(2), moved(0.5, 0.02))}, epochs {2 * EPOCHS}"
 
 
 def test_shared_masks_are_compared_with_fresh_ones_of_the_same_walk():

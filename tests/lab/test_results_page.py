@@ -305,8 +305,11 @@ def test_readme_keeps_the_size_with_the_most_methods_and_a_nearer_one_has_its_ow
     assert "ptb small, 3 seeds" in block(*small, *medium)
     assert ["SAM", "189.00 (-1.00)"] in rows(block(*small, *medium))
     text = written(*small, *medium)["results"]
-    assert "[ptb, size medium](results/ptb.md): GA-SAM is better than the baseline: -1.50 [" in text
-    assert "[ptb](results/ptb.md): GA-SAM is better than the baseline: -1.77 [" in text
+    found = [row[:4] for row in rows(text) if row[1] in ("medium", "small")]
+    assert [row[:3] for row in found] == [["[ptb](results/ptb.md)", size, "3"] for size in ("medium", "small")]
+    for row, difference in zip(found, ("-1.50 [", "-1.77 ["), strict=True):
+        assert row[3].startswith(difference)
+        assert row[3].endswith("] perplexity: better")
     assert "What we got wrong before" not in text, "medium is no version of small"
 
 

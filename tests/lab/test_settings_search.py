@@ -23,6 +23,7 @@ from gasam.lab.search.sampling import FIRST, PercentileRule, propose
 from gasam.lab.search.settings_driver import tune_settings
 from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
 from gasam.lab.search.settings_question import SettingsQuestion
+from gasam.lab.search.worth import stops
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.plan import make
 
@@ -123,10 +124,22 @@ def test_trials_are_compared_after_the_same_share_of_their_epochs():
     """Four epochs that end with a low rate, and eight of which the fifth still has a high one."""
     short = tuple((60.0, 61.0, level, 90.0) for level in (70.0, 71.0, 72.0, 73.0, 74.0, 75.0))
     rule = PercentileRule(ACCURACY, short)
-    slow = [50.0, 55.0, 60.0, 65.0, 71.5]
-    assert not rule.hopeless(slow, epochs=8), "the others had 70 to 75 after 5/8 of their training, in epoch 3"
-    assert rule.hopeless([*slow[:4], 69.0], epochs=8)
-    assert rule.hopeless([*slow, 71.5, 80.0], epochs=8), "after 7/8 the others had 90"
+    slow = [50.0, 55.0, 60.0, 65.0, 69.0]
+    assert not rule.hopeless([*slow, 71.5], epochs=8), "the others had 70 to 75 after 6/8 of their training, in epoch 3"
+    assert rule.hopeless([*slow[:5], 69.0], epochs=8)
+    assert not rule.hopeless([*slow, 71.5, 72.0], epochs=8), "after 7/8 they are still in their last epoch"
+    assert rule.hopeless([*slow, 71.5, 80.0, 80.0], epochs=8), "in the end the others had 90"
+
+
+@pytest.mark.parametrize(("epochs", "halve_after", "stopped"), [(8, 2, True), (8, 4, False), (8, 6, False)])
+def test_a_trial_at_its_full_rate_is_not_stopped(epochs, halve_after, stopped):
+    """After five of eight epochs its rate must have been halved twice."""
+    settings = TASKS["ptb"].settings("small", epochs=epochs, halve_after=halve_after)
+    rule = PercentileRule(PERPLEXITY, ((200.0,) * 8,) * FIRST)
+    assert stops(rule, [300.0] * 5, settings) is stopped
+    assert stops(rule, [300.0] * 8, settings)
+    constant = TASKS["imdb"].settings("small", epochs=8)
+    assert stops(PercentileRule(ACCURACY, ((80.0,) * 8,) * FIRST), [50.0] * 5, constant)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -30,7 +30,7 @@ from gasam.lab.search.trial import run_trial
 from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.storage import write_json
-from gasam.lab.tasks import Origin
+from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -258,7 +258,7 @@ def test_only_what_would_not_be_given_up_now_is_run_again(curve, diverged, toler
     """A trial that ran to its end, diverged, or would be given up with the present tolerance is not."""
     outcome = Outcome(valid=None, worthless=50.0, diverged=diverged, curve=curve, gradient_evaluations=1, seconds=1.0)
     pruner = None if tolerance is None else BehindBaseline(Worth(ACCURACY, 50.0), [80.0] * 6, tolerance)
-    assert outcome.is_final(6, pruner) is final
+    assert outcome.is_final(TASKS["imdb"].settings("small", epochs=6), pruner) is final
 
 
 def test_committed_findings_are_read_and_written_as_they_are():

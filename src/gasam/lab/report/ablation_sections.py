@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gasam.lab.methods import ABLATIONS
 from gasam.lab.paper import studies
@@ -11,7 +11,7 @@ from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import described, score_cell
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import FEW, TUNED, Group
+from gasam.lab.report.group import FEW, TUNED, Group, GroupKey
 from gasam.lab.report.labels import radius
 from gasam.lab.report.section import Section, origin
 from gasam.lab.statistics import Standing
@@ -23,22 +23,32 @@ SCALE, STEPS, SIZE = "T, its granularity and the risk", "the number of steps", "
 
 
 class Part(NamedTuple):
-    """The rows of one question, plain training and GA-SAM among them, in the order of its table."""
+    """The answer to one question.
+
+    Args:
+        task: The task.
+        size: The size, as records name it.
+        question: One of the questions above.
+        lead: What the variants are compared with: GA-SAM's recommended walk, or else the tuned one.
+        groups: Plain training, GA-SAM and its variants, in the order of the table.
+        ablations: Those of them that no other page shows.
+    """
 
     task: str
     size: str
     question: str
+    lead: Group | None
     groups: list[Group]
+    ablations: list[Group]
+
+    @property
+    def heading(self) -> str:
+        """It names task and size, so that headings differ."""
+        return f"{self.question[0].upper()}{self.question[1:]}: {self.task}, size {self.size}"
 
     @property
     def others(self) -> list[Group]:
-        """The rows that GA-SAM is compared with."""
-        return [group for group in self.groups if group.method != "baseline" and group is not self.lead_of(group)]
-
-    def lead_of(self, group: Group) -> Group | None:
-        """GA-SAM with the same form of walk, a budget or an epsilon: the recommended walk, or else a tuned one."""
-        leads = [each for each in self.groups if each.method == "ga-sam" and not _changed(each)]
-        return next((lead for lead in leads if _has_budget(lead) == _has_budget(group)), None)
+        return [group for group in self.groups if group.method != "baseline" and group is not self.lead]
 
     def name_of(self, group: Group) -> str:
         """As the paper's tables name the row."""
@@ -47,36 +57,53 @@ class Part(NamedTuple):
         return _table2_names().get(group.method, group.title)
 
     def full_name_of(self, group: Group) -> str:
-        """With the size of its walk."""
-        return f"{self.name_of(group)} ({radius(group)})"
+        return f"{self.name_of(group)} ({_size_of_walk(group)})"
+
+    def versus_lead(self, group: Group) -> str:
+        if group is self.lead:
+            return "reference"
+        return group.versus(self.lead) if group.method != "baseline" else ""
 
     def standing(self, group: Group, comparisons: int = 1) -> Standing | None:
         """How a row stands to GA-SAM; None with less than three common seeds."""
-        lead = self.lead_of(group)
-        if lead is None or len(lead.scores.keys() & group.scores) < FEW:
+        if self.lead is None or len(self.lead.scores.keys() & group.scores) < FEW:
             return None
-        return group.standing(lead, comparisons)
+        return group.standing(self.lead, comparisons)
 
 
-def is_ablation(group: Group) -> bool:
-    """Whether it differs from GA-SAM in one part alone: T, its granularity, the risk, the steps or the walk's size."""
-    return group.usual and (group.method in ABLATIONS or (group.method == "ga-sam" and _asks(group) is not None))
+def parts_of(groups: Sequence[Group]) -> Iterator[Part]:
+    """The questions that the groups of one task and size ask, on the data of the first of them."""
+    if not groups:
+        return
+    usual = [group for group in groups if group.usual and group.data == groups[0].data]
+    plain = [group for group in usual if group.method == "baseline"][:1]
+    walks = [group for group in usual if group.method == "ga-sam"]
+    references = [group for group in walks if not _changed(group)]
+
+    def part(question: str, rows: list[Group], found: list[Group]) -> Iterator[Part]:
+        if found:
+            yield Part(groups[0].task, groups[0].size, question, next(iter(references), None), rows, found)
+
+    in_table_2 = [group for group in usual if group.method in _table2_names() and _is_row_of_table_2(group)]
+    yield from part(SCALE, in_table_2, [group for group in in_table_2 if group.method in ABLATIONS])
+    sizes = [group for group in walks if _is_another_size(group)]
+    pairs = [(group, other) for group in walks for other in (*references, *sizes) if _has_other_steps(group, other)]
+    steps = [group for group in walks if group in [longer for longer, _ in pairs]]
+    beside = [group for group in walks if group in references or group in [other for _, other in pairs]]
+    yield from part(STEPS, [*plain, *sorted([*beside, *steps], key=_place)], steps)
+    yield from part(SIZE, [*plain, *sorted([*references, *sizes], key=_place)], sizes)
+
+
+def ablations_among(groups: Sequence[Group]) -> set[GroupKey]:
+    """The keys of all ablations of one task and size."""
+    return {group.key for part in parts_of(groups) for group in part.ablations}
 
 
 def ablation_parts(records: Sequence[RunRecord]) -> Iterator[Part]:
     """The questions that were asked, by task and size."""
     for task, definition in TASKS.items():
         for size in definition.sizes:
-            groups = [group for group in groups_of(records, task, size) if group.usual]
-            ablations = [group for group in groups if is_ablation(group)]
-            if any(group.method in ABLATIONS for group in ablations):
-                alike = [group for group in groups if group.method in _table2_names() and not _changed(group)]
-                yield Part(task, size, SCALE, alike)
-            plain = [group for group in groups if group.method == "baseline"]
-            usual = [group for group in groups if group.method == "ga-sam" and not _changed(group)]
-            for question in (STEPS, SIZE):
-                if asking := [group for group in ablations if _asks(group) == question]:
-                    yield Part(task, size, question, [*plain[:1], *sorted([*usual, *asking], key=_place)])
+            yield from parts_of(groups_of(records, task, size))
 
 
 def ablation_sections(contents: Contents) -> Iterator[Section]:
@@ -84,22 +111,25 @@ def ablation_sections(contents: Contents) -> Iterator[Section]:
     found: dict[tuple[str, str], list[Part]] = {}
     for part in ablation_parts(contents.evidence):
         found.setdefault((part.task, part.size), []).append(part)
+    remarked = set[str]()
     for (task, size), parts in found.items():
         runs = {record.identity: record for part in parts for group in part.groups for record in group.records}
-        tables = [text for part in parts for text in (f"### {task}, size {size}: {part.question}", _table(part))]
-        remark = contents.comment("ablations", task) if size == TASKS[task].recorded_size() else ""
-        yield Section(f"{task}, size {size}", [*tables, remark, origin(list(runs.values()), "run")])
+        tables = [text for part in parts for text in (f"### {part.heading}", _table(part))]
+        remark = "" if task in remarked else contents.comment("ablations", task)
+        remarked.add(task)
+        yield Section(f"{task}, size {size}", [remark, *tables, origin(list(runs.values()), "run")])
 
 
 def _table(part: Part) -> str:
     metric = part.groups[0].metric
+    unit = metric.unit_of_differences
     rows = [
         {
-            "row": part.name_of(group),
-            "walk": "" if group.method == "baseline" else radius(group),
+            "variant": part.name_of(group),
+            "size of the walk": "" if group.method == "baseline" else _size_of_walk(group),
             described(metric): score_cell(group).text,
-            "vs baseline": group.versus(group.baseline),
-            "vs GA-SAM": group.versus(part.lead_of(group)) if group in part.others else "",
+            f"vs baseline, {unit} [95% interval]": group.versus(group.baseline),
+            f"vs GA-SAM, {unit} [95% interval]": part.versus_lead(group),
             "passes a step": "" if group.passes is None else f"{group.passes:.2f}",
         }
         for group in part.groups
@@ -107,28 +137,42 @@ def _table(part: Part) -> str:
     return markdown(of_texts("", rows))
 
 
+def _size_of_walk(group: Group) -> str:
+    scheduled = group.walk.get("walk_progress") is not None
+    joined = " and schedule" if group.walk.get("cap") else " with schedule"
+    return ("tuned: " if group.tuned else "") + radius(group) + (joined if scheduled else "")
+
+
 def _table2_names() -> dict[str, str]:
     return {row.method: row.label for row in studies.load("table2").rows}
 
 
-def _changed(group: Group) -> set[str]:
+def _changed(group: Group) -> dict[str, Any]:
     """The options that differ from the method's usual walk. A tuned size counts as usual."""
-    return group.other_walk().keys() - {"start_epoch"} - (TUNED if group.tuned else set())
+    besides = {"start_epoch", *(TUNED if group.tuned else ())}
+    return {name: value for name, value in group.other_walk().items() if name not in besides}
 
 
-def _asks(group: Group) -> str | None:
-    """The question that a walk of GA-SAM belongs to; None for its usual walk, and for other options."""
+def _is_row_of_table_2(group: Group) -> bool:
+    """The usual walk. A tuned budget is none: it would change the size together with T."""
+    return not _changed(group) and not (group.tuned and group.walk.get("budget"))
+
+
+def _has_other_steps(group: Group, other: Group) -> bool:
+    """Whether a walk differs from another in nothing but the number of steps."""
+    names = {name for name in group.walk.keys() | other.walk.keys() if group.walk.get(name) != other.walk.get(name)}
+    return names - {"start_epoch"} == {"steps"}
+
+
+def _is_another_size(group: Group) -> bool:
+    """Another budget, cap or epsilon; the schedule is the usual one, or there is none, as in the paper."""
     changed = _changed(group)
-    if not changed or not changed <= TUNED | {"steps"}:
-        return None
-    return STEPS if "steps" in changed else SIZE
-
-
-def _has_budget(group: Group) -> bool:
-    return bool(group.walk.get("budget"))
+    only_size = changed.keys() <= TUNED and changed.keys() - {"walk_progress"}
+    return bool(only_size) and changed.get("walk_progress") is None
 
 
 def _place(group: Group) -> tuple[bool, str, int, float]:
     """Budgets before epsilons, then by the norm, the number of steps and the size."""
     walk = group.walk
-    return not _has_budget(group), str(walk["norm"]), walk["steps"], walk.get("budget") or walk["epsilon"]
+    budget = walk.get("budget")
+    return not budget, str(walk["norm"]), walk["steps"], budget or walk["epsilon"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gasam.lab.families import Metric
@@ -11,9 +11,9 @@ from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import FEW, Group, GroupKey
 from gasam.lab.report.judgement import collapsed
-from gasam.lab.report.labels import differing, in_words, named
+from gasam.lab.report.labels import differing, duration, named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.notes import notes
 from gasam.lab.statistics import counted, number
@@ -69,9 +69,12 @@ def score_cell(group: Group) -> Cell:
 
 
 def _difference(group: Group) -> Cell:
-    found = group.difference(group.baseline)
-    same = group.method == "baseline" and group.has_scores_of(group.baseline)
-    return Cell(SAME if same else group.versus(group.baseline), found._asdict()) if found else Cell()
+    found, plain = group.difference(group.baseline), group.baseline
+    if found is None or plain is None:
+        return Cell()
+    if group.method == "baseline":
+        return Cell(SAME if group.has_scores_of(plain) else group.versus(plain), found._asdict())
+    return Cell(_against(group, plain), found._asdict())
 
 
 def _at_equal_time(line: Line) -> str:
@@ -89,8 +92,9 @@ def _at_equal_evaluations(group: Group) -> str:
 
 
 def _against(group: Group, opponent: Group) -> str:
-    """The difference to a longer baseline, and what sets that apart from the others."""
-    return ", ".join(filter(None, (group.versus(opponent), in_words(opponent.apart))))
+    """The difference to plain training, and how long that was trained if not as long as the first row."""
+    found = group.versus(opponent)
+    return ", ".join(filter(None, (found, duration(opponent)))) if found else ""
 
 
 def _evaluations(group: Group) -> Cell:
@@ -152,7 +156,7 @@ def comparison(
     size: str,
     flags: str | None = None,
     step_times: Mapping[str, float] | None = None,
-    shown: Callable[[Group], bool] = lambda _: True,
+    hidden: Collection[GroupKey] = (),
 ) -> Table:
     """Every configuration that was run on a task in a size, a row each, in the order of the methods.
 
@@ -162,12 +166,13 @@ def comparison(
         size: The size, as records name it.
         flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
         step_times: Those of `step_time.step_times`, by configuration.
-        shown: The groups that have a row. The others may still be what those are compared with.
+        hidden: The keys of groups without a row. Others may still be compared with them.
     """
     groups = groups_of(records, task, size)
+    shown = [group for group in groups if group.key not in hidden]
     times = with_longer_baselines(groups, step_times or {})
 
-    def duration(group: Group) -> float:
+    def time_of(group: Group) -> float:
         return times.get(group.configuration, math.nan) * group.mean("updates")
 
     lines = [
@@ -179,14 +184,13 @@ def comparison(
             group,
             paper_of(group) if group.usual else None,
             times.get(group.configuration),
-            as_expensive(group, groups, duration) if group.method != "baseline" else None,
+            as_expensive(group, groups, time_of) if group.method != "baseline" else None,
         )
-        for group in groups
-        if shown(group)
+        for group in shown
     ]
     scores = _with_units(groups[0].metric) if groups else (TEST, DIFFERENCE, *PAPER)
     columns = [LABEL, NAME, SETTINGS, *scores, *COST, *BUDGETS]
-    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, list(filter(shown, groups)), flags))
+    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, shown, flags))
 
 
 def _with_units(metric: Metric) -> Iterator[Column[Line]]:

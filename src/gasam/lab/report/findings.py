@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
-from gasam.lab.report.ablation_sections import ablation_parts
+from gasam.lab.report.ablation_sections import ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
@@ -25,11 +26,14 @@ from gasam.lab.tasks import SIZE_NAMES, TASKS
 
 def of_task(contents: Contents, task: str) -> Iterator[str]:
     """GA-SAM and the baseline in each size, and what the intervals leave out."""
-    groups = {size: groups_of(contents.evidence, task, size) for size in TASKS[task].sizes}
+    groups = {size: _shown(groups_of(contents.evidence, task, size)) for size in TASKS[task].sizes}
     for size, some in groups.items():
         yield from (f"Size {size}: {sentence}" for sentence in conclusion(some))
         if any(group.longer_is_the_same for group in some):
-            yield f"Size {size}: the longer baseline selected the same epochs as the short one: same weights."
+            yield (
+                f"Size {size}: with twice the epochs validation selects the same epoch, so longer plain training ends "
+                "with the same model."
+            )
     plain = [group for some in groups.values() for group in some if group.method == "baseline"]
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
@@ -37,6 +41,12 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
             f"score of plain training (size {group.size}), and at most {math.sqrt(2) * one:.2f} to a difference. "
             "More seeds do not reduce it."
         )
+
+
+def _shown(groups: Sequence[Group]) -> list[Group]:
+    """Those on the page of their task."""
+    hidden = ablations_among(groups)
+    return [group for group in groups if group.key not in hidden]
 
 
 def of_family(contents: Contents) -> Iterator[str]:
@@ -57,19 +67,21 @@ def of_family(contents: Contents) -> Iterator[str]:
 
 
 def of_ablations(contents: Contents) -> Iterator[str]:
-    """For each question the rows that are clearly better or worse than GA-SAM, if it was asked with enough seeds."""
+    """For each question the rows that are clearly better or worse than GA-SAM, and those that collapsed."""
     for part in ablation_parts(contents.evidence):
         judged = [group for group in part.others if part.standing(group) is not None]
-        standings = {part.full_name_of(group): part.standing(group, len(judged)) for group in judged}
+        standings = [(part.full_name_of(group), part.standing(group, len(judged))) for group in judged]
         told = [
             f"{word} than GA-SAM: {', '.join(names)}"
             for word in ("better", "worse")
-            if (names := [name for name, standing in standings.items() if standing == word])
+            if (names := [name for name, standing in standings if standing == word])
         ]
-        if judged:
-            found = "; ".join(told) or "none is clearly better or worse than GA-SAM"
-            rows = counted(len(judged), "row")
-            yield f"{part.task}, size {part.size}, {part.question}, corrected for {rows}: {found}."
+        if judged and not told:
+            told = ["none of them is clearly better or worse than GA-SAM"]
+        if lost := [part.full_name_of(group) for group in part.others if collapsed(group)]:
+            told.append(f"collapsed: {', '.join(lost)}")
+        enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
+        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {'; '.join(told) or 'nothing is decided'}."
 
 
 def is_ablated(contents: Contents, task: str) -> bool:

@@ -19,6 +19,7 @@ from gasam.lab.walks import LATER, choose
 RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 """What a search may set."""
+GroupKey = tuple[str, str]
 FEW = 3
 """With fewer seeds the scores themselves are shown instead of an interval."""
 
@@ -55,6 +56,11 @@ class Group:
         self.fresh: Group | None = None
         self.apart: dict[str, Any] = {}
         self.usual = True
+
+    @property
+    def key(self) -> GroupKey:
+        """What no other group has."""
+        return self.configuration, self.data
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.report.frame import groups_of
+from gasam.lab.report.frame import DURATION, groups_of
 from gasam.lab.report.group import TUNED, Group
 
 
@@ -32,6 +32,11 @@ def radius(group: Group) -> str:
     budget, cap = group.walk.get("budget"), group.walk.get("cap")
     size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
     return f"{in_words({'norm': group.walk['norm']})} {size}" + (f" with cap {cap:g}" if cap else "")
+
+
+def duration(group: Group) -> str:
+    """How long it was trained, if not as long as its size says."""
+    return in_words({name: value for name, value in group.apart.items() if name in DURATION})
 
 
 def in_words(values: Mapping[str, Any]) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from gasam.lab.methods import ABLATIONS
 from gasam.lab.report.frame import shared_settings
 from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
-from gasam.lab.report.labels import in_words, label, named, radius
+from gasam.lab.report.labels import duration, in_words, label, named, radius
 from gasam.lab.statistics import Standing
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
@@ -51,7 +50,7 @@ def _at_equal_cost(group: Group) -> str:
     standing = group.standing(group.longer)
     if standing is None or group.longer is group.baseline or group.longer_is_the_same:
         return ""
-    opponent = named("longer plain training", in_words(group.longer.apart))
+    opponent = named("longer plain training", duration(group.longer))
     return f" At equal cost, compared with {opponent}: {SAID[standing]}, {group.versus(group.longer)}."
 
 
@@ -106,13 +105,12 @@ def _beside(lead: Group, other: Group) -> str:
 def contrast(groups: Sequence[Group], lead: Group) -> list[tuple[Group, Standing]]:
     """How a group of GA-SAM stands to each other method; of several groups of one method the usual one counts.
 
-    A tuned walk is compared with tuned ones, if the other method has one. Ablations of GA-SAM have a page of their own.
-    Groups with less than three common seeds are left out, and so are those in which a run diverged: the remaining seeds
-    would be the lucky ones.
+    A tuned walk is compared with tuned ones, if the other method has one. Groups with less than three common seeds are
+    left out, and so are those in which a run diverged: the remaining seeds would be the lucky ones.
     """
     first: dict[str, Group] = {}
     for group in sorted(groups, key=lambda group: group.tuned != lead.tuned):
-        if group.usual and group.method not in ("baseline", "ga-sam", *ABLATIONS):
+        if group.usual and group.method not in ("baseline", "ga-sam"):
             first.setdefault(group.method, group)
     enough = [other for other in first.values() if len(lead.scores.keys() & other.scores) >= FEW]
     return [(other, standing) for other in enough if (standing := lead.standing(other))]

@@ -15,7 +15,7 @@ from gasam.lab.paper.figures import norms_by_epoch
 from gasam.lab.paper.studies import Study
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
-from gasam.lab.report.ablation_sections import ablation_sections, is_ablation
+from gasam.lab.report.ablation_sections import ablation_sections, ablations_among
 from gasam.lab.report.comparison import PAPER, comparison
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_sections
@@ -50,14 +50,12 @@ def every(contents: Contents) -> dict[str, list[Section]]:
 
 def task_sections(contents: Contents, task: str) -> Iterator[Section]:
     """Every configuration that was run, by size, except the ablations."""
-
-    def shown(group: Group) -> bool:
-        return not is_ablation(group)
-
     records = contents.evidence
     for size in TASKS[task].sizes:
-        if groups := list(filter(shown, groups_of(records, task, size))):
-            table = comparison(records, task, size, None, contents.step_times.get((task, size)), shown)
+        found = groups_of(records, task, size)
+        hidden = ablations_among(found)
+        if groups := [group for group in found if group.key not in hidden]:
+            table = comparison(records, task, size, step_times=contents.step_times.get((task, size)), hidden=hidden)
             notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
             methods = ",".join(dict.fromkeys(group.method for group in groups))
             command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"

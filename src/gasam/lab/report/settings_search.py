@@ -17,11 +17,17 @@ SHOWN = 5
 
 
 def settings_table(found: SettingsFinding) -> Table:
-    """The best trials and the task's own settings, the chosen ones first."""
+    """The best trials and the task's own settings: the chosen ones, then by the number of seeds and by their mean."""
     best = found.ranked()[:SHOWN]
     shown = [*best, *([] if found.own in best else [found.own])]
     chosen = found.chosen()
-    rows = [_row(found, one, one is chosen) for one in sorted(shown, key=lambda one: one is not chosen)]
+    sign = -1 if found.metric.higher_is_better else 1
+
+    def place(one: SettingsTrial) -> tuple[bool, int, float]:
+        mean = found.mean(one)
+        return one is not chosen, -len(found.scores(one)), math.inf if mean is None else sign * mean
+
+    rows = [_row(found, one, one is chosen) for one in sorted(shown, key=place)]
     ended = sum(one.valid is not None for one in found.trials)
     notes = [
         f"{counted(len(found.trials), 'trial')} with seed {found.seed}, of which {len(found.trials) - ended} were "

@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from gasam.lab.methods import METHODS, TABLE1
+from gasam.lab.methods import ABLATIONS, METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import Group
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.labels import in_words, named
-from gasam.lab.report.notes import SAID, conclusion, contrast
-from gasam.lab.statistics import counted, number, signed
-from gasam.lab.tables import Table
+from gasam.lab.report.notes import SAID, contrast
+from gasam.lab.statistics import Standing, counted, number, signed
+from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
 
 SHOWN = (*TABLE1, "freelb")
+OTHERS: dict[Standing, str] = {
+    "better": "better than",
+    "no difference": "no clear difference to",
+    "worse": "worse than",
+}
 
 
-def answers(records: Sequence[RunRecord]) -> Iterator[str]:
+def answers(records: Sequence[RunRecord]) -> Table:
     """GA-SAM on each task: compared with plain training, with the other methods, and its cost.
 
-    The table has the size with the most methods. Sizes that are nearer to the paper have an answer of their own.
+    README's table has the size with the most methods. Sizes that are nearer to the paper have rows here as well.
     """
+    rows = []
     for task, shown in _by_task(records).items():
         sizes = list(TASKS[task].sizes)
-        nearer = sizes[: sizes.index(shown[0].size)]
-        others = (groups_of(records, task, size) for size in nearer)
-        for groups in filter(None, (*others, shown)):
-            name = task if groups is shown else f"{task}, size {groups[0].size}"
-            yield from _answer(f"[{name}](results/{task}.md)", groups)
+        for size in sizes[: sizes.index(shown[0].size) + 1]:
+            groups = [group for group in groups_of(records, task, size) if group.method not in ABLATIONS]
+            lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
+            if lead is not None and lead.baseline is not None:
+                rows.append(_answer(lead, groups))
+    return of_texts("GA-SAM on each task", rows)
 
 
-def _answer(name: str, groups: Sequence[Group]) -> Iterator[str]:
-    lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
-    if lead is not None:
-        others = contrast(groups, lead)
-        for sentence in conclusion(groups):
-            told = f"{name}: {sentence}"
-            for standing, word in SAID.items():
-                if titles := ", ".join(other.title for other, each in others if each == standing):
-                    told += f" Compared with {titles}: {word}."
-            if lead.relative_cost:
-                told += f" Cost: {lead.relative_cost:.2f} times the gradient evaluations."
-            yield told
+def _answer(lead: Group, groups: Sequence[Group]) -> dict[str, str]:
+    found = contrast(groups, lead)
+    row = {
+        "task": f"[{lead.task}](results/{lead.task}.md)",
+        "size": lead.size,
+        "seeds": str(len(lead.scores)),
+        "GA-SAM minus plain training, equal epochs": _judged(lead, lead.baseline),
+        "equal cost": "same weights" if lead.longer_is_the_same else _judged(lead, lead.longer),
+    }
+    for standing, title in OTHERS.items():
+        row[title] = ", ".join(other.title for other, each in found if each == standing)
+    cost = lead.relative_cost
+    return row | {"gradient evaluations": f"{cost:.2f}x" if cost else ""}
+
+
+def _judged(lead: Group, plain: Group | None) -> str:
+    """The difference to plain training, and whether it is clear."""
+    if plain is None or not (told := lead.versus(plain)):
+        return ""
+    standing = lead.standing(plain) if len(lead.scores.keys() & plain.scores) >= FEW else None
+    unit = lead.metric.unit_of_differences
+    return f"{told} {unit}" + (f": {SAID[standing]}" if standing else "")
 
 
 def overview(records: Sequence[RunRecord]) -> Table:

@@ -71,8 +71,8 @@ def tune(
         pruner = None if question.full_grid else found.pruner(max(question.tolerance, found.noise))
         if file.exists():
             earlier = Finding.read(file)
-            epochs = question.plan(None).settings.epochs
-            tries = tuple(one for one in earlier.tries if one.is_final(epochs, pruner))
+            settings = question.plan(None).settings
+            tries = tuple(one for one in earlier.tries if one.is_final(settings, pruner))
             found = replace(found, tries=tries, repeats=earlier.repeats)
         found = _search(runner, question, found, pruner, file)
         if found.tries and not question.full_grid:
@@ -122,7 +122,7 @@ class Runner:
             file = self.folder / job.name / OUTCOME
             if file.exists():
                 known = read_as(Outcome, "the outcome of a trial", file)
-                job.record = known if known.is_final(job.plan.settings.epochs, pruner) else None
+                job.record = known if known.is_final(job.plan.settings, pruner) else None
             if job.record is not None:
                 Checkpoints(file.parent).clean()  # the trial may have been killed just after it wrote its outcome
         work = partial(run_trial, pruner=pruner, cpu=self.cpu)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
+from gasam.lab.families import Recipe
 from gasam.lab.search.strategy import Candidate
-from gasam.lab.search.worth import Pruner
+from gasam.lab.search.worth import Pruner, stops
 
 
 class Outcome(BaseModel):
@@ -39,11 +40,11 @@ class Outcome(BaseModel):
     dirty: bool | None = None
     seed: int | None = None
 
-    def is_final(self, epochs: int, pruner: Pruner | None) -> bool:
+    def is_final(self, settings: Recipe, pruner: Pruner | None) -> bool:
         """Whether the trial was completed, diverged, or would be stopped early again. If not, it has to be rerun."""
-        if self.diverged or len(self.curve) == epochs:
+        if self.diverged or len(self.curve) == settings.epochs:
             return True
-        return pruner is not None and pruner.hopeless(self.curve, epochs)
+        return pruner is not None and stops(pruner, self.curve, settings)
 
     def as_json(self) -> dict[str, Any]:
         """The fields that were set, so that older files do not change."""

@@ -6,7 +6,6 @@ pruner can be sent to the process of a trial, on any machine.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ class PercentileRule:
     """Stops a trial that is among the worst quarter after the same share of its epochs, by Optuna's pruner.
 
     No trial is stopped in the first half: much dropout or a rate that stays high makes a slow start and a good end.
-    Curves are compared by share and not by epoch, because schedules follow the number of epochs.
+    Curves are compared by share and not by epoch, because most schedules follow the number of epochs.
 
     Args:
         metric: The metric of the curves.
@@ -71,7 +70,7 @@ class PercentileRule:
         now = len(curve)
         if 2 * now <= epochs:
             return False
-        others = [other[math.ceil(now * len(other) / epochs) - 1] for other in self.curves]
+        others = [other[max(1, now * len(other) // epochs) - 1] for other in self.curves]
         with quiet():
             study = study_of(self.metric, pruner=PercentilePruner(KEPT, n_startup_trials=FIRST, n_warmup_steps=0))
             for value in others:

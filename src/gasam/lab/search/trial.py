@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from gasam.lab.engines.jobs import Job
 from gasam.lab.search.outcome import Outcome
-from gasam.lab.search.worth import Pruner
+from gasam.lab.search.worth import Pruner, stops
 from gasam.lab.storage import write_json
 from gasam.lab.training.checkpoints import Checkpoints
 from gasam.lab.training.loop import Training, finite
@@ -37,7 +37,7 @@ def run_trial(
         family = job.plan.family(job.plan.data().without_test())
         training = Training(job.plan, family, checkpoints, on_update, Accelerator(cpu=cpu))
         if pruner is not None:
-            training.give_up = lambda rows: pruner.hopeless([row["valid"] for row in rows], job.plan.settings.epochs)
+            training.give_up = lambda rows: stops(pruner, [row["valid"] for row in rows], job.plan.settings)
         training.resume()
         training.train()
         done = training.progress

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gasam.lab.families import Metric
+from gasam.lab.families import Metric, Recipe
 
 HOPELESS = 3
 """A trial is stopped early if it is behind the baseline by more than this multiple of the tolerance."""
@@ -17,6 +17,12 @@ class Pruner(Protocol):
 
     def hopeless(self, curve: Sequence[float | None], epochs: int) -> bool:
         """Whether a trial should be stopped now. `curve` has a score for each epoch so far, of `epochs` in all."""
+
+
+def stops(pruner: Pruner, curve: Sequence[float | None], settings: Recipe) -> bool:
+    """Whether a trial is stopped now. Its rate must have been halved twice, if its schedule halves it."""
+    halved_twice = settings.halve_after + 2 if settings.schedule == "halving" else 0
+    return len(curve) >= halved_twice and pruner.hopeless(curve, settings.epochs)
 
 
 class Worth(NamedTuple):
