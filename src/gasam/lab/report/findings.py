@@ -19,7 +19,7 @@ from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
-from gasam.lab.statistics import counted
+from gasam.lab.statistics import counted, number
 from gasam.lab.tables import Table
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
@@ -94,11 +94,11 @@ def of_searches(contents: Contents) -> Iterator[str]:
     for settings in contents.settings:
         best, own = settings.chosen(), settings.mean(settings.own)
         if best is not None and own is not None:
-            gain = settings.metric.difference((settings.mean(best) or 0.0) - own)
+            gain = number(abs((settings.mean(best) or 0.0) - own), settings.metric.decimals)
             what = "settings and the walk" if settings.joint else "settings"
             yield (
                 f"{settings.task}, size {settings.size}: a search of {len(settings.trials)} trials for the {what} of "
-                f"{settings.method} gained {gain} {settings.metric.unit_of_differences} on validation, "
+                f"{settings.method} improved validation by {gain} {settings.metric.unit_of_differences}, "
                 f"over {len(settings.scores(best))} seeds."
             )
     for finding in contents.findings:
