@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from gasam.lab.methods import ABLATIONS, METHODS, TABLE1
 from gasam.lab.paper import studies
@@ -14,6 +15,7 @@ from gasam.lab.report.notes import SAID, contrast
 from gasam.lab.statistics import Standing, counted, number, signed
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
+from gasam.lab.tasks.task import DEFAULT_SIZE
 
 SHOWN = (*TABLE1, "freelb")
 OTHERS: dict[Standing, str] = {
@@ -26,7 +28,7 @@ OTHERS: dict[Standing, str] = {
 def answers(records: Sequence[RunRecord]) -> Table:
     """GA-SAM on each task: compared with plain training, with the other methods, and its cost.
 
-    README's table has the size with the most methods. Sizes that are nearer to the paper have rows here as well.
+    Sizes that are nearer to the paper than the one in README's table have rows here as well.
     """
     rows = []
     for task, shown in _by_task(records).items():
@@ -76,16 +78,38 @@ def overview(records: Sequence[RunRecord]) -> Table:
         if set(texts) != {"not run"}:
             rows.append((METHODS[method].title, *texts))
     sizes = [f"{task} {next(iter(some.values())).size}, {_seeds(list(some.values()))}" for task, some in chosen.items()]
-    return Table("Results", ("method", *map(_heading, chosen)), tuple(rows), (f"Sizes: {'; '.join(sizes)}.",))
+    walks = [f"{task} {_origin_of_walks(some.values())}" for task, some in chosen.items()]
+    notes = f"Sizes: {'; '.join(sizes)}.", f"Sizes of the walks: {'; '.join(walks)}."
+    return Table("Results", ("method", *map(_heading, chosen)), tuple(rows), notes)
+
+
+def _origin_of_walks(groups: Iterable[Group]) -> str:
+    """Where the sizes of the walks come from, and the methods whose size comes from elsewhere."""
+    found = {group.title: group.sources[0].partition(",")[0] for group in groups if group.method != "baseline"}
+    if not found:
+        return "none"
+    [(most, _)] = Counter(found.values()).most_common(1)
+    return named(most, ", ".join(f"{title}: {source}" for title, source in found.items() if source != most))
 
 
 def _by_task(records: Sequence[RunRecord]) -> dict[str, list[Group]]:
-    """What was run of each task in the size in which most methods were run; of several, the nearest to the paper."""
-    found = {
-        task: max((groups_of(records, task, size) for size in definition.sizes), key=_methods)
-        for task, definition in TASKS.items()
-    }
+    """What was run of each task in the newest version of `small` that decides something about GA-SAM.
+
+    If none does, the size in which most methods were run; of several, the nearest to the paper.
+    """
+    found = {}
+    for task, definition in TASKS.items():
+        by_size = {size: groups_of(records, task, size) for size in definition.sizes}
+        newest_first = [groups for size, groups in by_size.items() if size.partition("@")[0] == DEFAULT_SIZE]
+        most = max(by_size.values(), key=_methods)
+        found[task] = next(filter(_decides, newest_first), most)
     return {task: groups for task, groups in found.items() if _methods(groups)}
+
+
+def _decides(groups: Sequence[Group]) -> bool:
+    """Whether GA-SAM and plain training have enough seeds in common."""
+    walks = [group for group in groups if group.usual and group.method == "ga-sam" and group.baseline]
+    return any(group.baseline and len(group.scores.keys() & group.baseline.scores) >= FEW for group in walks)
 
 
 def _methods(groups: Sequence[Group]) -> int:
