@@ -178,3 +178,17 @@ def test_in_a_comparison_ga_sam_stands_beside_its_ablations(runs):
         "element-wise",
         "scale-weight",
     ]
+
+
+def test_the_page_shows_how_far_walks_went_after_the_cap():
+    """The mean over seeds, of the last epoch; records without it have an empty cell."""
+    runs = records_of("imdb", SCORES, size=SMALL)
+    for run in runs:
+        if run.method == "scale-weight":
+            run.curve[0]["walk"] = {"predicted_rise": 9.0}
+            run.curve[-1]["walk"] = {"predicted_rise": run.seed / 100}
+    [section] = every(Contents(runs))["ablations"]
+    rows = [line.split(" | ") for line in section.parts[2].splitlines()]
+    assert "predicted rise" in rows[0]
+    assert [row[-2] for row in rows if row[0].startswith(r"| T = \|w\|")] == ["0.0200"]
+    assert [row[-2] for row in rows if row[0] == "| Element-wise"] == [""]

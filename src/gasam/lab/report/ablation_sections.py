@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from gasam.lab.methods import ABLATIONS
@@ -130,6 +131,7 @@ def _table(part: Part) -> str:
             described(metric): score_cell(group).text,
             f"vs baseline, {unit} [95% interval]": group.versus(group.baseline),
             f"vs GA-SAM, {unit} [95% interval]": part.versus_lead(group),
+            "predicted rise": _predicted_rise(group),
             "passes a step": "" if group.passes is None else f"{group.passes:.2f}",
         }
         for group in part.groups
@@ -141,6 +143,13 @@ def _size_of_walk(group: Group) -> str:
     scheduled = group.walk.get("walk_progress") is not None
     joined = " and schedule" if group.walk.get("cap") else " with schedule"
     return ("tuned: " if group.tuned else "") + radius(group) + (joined if scheduled else "")
+
+
+def _predicted_rise(group: Group) -> str:
+    """The rise of the loss that the walks of the last epoch aimed at after the cap; older records do not have it."""
+    walks = [record.curve[-1].get("walk") for record in group.records if isinstance(record, RunRecord) and record.curve]
+    rises = [walk["predicted_rise"] for walk in walks if walk and walk.get("predicted_rise") is not None]
+    return f"{fmean(rises):.4f}" if rises else ""
 
 
 def _table2_names() -> dict[str, str]:
