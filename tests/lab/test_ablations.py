@@ -163,6 +163,24 @@ def test_a_tuned_budget_is_no_row_of_table_2():
     assert [group.tuned for group in part.groups] == [False] * 5
 
 
+def test_a_second_table_of_t_has_ga_sam_with_the_same_size_of_the_walk(runs):
+    """The rows of another cap are compared with GA-SAM under that cap, and no other question shows them."""
+    wide = {"budget": 0.1, "cap": 0.1}
+    scores = {"scale-weight": [85.0, 85.5, 85.4], "multi-step-defense": [84.0, 84.6, 84.3]}
+    found = [*runs, *walks([86.6, 87.0, 86.9], **wide), *records_of("imdb", scores, size=SMALL, walk=wide)]
+    parts = {part.question: part for part in ablation_parts(found)}
+    second = parts[f"{SCALE} at L-inf budget 0.1 with cap 0.1"]
+    assert list(parts) == [SCALE, second.question, STEPS, SIZE]
+    assert [second.name_of(group) for group in second.groups] == ["Baseline", "T = 1", "GA-SAM", "T = |w|"]
+    assert second.lead is second.groups[2]
+    differences = np.subtract(scores["scale-weight"], [86.6, 87.0, 86.9])
+    assert second.versus_lead(second.groups[3]).startswith(f"{differences.mean():.2f} [")
+    first = [part.full_name_of(group) for part in parts.values() if part is not second for group in part.groups]
+    assert not {second.full_name_of(group) for group in second.ablations} & set(first)
+    keys = ablations_among(groups_of(found, "imdb", SMALL))
+    assert {group.key for group in second.ablations} <= keys, "the page of the task leaves them out"
+
+
 def test_runs_on_other_data_are_left_out():
     runs = records_of("imdb", SCORES, size=SMALL)
     other = records_of("imdb", SCORES, size=SMALL, data={"hash": "other", "notes": []})

@@ -21,6 +21,8 @@ from gasam.lab.tasks import TASKS
 
 SCALE, STEPS, SIZE = "T, its granularity and the risk", "the number of steps", "the size of the walk"
 """The questions: the first is that of Table 2, the others are those of Table 3."""
+TABLE_2_OPTIONS = {"scale", "granularity", "risk"}
+"""What the rows of Table 2 change."""
 
 
 class Part(NamedTuple):
@@ -30,7 +32,8 @@ class Part(NamedTuple):
         task: The task.
         size: The size, as records name it.
         question: One of the questions above.
-        lead: What the variants are compared with: GA-SAM's recommended walk, or else the tuned one.
+        lead: What the variants are compared with: GA-SAM's recommended walk, or else the tuned one. A second table
+            of T has GA-SAM with another size of the walk.
         groups: Plain training, GA-SAM and its variants, in the order of the table.
         ablations: Those of them that no other page shows.
     """
@@ -81,13 +84,20 @@ def parts_of(groups: Sequence[Group]) -> Iterator[Part]:
     walks = [group for group in usual if group.method == "ga-sam"]
     references = [group for group in walks if not _changed(group)]
 
-    def part(question: str, rows: list[Group], found: list[Group]) -> Iterator[Part]:
-        if found:
-            yield Part(groups[0].task, groups[0].size, question, next(iter(references), None), rows, found)
-
-    in_table_2 = [group for group in usual if group.method in _table2_names() and _is_row_of_table_2(group)]
-    yield from part(SCALE, in_table_2, [group for group in in_table_2 if group.method in ABLATIONS])
+    first = next(iter(references), None)
     sizes = [group for group in walks if _is_another_size(group)]
+
+    def part(question: str, rows: list[Group], found: list[Group], lead: Group | None = first) -> Iterator[Part]:
+        if found:
+            yield Part(groups[0].task, groups[0].size, question, lead, rows, found)
+
+    variants = [group for group in usual if group.method in _table2_names()]
+    in_table_2 = [group for group in variants if _is_row_of_table_2(group)]
+    yield from part(SCALE, in_table_2, [group for group in in_table_2 if group.method in ABLATIONS])
+    for lead in (*references[1:], *sizes):
+        rows = [group for group in variants if _differing(group, lead) <= TABLE_2_OPTIONS]
+        found = [group for group in rows if group is not lead and not group.tuned]
+        yield from part(f"{SCALE} at {radius(lead)}", [*plain, *rows], found, lead)
     pairs = [(group, other) for group in walks for other in (*references, *sizes) if _has_other_steps(group, other)]
     steps = [group for group in walks if group in [longer for longer, _ in pairs]]
     beside = [group for group in walks if group in references or group in [other for _, other in pairs]]
@@ -169,8 +179,13 @@ def _is_row_of_table_2(group: Group) -> bool:
 
 def _has_other_steps(group: Group, other: Group) -> bool:
     """Whether a walk differs from another in nothing but the number of steps."""
-    names = {name for name in group.walk.keys() | other.walk.keys() if group.walk.get(name) != other.walk.get(name)}
-    return names - {"start_epoch"} == {"steps"}
+    return _differing(group, other) == {"steps"}
+
+
+def _differing(group: Group, other: Group) -> set[str]:
+    """The options in which two walks differ."""
+    names = group.walk.keys() | other.walk.keys()
+    return {name for name in names if group.walk.get(name) != other.walk.get(name)} - {"method", "start_epoch"}
 
 
 def _is_another_size(group: Group) -> bool:
