@@ -5,6 +5,8 @@ from scipy import stats
 from synthetic import STEPS, record, records_of
 
 from gasam.lab.report.comparison import comparison
+from gasam.lab.report.contents import Contents
+from gasam.lab.report.findings import of_task
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.notes import conclusion
 
@@ -43,6 +45,28 @@ def interval(ours, theirs):
 def test_without_a_longer_baseline_there_is_one_budget():
     found = shown(records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}))
     assert LONG not in found["GA-SAM"]
+
+
+def test_a_task_page_names_the_walks_that_differ_clearly_at_both_budgets():
+    """With four seeds and a noise of 0.05, GA-SAM's gain is clear also among three walks; SAM's is clear alone."""
+    unclear = [score + 0.3 * (-1) ** number for number, score in enumerate(BASELINE)]
+    weak = [score + shift for score, shift in zip(BASELINE, (0.1, 0.3, 0.3, 0.1), strict=True)]
+    scores = {"baseline": BASELINE, "sam": weak, "asam": unclear, "ga-sam": moved(1)}
+    p_values = {method: stats.ttest_rel(scores[method], BASELINE).pvalue for method in ("sam", "asam", "ga-sam")}
+    assert p_values["ga-sam"] < 0.05 / 3 < p_values["sam"] < 0.05 < p_values["asam"]
+    long = moved(0.5, 0.02)
+    runs = [*records_of("imdb", scores), *longer("imdb", long)]
+    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "correction" in sentence]
+    assert told == [
+        "Size small, equal epochs, 3 walks: better than plain training: SAM, GA-SAM. "
+        "After a correction for 3 walks: better than plain training: GA-SAM.",
+        "Size small, equal gradient evaluations, 3 walks: better than plain training: GA-SAM; worse than plain "
+        "training: SAM. After a correction for 3 walks: better than plain training: GA-SAM; "
+        "worse than plain training: SAM.",
+    ]
+    assert stats.ttest_rel(weak, long).pvalue < 0.05 / 3
+    two_seeds = [run for run in runs if run.seed < 3]
+    assert not [sentence for sentence in of_task(Contents(two_seeds), "imdb") if "correction" in sentence]
 
 
 def test_each_method_stands_beside_both_baselines():

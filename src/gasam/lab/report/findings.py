@@ -13,8 +13,9 @@ from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import Group
+from gasam.lab.report.group import FEW, Group
 from gasam.lab.report.judgement import collapsed, test_error
+from gasam.lab.report.labels import label
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
@@ -34,6 +35,7 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
                 f"Size {size}: with twice the epochs validation selects the same epoch, so longer plain training ends "
                 "with the same model."
             )
+        yield from (f"Size {size}, {sentence}" for sentence in _verdicts(some))
     plain = [group for some in groups.values() for group in some if group.method == "baseline"]
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
@@ -41,6 +43,31 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
             f"score of plain training (size {group.size}), and at most {math.sqrt(2) * one:.2f} to a difference. "
             "More seeds do not reduce it."
         )
+
+
+def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
+    """The walks that are better and those that are worse than plain training, at equal epochs and at equal cost."""
+    walking = [group for group in groups if group.method != "baseline" and group.usual]
+    at_equal_epochs = [(group, group.baseline) for group in walking]
+    at_equal_cost = [(group, group.longer) for group in walking if not group.longer_is_the_same]
+    for budget, pairs in {"equal epochs": at_equal_epochs, "equal gradient evaluations": at_equal_cost}.items():
+        judged = [(group, other) for group, other in pairs if other is not None and _is_judged(group, other)]
+        if len(judged) < 2:
+            continue
+        walks = f"{len(judged)} walks"
+        corrected = _clear_cases(judged, len(judged))
+        yield f"{budget}, {walks}: {_clear_cases(judged)}. After a correction for {walks}: {corrected}."
+
+
+def _clear_cases(pairs: Sequence[tuple[Group, Group]], comparisons: int = 1) -> str:
+    standings = [(label(group), group.standing(other, comparisons)) for group, other in pairs]
+    named = {word: [name for name, standing in standings if standing == word] for word in ("better", "worse")}
+    told = [f"{word} than plain training: {', '.join(names)}" for word, names in named.items() if names]
+    return "; ".join(told) or "none differs clearly from plain training"
+
+
+def _is_judged(group: Group, other: Group) -> bool:
+    return len(group.scores.keys() & other.scores) >= FEW and group.standing(other) is not None
 
 
 def _shown(groups: Sequence[Group]) -> list[Group]:
