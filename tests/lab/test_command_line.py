@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
         *arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null", "--json"
     )
     assert json.loads(again.out) == record
+    shutil.rmtree(file.with_suffix(""))
+    without = command(*arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null")
+    assert f"model: {file.with_suffix('')} is missing: delete {file} and run the command again" in without.out
 
     [table] = json.loads(command("results", tmp_path, "--json").out)
     assert table["title"] == "digits, size tiny"

@@ -65,8 +65,10 @@ def run_here(
         print_json(as_record(job.record))
         return
     say(f"{label(job)}: {describe(job, job.record)}")
-    console.print(f"record: {out / job.name}.json", soft_wrap=True)
-    console.print(f"model: {out / job.name}", soft_wrap=True)
+    record, model = out / f"{job.name}.json", out / job.name
+    console.print(f"record: {record}", soft_wrap=True)
+    missing = "" if model.is_dir() else f" is missing: delete {record} and run the command again to train it"
+    console.print(f"model: {model}{missing}", soft_wrap=True)
 
 
 def run_many(
