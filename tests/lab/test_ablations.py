@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 from synthetic import record, records_of
 
 from gasam.lab.methods import ABLATIONS, TABLE1
@@ -70,25 +69,18 @@ def test_rows_are_compared_with_the_recommended_walk(runs):
     assert [steps.versus_lead(group) for group in (plain, recommended)] == ["", "reference"]
     assert steps.versus_lead(other_form) == other_form.versus(recommended)
     two = [run for run in runs if run.seed < 3]
-    few = next(part for part in ablation_parts(two) if part.question == STEPS)
-    assert [few.standing(group) for group in few.others] == [None] * 3, "two seeds decide nothing"
+    assert all("0 of " in sentence for sentence in of_ablations(Contents(two))), "two seeds decide nothing"
 
 
 def test_the_sentences_are_corrected_for_the_number_of_rows(runs):
-    scale = next(part for part in ablation_parts(runs) if part.question == SCALE)
-    defense = next(group for group in scale.groups if group.method == "multi-step-defense")
-    differences = np.subtract(SCORES["multi-step-defense"], SCORES["ga-sam"])
-    reach = stats.t.ppf(1 - 0.05 / 6, 2) * np.std(differences, ddof=1) / np.sqrt(3)
-    assert differences.mean() + reach < 0, "worse also if it is one of three rows"
-    assert scale.standing(defense, 3) == "worse"
+    """By the test of test_corrected.py. Groups that a table compares with GA-SAM share their variance."""
     budget = "L-inf budget 0.1 with cap 0.01 and schedule"
     assert list(of_ablations(Contents(runs))) == [
         f"imdb, size {SMALL}, {SCALE}: 3 of 3 rows judged; worse than GA-SAM: T = 1 ({budget}), "
         f"Element-wise ({budget}).",
         f"imdb, size {SMALL}, {STEPS}: 3 of 3 rows judged; worse than GA-SAM: K = 1 (L-inf 0.001), "
         "K = 2 (L-inf 0.001).",
-        f"imdb, size {SMALL}, {SIZE}: 2 of 2 rows judged; worse than GA-SAM: GA-SAM (L-inf budget "
-        "0.01 with cap 0.01 and schedule), GA-SAM (L-inf 0.001).",
+        f"imdb, size {SMALL}, {SIZE}: 2 of 2 rows judged; worse than GA-SAM: GA-SAM (L-inf 0.001).",
     ]
 
 

@@ -48,25 +48,17 @@ def test_without_a_longer_baseline_there_is_one_budget():
 
 
 def test_a_task_page_names_the_walks_that_differ_clearly_at_both_budgets():
-    """With four seeds and a noise of 0.05, GA-SAM's gain is clear also among three walks; SAM's is clear alone."""
-    unclear = [score + 0.3 * (-1) ** number for number, score in enumerate(BASELINE)]
-    weak = [score + shift for score, shift in zip(BASELINE, (0.1, 0.3, 0.3, 0.1), strict=True)]
-    scores = {"baseline": BASELINE, "sam": weak, "asam": unclear, "ga-sam": moved(1)}
-    p_values = {method: stats.ttest_rel(scores[method], BASELINE).pvalue for method in ("sam", "asam", "ga-sam")}
-    assert p_values["ga-sam"] < 0.05 / 3 < p_values["sam"] < 0.05 < p_values["asam"]
-    long = moved(0.5, 0.02)
-    runs = [*records_of("imdb", scores), *longer("imdb", long)]
-    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "correction" in sentence]
+    scores = {"baseline": BASELINE, "sam": moved(0.1), "asam": moved(-1), "ga-sam": moved(1)}
+    runs = [*records_of("imdb", scores), *longer("imdb", moved(1, 0.02))]
+    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "corrected" in sentence]
+    long = f"plain training (epochs {2 * EPOCHS})"
     assert told == [
-        "Size small, equal epochs, 3 walks: better than plain training: SAM, GA-SAM. "
-        "After a correction for 3 walks: better than plain training: GA-SAM.",
-        "Size small, equal gradient evaluations, 3 walks: better than plain training: GA-SAM; worse than plain "
-        "training: SAM. After a correction for 3 walks: better than plain training: GA-SAM; "
-        "worse than plain training: SAM.",
+        "Size small, at equal epochs, corrected for 3 walks: better than plain training: GA-SAM; worse than plain "
+        "training: ASAM.",
+        f"Size small, at equal gradient evaluations, corrected for 3 walks: worse than {long}: SAM, ASAM.",
     ]
-    assert stats.ttest_rel(weak, long).pvalue < 0.05 / 3
     two_seeds = [run for run in runs if run.seed < 3]
-    assert not [sentence for sentence in of_task(Contents(two_seeds), "imdb") if "correction" in sentence]
+    assert not [sentence for sentence in of_task(Contents(two_seeds), "imdb") if "corrected" in sentence]
 
 
 def test_each_method_stands_beside_both_baselines():

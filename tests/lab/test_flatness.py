@@ -66,7 +66,8 @@ def test_ratios_are_geometric_means_with_students_interval():
     [
         (BASE, OURS, ("reproduced", "flatter")),
         (OURS, BASE, ("contradicted", "sharper")),
-        ([30.0, 20.0], [29.0, 21.0], ("undecided", "interval too wide")),
+        ([30.0, 20.0, 25.0], [29.0, 21.0, 25.5], ("undecided", "interval too wide")),
+        ([30.0, 20.0], [15.0, 10.1], ("undecided", "two seeds, flatter")),
         ([30.0], [15.0], ("undecided", "one seed, flatter")),
         ([15.0], [30.0], ("undecided", "one seed, sharper")),
     ],
@@ -87,8 +88,8 @@ def half(radius, low=None):
 def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_number():
     kind = Robustness(norm=math.inf)
     found = [
-        *(analysed(kind, half(radius), "baseline", seed) for seed, radius in ((1, 0.1), (2, 0.2))),
-        *(analysed(kind, half(radius), "ga-sam", seed) for seed, radius in ((1, 0.2), (2, 0.41))),
+        *(analysed(kind, half(radius), "baseline", seed) for seed, radius in ((1, 0.1), (2, 0.2), (3, 0.15))),
+        *(analysed(kind, half(radius), "ga-sam", seed) for seed, radius in ((1, 0.2), (2, 0.41), (3, 0.3))),
     ]
     [row] = one_table([(kind, found)]).rows
     assert row[0].startswith("L-inf radius at which half of the accuracy")
@@ -96,10 +97,10 @@ def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_numb
     assert kind.sentence(found[:2], run_labels(found[:2])).endswith(
         "is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2"
     )
-    found[-1] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
+    found[-2] = analysed(kind, half(None, low=0.4), "ga-sam", 2)
     [row] = one_table([(kind, found)]).rows
-    assert row[-2:] == ("undecided", "one seed, flatter")
-    assert kind.sentence(found, run_labels(found)).endswith("is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2")
+    assert row[-2:] == ("undecided", "two seeds, flatter")
+    assert "is > 0.4 for GA-SAM, seed 2, 0.2 for Baseline, seed 2" in kind.sentence(found, run_labels(found))
 
 
 def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 Standing = Literal["better", "worse", "no difference"]
+FEW = 3
+"""With fewer seeds nothing is decided, and the scores themselves are shown instead of an interval."""
 
 
 class Summary(NamedTuple):

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 from gasam.lab.paper.studies import Expected
-from gasam.lab.statistics import Difference, Standing, Summary, paired_difference, welch_difference
+from gasam.lab.statistics import FEW, Difference, Standing, Summary, paired_difference, welch_difference
 
 Word = Literal["reproduced", "contradicted", "undecided", "not run"]
 WORDS: tuple[Word, ...] = get_args(Word)
 RUNS_OF_THE_PAPER = 4
-ONE_SEED, WIDE, BASELINE_DIVERGED = "one seed", "interval too wide", "the baseline diverged"
+WIDE, BASELINE_DIVERGED = "interval too wide", "the baseline diverged"
 FIGURE_CLAIMS = {
     "figure4": "gradient norms are much larger early in training",
     "figure5": "higher layers of encoder and decoder have larger gradients",
@@ -69,8 +69,8 @@ def judge(
     if found is None:
         return Verdict("not run", paper, reason="no baseline with its seeds" if baseline else "no baseline")
     ours = found.standing(higher_is_better)
-    if ours is None:
-        return Verdict("undecided", paper, reason=ONE_SEED)
+    if ours is None or found.pairs < FEW:
+        return Verdict("undecided", paper, reason=_few(found))
     if ours == "no difference" and _blunt(found, claim, paper):
         return Verdict("undecided", paper, ours, WIDE)
     if ours == paper:
@@ -81,9 +81,9 @@ def judge(
 def judge_flatness(found: Difference, *, more_is_flatter: bool) -> Verdict:
     """The verdict on the claim that GA-SAM is flatter, from its difference to the baseline in one measure."""
     ours = found.standing(more_is_flatter)
-    if ours is None:
+    if ours is None or found.pairs < FEW:
         flatter = (found.mean > 0) == more_is_flatter
-        return Verdict("undecided", "better", reason=f"{ONE_SEED}, {'flatter' if flatter else 'sharper'}")
+        return Verdict("undecided", "better", reason=f"{_few(found)}, {'flatter' if flatter else 'sharper'}")
     if ours == "no difference":
         return Verdict("undecided", "better", ours, WIDE)
     return (
@@ -107,6 +107,10 @@ def judge_figure(name: str, norms: Mapping[str, Any]) -> Verdict | None:
     else:
         return None
     return Verdict("contradicted" if against else "reproduced", "better", reason="; ".join(against))
+
+
+def _few(found: Difference) -> str:
+    return "one seed" if found.pairs == 1 else "two seeds"
 
 
 def _order(means: list[float]) -> str:

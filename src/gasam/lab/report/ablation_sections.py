@@ -12,10 +12,9 @@ from gasam.lab.records import RunRecord
 from gasam.lab.report.comparison import described, score_cell
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import FEW, TUNED, Group, GroupKey
+from gasam.lab.report.group import TUNED, Group, GroupKey
 from gasam.lab.report.labels import radius
 from gasam.lab.report.section import Section, origin
-from gasam.lab.statistics import Standing
 from gasam.lab.tables import markdown, of_texts
 from gasam.lab.tasks import TASKS
 
@@ -67,12 +66,6 @@ class Part(NamedTuple):
         if group is self.lead:
             return "reference"
         return group.versus(self.lead) if group.method != "baseline" else ""
-
-    def standing(self, group: Group, comparisons: int = 1) -> Standing | None:
-        """How a row stands to GA-SAM; None with less than three common seeds."""
-        if self.lead is None or len(self.lead.scores.keys() & group.scores) < FEW:
-            return None
-        return group.standing(self.lead, comparisons)
 
 
 def parts_of(groups: Sequence[Group]) -> Iterator[Part]:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import label
 from gasam.lab.report.notes import conclusion
-from gasam.lab.statistics import counted, number
+from gasam.lab.statistics import FEW, counted, number
 
 STANDINGS = {
     "better": "better",

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from gasam.lab.analyses.comparing import Plotted
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.report.comparison import SAME
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import label
 from gasam.lab.report.pictures import Style, styles
-from gasam.lab.statistics import counted, number
+from gasam.lab.statistics import FEW, counted, number
 
 Row = dict[str, Any]
 FULL, MAIN = 6, 7

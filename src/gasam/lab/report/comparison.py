@@ -11,12 +11,12 @@ from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
-from gasam.lab.report.group import FEW, Group, GroupKey
+from gasam.lab.report.group import Group, GroupKey
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.labels import differing, duration, named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.notes import notes
-from gasam.lab.statistics import counted, number
+from gasam.lab.statistics import FEW, counted, number
 from gasam.lab.tables import Cell, Column, Table, tabulated
 
 TORN = 5

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
 from gasam.lab.report.ablation_sections import ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
+from gasam.lab.report.corrected import corrected_standings
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import Group, GroupKey
 from gasam.lab.report.judgement import collapsed, test_error
-from gasam.lab.report.labels import label
+from gasam.lab.report.labels import duration, label, named
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
@@ -48,26 +49,39 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
 def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
     """The walks that are better and those that are worse than plain training, at equal epochs and at equal cost."""
     walking = [group for group in groups if group.method != "baseline" and group.usual]
-    at_equal_epochs = [(group, group.baseline) for group in walking]
-    at_equal_cost = [(group, group.longer) for group in walking if not group.longer_is_the_same]
-    for budget, pairs in {"equal epochs": at_equal_epochs, "equal gradient evaluations": at_equal_cost}.items():
-        judged = [(group, other) for group, other in pairs if other is not None and _is_judged(group, other)]
-        if len(judged) < 2:
-            continue
-        walks = f"{len(judged)} walks"
-        corrected = _clear_cases(judged, len(judged))
-        yield f"{budget}, {walks}: {_clear_cases(judged)}. After a correction for {walks}: {corrected}."
+    at_equal_epochs = _by_opponent((group, group.baseline) for group in walking)
+    at_equal_cost = _by_opponent((group, group.longer) for group in walking if not group.longer_is_the_same)
+    for budget, opponents in {"equal epochs": at_equal_epochs, "equal gradient evaluations": at_equal_cost}.items():
+        for opponent, some in opponents:
+            longer = named("plain training", duration(opponent))
+            judged, told = _clear_cases(some, opponent, longer, label)
+            if judged > 1:
+                yield f"at {budget}, corrected for {judged} walks: {told}."
 
 
-def _clear_cases(pairs: Sequence[tuple[Group, Group]], comparisons: int = 1) -> str:
-    standings = [(label(group), group.standing(other, comparisons)) for group, other in pairs]
-    named = {word: [name for name, standing in standings if standing == word] for word in ("better", "worse")}
-    told = [f"{word} than plain training: {', '.join(names)}" for word, names in named.items() if names]
-    return "; ".join(told) or "none differs clearly from plain training"
+def _by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Group, list[Group]]]:
+    found: dict[GroupKey, tuple[Group, list[Group]]] = {}
+    for group, opponent in pairs:
+        if opponent is not None:
+            found.setdefault(opponent.key, (opponent, []))[1].append(group)
+    return list(found.values())
 
 
-def _is_judged(group: Group, other: Group) -> bool:
-    return len(group.scores.keys() & other.scores) >= FEW and group.standing(other) is not None
+def _clear_cases(
+    groups: Sequence[Group], control: Group | None, opponent: str, name_of: Callable[[Group], str]
+) -> tuple[int, str]:
+    """How many groups were compared with the control, and those that are better, are worse or collapsed."""
+    standings = corrected_standings(groups, control) if control else {}
+    told = [
+        f"{word} than {opponent}: {', '.join(names)}"
+        for word in ("better", "worse")
+        if (names := [name_of(group) for group in groups if standings.get(group.key) == word])
+    ]
+    if standings and not told:
+        told = [f"none is clearly better or worse than {opponent}"]
+    if lost := [name_of(group) for group in groups if collapsed(group)]:
+        told.append(f"collapsed: {', '.join(lost)}")
+    return len(standings), "; ".join(told)
 
 
 def _shown(groups: Sequence[Group]) -> list[Group]:
@@ -79,36 +93,19 @@ def _shown(groups: Sequence[Group]) -> list[Group]:
 def of_family(contents: Contents) -> Iterator[str]:
     """The methods that are clearly better or worse than plain training on each task, and the best of them."""
     for (task, size), groups in family_groups(contents.records).items():
-        walking = [(group, group.baseline) for group in groups if group.method != "baseline" and group.baseline]
-        corrected = {group.title: group.standing(baseline, len(walking)) for group, baseline in walking}
-        told = [
-            f"{word} than plain training: {', '.join(names)}"
-            for word in ("better", "worse")
-            if (names := [title for title, standing in corrected.items() if standing == word])
-        ]
-        pairs = min((len(group.scores) for group, _ in walking), default=0)
-        found = "; ".join(told) or "no interval excludes the score of plain training"
-        if lost := [group.title for group, _ in walking if collapsed(group)]:
-            found += f". Collapsed: {', '.join(lost)}"
-        yield f"{task}, size {size}, {pairs} seeds, corrected for {len(walking)} methods: {found}."
+        walking = [group for group in groups if group.method != "baseline" and group.baseline]
+        seeds = min((len(group.scores) for group in walking), default=0)
+        for plain, some in _by_opponent((group, group.baseline) for group in walking):
+            judged, told = _clear_cases(some, plain, "plain training", lambda group: group.title)
+            yield f"{task}, size {size}, {seeds} seeds, corrected for {judged} methods: {told or 'nothing is decided'}."
 
 
 def of_ablations(contents: Contents) -> Iterator[str]:
     """For each question the rows that are clearly better or worse than GA-SAM, and those that collapsed."""
     for part in ablation_parts(contents.evidence):
-        judged = [group for group in part.others if part.standing(group) is not None]
-        standings = [(part.full_name_of(group), part.standing(group, len(judged))) for group in judged]
-        told = [
-            f"{word} than GA-SAM: {', '.join(names)}"
-            for word in ("better", "worse")
-            if (names := [name for name, standing in standings if standing == word])
-        ]
-        if judged and not told:
-            told = ["none of them is clearly better or worse than GA-SAM"]
-        if lost := [part.full_name_of(group) for group in part.others if collapsed(group)]:
-            told.append(f"collapsed: {', '.join(lost)}")
-        enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
-        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {'; '.join(told) or 'nothing is decided'}."
+        judged, told = _clear_cases(part.others, part.lead, "GA-SAM", part.full_name_of)
+        enough = f"{judged} of {counted(len(part.others), 'row')} judged"
+        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {told or 'nothing is decided'}."
 
 
 def is_ablated(contents: Contents, task: str) -> bool:

@@ -10,8 +10,8 @@ from gasam.lab.analyses import Analysis, Measure
 from gasam.lab.paper.verdicts import judge_flatness
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.report.frame import group_runs
-from gasam.lab.report.group import FEW, RADIUS, Group
-from gasam.lab.statistics import Difference, counted, paired_difference
+from gasam.lab.report.group import RADIUS, Group
+from gasam.lab.statistics import FEW, Difference, counted, paired_difference
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import find
 

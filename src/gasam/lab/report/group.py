@@ -13,15 +13,13 @@ from gasam.lab.errors import InputError
 from gasam.lab.families import Metric
 from gasam.lab.methods import METHODS
 from gasam.lab.records import EpsilonSource, RunSummary
-from gasam.lab.statistics import Difference, Standing, counted, paired_difference, signed, summary
+from gasam.lab.statistics import FEW, Difference, Standing, counted, paired_difference, signed, summary
 from gasam.lab.walks import LATER, choose
 
 RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 """What a search may set."""
 GroupKey = tuple[str, str]
-FEW = 3
-"""With fewer seeds the scores themselves are shown instead of an interval."""
 
 
 class Group:
@@ -103,13 +101,13 @@ class Group:
             return None
         return self.mean("gradient_evaluations") / self.baseline.mean("gradient_evaluations")
 
-    def difference(self, other: Group | None, comparisons: int = 1) -> Difference | None:
-        """The mean difference with its 95% interval, wider if it is one of several comparisons (Bonferroni)."""
-        return paired_difference(self.scores, other.scores, 1 - 0.05 / comparisons) if other else None
+    def difference(self, other: Group | None) -> Difference | None:
+        """The mean difference with its 95% interval."""
+        return paired_difference(self.scores, other.scores) if other else None
 
-    def standing(self, other: Group, comparisons: int = 1) -> Standing | None:
+    def standing(self, other: Group) -> Standing | None:
         """None where runs diverged: the seeds that did not are no sample."""
-        found = self.difference(other, comparisons)
+        found = self.difference(other)
         if found is None or self.lost or other.lost or self.data != other.data:
             return None
         return found.standing(self.metric.higher_is_better)

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from gasam.lab.report.frame import shared_settings
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import at_guessing_level, collapsed, never_walked
 from gasam.lab.report.labels import duration, in_words, label, named, radius
-from gasam.lab.statistics import Standing
+from gasam.lab.statistics import FEW, Standing
 
 SAID: dict[Standing, str] = {"better": "better", "worse": "worse", "no difference": "no clear difference"}
 

@@ -9,10 +9,10 @@ from gasam.lab.methods import ABLATIONS, METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import FEW, Group
+from gasam.lab.report.group import Group
 from gasam.lab.report.labels import in_words, named
 from gasam.lab.report.notes import SAID, contrast
-from gasam.lab.statistics import Standing, counted, number, signed
+from gasam.lab.statistics import FEW, Standing, counted, number, signed
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
 from gasam.lab.tasks.task import DEFAULT_SIZE
