@@ -198,7 +198,7 @@ def test_tuned_radii_come_first_and_are_named_so():
         "paper",
         "tuned on validation, 0.5 x",
     ]
-    assert "SAM L2 0.02" in sources[0]
+    assert "L2 0.02 (SAM)" in sources[0]
 
 
 def test_the_recommended_walk_comes_before_a_tuned_one():

@@ -311,7 +311,7 @@ def test_readme_prefers_the_better_baseline_to_more_methods():
     old = records_of("ptb", {"baseline": [190.0] * 3, "sam": [189.0] * 3, "ga-sam": [188.0, 188.5, 188.2]})
     new = records_of("ptb", {"baseline": [180.0] * 3, "ga-sam": [179.0, 179.5, 179.2]}, size="small@3")
     assert "ptb small@3, 3 seeds" in block(*old, *new)
-    assert "Sizes of the walks: ptb recommended." in block(*old, *new)
+    assert "How far the weights are moved: ptb recommended." in block(*old, *new)
     assert "ptb small, 3 seeds" in block(*old, *[run for run in new if run.seed < 3]), "two seeds decide nothing"
 
 

@@ -122,8 +122,8 @@ def of_searches(contents: Contents) -> Iterator[str]:
             what = "settings and the walk" if settings.joint else "settings"
             yield (
                 f"{settings.task}, size {settings.size}: a search of {len(settings.trials)} trials for the {what} of "
-                f"{settings.method} improved validation by {gain} {settings.metric.unit_of_differences}, "
-                f"over {len(settings.scores(best))} seeds."
+                f"{settings.method} improved validation, on which it chose, by {gain} "
+                f"{settings.metric.unit_of_differences}, over {len(settings.scores(best))} seeds."
             )
     for finding in contents.findings:
         if found := regret(finding):
@@ -152,8 +152,10 @@ def of_flatness(contents: Contents) -> Iterator[str]:
 def of_paper(contents: Contents) -> Iterator[str]:
     for size, table in tallies(contents).items():
         counts = Counter[str]({word: sum(int(row[2 + i]) for row in table.rows) for i, word in enumerate(WORDS)})
+        tasks = dict.fromkeys(row[1] for row in table.rows if row[2 + WORDS.index("reproduced")] != "0")
+        where = f" (all on {', '.join(tasks)})" if tasks else ""
         yield (
-            f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts)}. "
+            f"Cells of the paper's tables at size {size}, without the baselines: {_counted(counts, where)}. "
             "A run that belongs to several tables counts in each."
         )
     for name, found in contents.figures.items():
@@ -168,5 +170,6 @@ def tallies(contents: Contents) -> dict[str, Table]:
     return {size: tally(studies.every(), contents.evidence, size) for size in SIZE_NAMES if size in sizes}
 
 
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+def _counted(counts: Counter[str], where_reproduced: str = "") -> str:
+    after = {"reproduced": where_reproduced}
+    return ", ".join(f"{counts[word]} {word}{after.get(word, '')}" for word in WORDS if counts[word])

@@ -75,12 +75,14 @@ def _size_option(group: Group) -> str:
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:
-    """The size of each method's walk and where it comes from."""
-    told: dict[str, dict[str, None]] = {}
+    """Where the sizes of walks come from, and the methods with each size."""
+    told: dict[str, dict[str, dict[str, None]]] = {}
     for group in groups:
         if group.method != "baseline":
-            told.setdefault("; ".join(group.sources), {})[f"{group.title} {radius(group)}"] = None
-    yield from (f"Size of the walk, {source}: {', '.join(walks)}." for source, walks in told.items())
+            told.setdefault("; ".join(group.sources), {}).setdefault(radius(group), {})[group.title] = None
+    for source, sizes in told.items():
+        walks = [f"{size} ({', '.join(titles)})" for size, titles in sizes.items()]
+        yield f"Size of the walk, {source}: {'; '.join(walks)}."
 
 
 def champion(groups: Sequence[Group]) -> Iterator[str]:
@@ -94,7 +96,7 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
                 some = others[first : first + NAMED]
                 differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in some)
                 unit = lead.metric.unit_of_differences
-                yield f"{label(lead)} minus other methods in {unit}, paired by seed: {word} ({differences})."
+                yield f"{label(lead)} minus other methods in {unit}, not corrected: {word} ({differences})."
 
 
 def _beside(lead: Group, other: Group) -> str:

@@ -79,7 +79,7 @@ def overview(records: Sequence[RunRecord]) -> Table:
             rows.append((METHODS[method].title, *texts))
     sizes = [f"{task} {next(iter(some.values())).size}, {_seeds(list(some.values()))}" for task, some in chosen.items()]
     walks = [f"{task} {_origin_of_walks(some.values())}" for task, some in chosen.items()]
-    notes = f"Sizes: {'; '.join(sizes)}.", f"Sizes of the walks: {'; '.join(walks)}."
+    notes = f"Sizes: {'; '.join(sizes)}.", f"How far the weights are moved: {'; '.join(walks)}."
     return Table("Results", ("method", *map(_heading, chosen)), tuple(rows), notes)
 
 
