@@ -61,6 +61,16 @@ def test_a_task_page_names_the_walks_that_differ_clearly_at_both_budgets():
     assert not [sentence for sentence in of_task(Contents(two_seeds), "imdb") if "corrected" in sentence]
 
 
+def test_a_task_page_names_walks_that_cannot_be_judged():
+    scores = {"baseline": BASELINE, "sam": moved(0.1), "asam": moved(-1), "ga-sam": [85.0, 50.0, 85.1, 50.2]}
+    runs = records_of("imdb", scores)
+    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "corrected" in sentence]
+    assert told == [
+        "Size small, at equal epochs, corrected for 2 walks: worse than plain training: ASAM; left out, because some "
+        "seeds failed: GA-SAM."
+    ]
+
+
 def test_each_method_stands_beside_both_baselines():
     scores = {"baseline": BASELINE, "sam": moved(0.2), "ga-sam": moved(1)}
     long = moved(0.5, 0.02)

@@ -21,7 +21,7 @@ from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
-from gasam.lab.statistics import counted, number
+from gasam.lab.statistics import FEW, counted, number
 from gasam.lab.tables import Table
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
@@ -70,7 +70,7 @@ def _by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Grou
 def _clear_cases(
     groups: Sequence[Group], control: Group | None, opponent: str, name_of: Callable[[Group], str]
 ) -> tuple[int, str]:
-    """How many groups were compared with the control, and those that are better, are worse or collapsed."""
+    """How many groups were compared with the control, and those that are better, are worse, collapsed or failed."""
     standings = corrected_standings(groups, control) if control else {}
     told = [
         f"{word} than {opponent}: {', '.join(names)}"
@@ -81,6 +81,9 @@ def _clear_cases(
         told = [f"none is clearly better or worse than {opponent}"]
     if lost := [name_of(group) for group in groups if collapsed(group)]:
         told.append(f"collapsed: {', '.join(lost)}")
+    left_out = [group for group in groups if len(group.runs) >= FEW and group.key not in standings]
+    if standings and (failed := [name_of(group) for group in left_out if not collapsed(group)]):
+        told.append(f"left out, because some seeds failed: {', '.join(failed)}")
     return len(standings), "; ".join(told)
 
 
