@@ -69,7 +69,9 @@ def test_rows_are_compared_with_the_recommended_walk(runs):
     assert [steps.versus_lead(group) for group in (plain, recommended)] == ["", "reference"]
     assert steps.versus_lead(other_form) == other_form.versus(recommended)
     two = [run for run in runs if run.seed < 3]
-    assert all("0 of " in sentence for sentence in of_ablations(Contents(two))), "two seeds decide nothing"
+    told = list(of_ablations(Contents(two)))
+    assert len(told) == 3
+    assert all(sentence.endswith(" judged; nothing is decided.") for sentence in told), "two seeds decide nothing"
 
 
 def test_the_sentences_are_corrected_for_the_number_of_rows(runs):
@@ -171,6 +173,19 @@ def test_a_second_table_of_t_has_ga_sam_with_the_same_size_of_the_walk(runs):
     assert not {second.full_name_of(group) for group in second.ablations} & set(first)
     keys = ablations_among(groups_of(found, "imdb", SMALL))
     assert {group.key for group in second.ablations} <= keys, "the page of the task leaves them out"
+
+
+def test_another_start_of_the_walk_is_no_second_table(runs):
+    """The start follows the number of epochs, so it asks no question. The recommended walk stays on its page."""
+    later = walks([86.5, 86.7, 86.6], start_epoch=2)
+    assert [part.question for part in ablation_parts([*runs, *later])] == [SCALE, STEPS, SIZE]
+    assert ("ga-sam", {}) not in hidden([*runs, *later])
+
+
+def test_a_reference_that_collapsed_is_named():
+    scores = {"baseline": [84.0, 84.4, 84.2], "ga-sam": [50.0, 50.4, 50.2], "scale-weight": [84.1, 84.0, 84.3]}
+    [told] = of_ablations(Contents(records_of("imdb", scores, size=SMALL, worthless=50.0, test_error=0.5)))
+    assert told.endswith("; GA-SAM itself collapsed.")
 
 
 def test_runs_on_other_data_are_left_out():

@@ -86,7 +86,7 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
     assert json.loads(again.out) == record
     shutil.rmtree(file.with_suffix(""))
     without = command(*arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null")
-    assert f"model: {file.with_suffix('')} is missing: delete {file} and run the command again" in without.out
+    assert f"model: {file.with_suffix('')} is missing: use another --out to train it again" in without.out
 
     [table] = json.loads(command("results", tmp_path, "--json").out)
     assert table["title"] == "digits, size tiny"

@@ -83,8 +83,36 @@ def test_what_failed_is_not_pooled():
     """A method with failed seeds would hide every difference, and one that collapsed or diverged has its own words."""
     failed = SCORES | {"freelb": [85.0, 50.0, 50.1, 85.2], "single-step": [60.0, 60.1, 60.2, 60.1]}
     runs = records_of("imdb", failed, worthless=50.0, test_error=0.1)
-    runs += [record("imdb", "element-wise", None, seed=seed, worthless=50.0, test_error=0.1) for seed in (1, 2, 3)]
+    diverged = [86.0, 86.1, 86.2, None]
+    runs += records_of("imdb", {"element-wise": diverged}, worthless=50.0, test_error=0.1)
     assert standings(runs) == standings(records_of("imdb", SCORES))
+
+
+@pytest.mark.parametrize(("times", "judged"), [(9, True), (11, False)])
+def test_a_method_may_vary_ten_times_as_much_as_the_others(times, judged):
+    usual = np.array([-0.1, 0.1, 0.0])
+    scores = {"baseline": 84 + usual, "sam": 84 + usual[::-1], "asam": 84 + usual, "ga-sam": 90 + times * usual}
+    assert ("ga-sam" in standings(records_of("imdb", scores))) == judged
+
+
+def test_a_baseline_that_failed_with_some_seeds_decides_nothing():
+    assert standings(records_of("imdb", SCORES | {"baseline": [85.0, 50.0, 85.1, 50.2]})) == {}
+    assert standings(records_of("imdb", SCORES | {"baseline": [84.0, 84.4, 84.2, None]})) == {}
+
+
+def test_a_method_that_varies_more_than_the_others_needs_its_own_interval():
+    """The pooled variance alone would call it better."""
+    quiet = dict.fromkeys(("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "single-step"), PLAIN)
+    scores = quiet | {"ga-sam": [85.4, 84.2, 84.4, 85.2]}
+    plain, *others = groups_of(records_of("imdb", scores), "imdb", "small")
+    chances = {group.method: chance for group, chance in corrected._chances(others, plain)}
+    assert chances["ga-sam"] < 0.05 < stats.ttest_rel(scores["ga-sam"], PLAIN).pvalue
+    assert standings(records_of("imdb", scores))["ga-sam"] == "no difference"
+
+
+def test_methods_without_common_seeds_are_not_judged():
+    others = [record("imdb", "sam", score, seed=seed) for seed, score in enumerate(SCORES["ga-sam"], 5)]
+    assert standings([*records_of("imdb", {"baseline": PLAIN}), *others]) == {}
 
 
 def test_equal_scores_of_one_method_are_judged():

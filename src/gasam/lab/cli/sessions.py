@@ -67,7 +67,7 @@ def run_here(
     say(f"{label(job)}: {describe(job, job.record)}")
     record, model = out / f"{job.name}.json", out / job.name
     console.print(f"record: {record}", soft_wrap=True)
-    missing = "" if model.is_dir() else f" is missing: delete {record} and run the command again to train it"
+    missing = "" if model.is_dir() else " is missing: use another --out to train it again"
     console.print(f"model: {model}{missing}", soft_wrap=True)
 
 

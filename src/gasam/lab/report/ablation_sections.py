@@ -30,7 +30,7 @@ class Part(NamedTuple):
     Args:
         task: The task.
         size: The size, as records name it.
-        question: One of the questions above.
+        question: One of the questions above, or the first of them at another size of the walk.
         lead: What the variants are compared with: GA-SAM's recommended walk, or else the tuned one. A second table
             of T has GA-SAM with another size of the walk.
         groups: Plain training, GA-SAM and its variants, in the order of the table.
@@ -87,8 +87,9 @@ def parts_of(groups: Sequence[Group]) -> Iterator[Part]:
     variants = [group for group in usual if group.method in _table2_names()]
     in_table_2 = [group for group in variants if _is_row_of_table_2(group)]
     yield from part(SCALE, in_table_2, [group for group in in_table_2 if group.method in ABLATIONS])
-    for lead in (*references[1:], *sizes):
-        rows = [group for group in variants if _differing(group, lead) <= TABLE_2_OPTIONS]
+    for lead in (group for group in (*references, *sizes) if first and _differing(group, first)):
+        others = [group for group in variants if group is lead or group.method != "ga-sam"]
+        rows = [group for group in others if _differing(group, lead) <= TABLE_2_OPTIONS]
         found = [group for group in rows if group is not lead and not group.tuned]
         yield from part(f"{SCALE} at {radius(lead)}", [*plain, *rows], found, lead)
     pairs = [(group, other) for group in walks for other in (*references, *sizes) if _has_other_steps(group, other)]

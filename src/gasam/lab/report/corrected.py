@@ -1,14 +1,15 @@
-"""Several groups against one, corrected for their number: Dunnett's test.
+"""Several groups against one, corrected for their number: Dunnett's test, and the paired interval has to agree.
 
-The test pools the variance over seeds of all groups. Three or four seeds say little about the variance of one group, so
-an interval from them alone may be far too narrow, and with Bonferroni's correction it is too wide to find anything.
+The test pools the variance over seeds of all groups and does not pair by seed. Three or four seeds say little about the
+variance of one group, so with Bonferroni's correction its interval is too wide to find anything. On the other hand a
+group that varies more than the others is called different too often. So its own interval must exclude zero as well.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from statistics import fmean, median, stdev
+from statistics import median, stdev
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
@@ -19,31 +20,29 @@ from gasam.lab.statistics import FEW, Standing
 
 LEVEL = 0.05
 UNLIKE = 10.0
-"""A group whose standard deviation is this many times the median one has seeds that failed. It can't be pooled."""
+"""A group whose standard deviation is more than this many times the median one can't be pooled with the others."""
 
 
 def corrected_standings(groups: Sequence[Group], control: Group) -> dict[GroupKey, Standing]:
     """How each group stands to the control; those are left out that can't be compared.
 
-    A group needs three seeds, of which none diverged, and about the variance of the others. So a method that collapsed,
-    or that failed with some seeds, is left out.
+    A group needs three seeds in common with the control, no seed that diverged, and about the variance of the others.
+    A group that collapsed is left out too.
     """
-    able = [group for group in groups if group.data == control.data and _is_able(group) and not collapsed(group)]
-    if not able or not _is_able(control):
+    able = [group for group in groups if _is_able(group, control) and not collapsed(group)]
+    if not able or control.lost:
         return {}
     deviations = {group.key: stdev(_scores(group)) for group in (*able, control)}
     usual = median([deviation for deviation in deviations.values() if deviation] or [0.0])
     judged = [group for group in able if deviations[group.key] <= UNLIKE * usual]
-    if not judged or not usual:
+    if not judged or not 0 < usual >= deviations[control.key] / UNLIKE:
         return {}
     return {group.key: _standing(group, control, chance) for group, chance in _chances(judged, control)}
 
 
 def _standing(group: Group, control: Group, chance: float) -> Standing:
-    if chance >= LEVEL:
-        return "no difference"
-    is_higher = fmean(_scores(group)) > fmean(_scores(control))
-    return "better" if is_higher == control.metric.higher_is_better else "worse"
+    alone = group.standing(control) if chance < LEVEL else None
+    return alone or "no difference"
 
 
 def _chances(groups: Sequence[Group], control: Group) -> Iterator[tuple[Group, float]]:
@@ -54,8 +53,8 @@ def _chances(groups: Sequence[Group], control: Group) -> Iterator[tuple[Group, f
     return zip(groups, map(float, found.pvalue), strict=True)
 
 
-def _is_able(group: Group) -> bool:
-    return len(group.scores) >= FEW and not group.lost
+def _is_able(group: Group, control: Group) -> bool:
+    return group.data == control.data and not group.lost and len(group.scores.keys() & control.scores) >= FEW
 
 
 def _scores(group: Group) -> list[float]:

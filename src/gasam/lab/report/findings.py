@@ -16,7 +16,7 @@ from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group, GroupKey
 from gasam.lab.report.judgement import collapsed, test_error
-from gasam.lab.report.labels import duration, label, named
+from gasam.lab.report.labels import label
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
@@ -49,14 +49,17 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
 def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
     """The walks that are better and those that are worse than plain training, at equal epochs and at equal cost."""
     walking = [group for group in groups if group.method != "baseline" and group.usual]
-    at_equal_epochs = _by_opponent((group, group.baseline) for group in walking)
-    at_equal_cost = _by_opponent((group, group.longer) for group in walking if not group.longer_is_the_same)
-    for budget, opponents in {"equal epochs": at_equal_epochs, "equal gradient evaluations": at_equal_cost}.items():
-        for opponent, some in opponents:
-            longer = named("plain training", duration(opponent))
-            judged, told = _clear_cases(some, opponent, longer, label)
-            if judged > 1:
-                yield f"at {budget}, corrected for {judged} walks: {told}."
+    longer = [group for group in walking if group.longer is not group.baseline and not group.longer_is_the_same]
+    opponents = {
+        "equal epochs": _by_opponent((group, group.baseline) for group in walking),
+        "equal gradient evaluations": _by_opponent((group, group.longer) for group in longer),
+    }
+    for budget, found in opponents.items():
+        for opponent, some in found:
+            plain = label(opponent).replace("Baseline", "plain training")
+            judged, told = _clear_cases(some, opponent, plain, label)
+            if len(judged) > 1:
+                yield f"at {budget}, corrected for {len(judged)} walks: {told}."
 
 
 def _by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Group, list[Group]]]:
@@ -69,22 +72,27 @@ def _by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Grou
 
 def _clear_cases(
     groups: Sequence[Group], control: Group | None, opponent: str, name_of: Callable[[Group], str]
-) -> tuple[int, str]:
-    """How many groups were compared with the control, and those that are better, are worse, collapsed or failed."""
+) -> tuple[list[Group], str]:
+    """The groups that were compared with the control, and a sentence: which are better, worse, or can't be judged."""
     standings = corrected_standings(groups, control) if control else {}
-    told = [
-        f"{word} than {opponent}: {', '.join(names)}"
-        for word in ("better", "worse")
-        if (names := [name_of(group) for group in groups if standings.get(group.key) == word])
-    ]
-    if standings and not told:
-        told = [f"none is clearly better or worse than {opponent}"]
-    if lost := [name_of(group) for group in groups if collapsed(group)]:
-        told.append(f"collapsed: {', '.join(lost)}")
-    left_out = [group for group in groups if len(group.runs) >= FEW and group.key not in standings]
-    if standings and (failed := [name_of(group) for group in left_out if not collapsed(group)]):
-        told.append(f"left out, because some seeds failed: {', '.join(failed)}")
-    return len(standings), "; ".join(told)
+    judged = [group for group in groups if group.key in standings]
+    failed = [group for group in groups if collapsed(group)]
+    others = [group for group in groups if group not in judged and group not in failed and len(group.runs) >= FEW]
+    named_groups = {
+        f"better than {opponent}": [group for group in judged if standings[group.key] == "better"],
+        f"worse than {opponent}": [group for group in judged if standings[group.key] == "worse"],
+        "collapsed": failed,
+        "left out, because seeds diverged": [group for group in others if group.lost],
+        "left out, because the scores vary far more than those of the others": [
+            group for group in others if judged and not group.lost
+        ],
+    }
+    told = [f"{words}: {', '.join(map(name_of, some))}" for words, some in named_groups.items() if some]
+    if judged and set(standings.values()) == {"no difference"}:
+        told.insert(0, f"none is clearly better or worse than {opponent}")
+    if control is not None and (control.lost or collapsed(control)):
+        told.append(f"{opponent} itself {'diverged with some seeds' if control.lost else 'collapsed'}")
+    return judged, "; ".join(told) or "nothing is decided"
 
 
 def _shown(groups: Sequence[Group]) -> list[Group]:
@@ -94,21 +102,22 @@ def _shown(groups: Sequence[Group]) -> list[Group]:
 
 
 def of_family(contents: Contents) -> Iterator[str]:
-    """The methods that are clearly better or worse than plain training on each task, and the best of them."""
+    """The methods that are clearly better or worse than plain training on each task."""
     for (task, size), groups in family_groups(contents.records).items():
-        walking = [group for group in groups if group.method != "baseline" and group.baseline]
-        seeds = min((len(group.scores) for group in walking), default=0)
+        walking = [group for group in groups if group.method != "baseline"]
         for plain, some in _by_opponent((group, group.baseline) for group in walking):
             judged, told = _clear_cases(some, plain, "plain training", lambda group: group.title)
-            yield f"{task}, size {size}, {seeds} seeds, corrected for {judged} methods: {told or 'nothing is decided'}."
+            seeds = min((len(group.scores) for group in judged), default=0)
+            told_of = f"{counted(seeds, 'seed')}, corrected for {counted(len(judged), 'method')}: " if judged else ""
+            yield f"{task}, size {size}, {told_of}{told}."
 
 
 def of_ablations(contents: Contents) -> Iterator[str]:
     """For each question the rows that are clearly better or worse than GA-SAM, and those that collapsed."""
     for part in ablation_parts(contents.evidence):
         judged, told = _clear_cases(part.others, part.lead, "GA-SAM", part.full_name_of)
-        enough = f"{judged} of {counted(len(part.others), 'row')} judged"
-        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {told or 'nothing is decided'}."
+        enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
+        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {told}."
 
 
 def is_ablated(contents: Contents, task: str) -> bool:
