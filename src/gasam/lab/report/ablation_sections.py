@@ -60,7 +60,10 @@ class Part(NamedTuple):
         return _table2_names().get(group.method, group.title)
 
     def full_name_of(self, group: Group) -> str:
-        return f"{self.name_of(group)} ({_size_of_walk(group)})"
+        """With the size of its walk, if that is not the size of the reference."""
+        name, lead = self.name_of(group), self.lead
+        is_of_lead = lead is not None and _differing(group, lead) <= TABLE_2_OPTIONS | {"steps"}
+        return name if is_of_lead else f"{name} ({_size_of_walk(group)})"
 
     def versus_lead(self, group: Group) -> str:
         if group is self.lead:
