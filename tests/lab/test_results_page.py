@@ -274,7 +274,7 @@ def test_each_page_begins_with_its_finding():
     found = written(*runs)
     assert "GA-SAM is better than the baseline: +1.60 [" in found["imdb"].split("##")[0]
     assert "standard error of 0.30 to one score" in found["imdb"].split("##")[0]
-    assert "4 reproduced, 76 not run" in found["paper"].split("##")[0]
+    assert "4 reproduced (all on imdb), 76 not run" in found["paper"].split("##")[0]
 
 
 def test_numbers_of_the_paper_are_on_its_page_and_ours_on_the_tasks():

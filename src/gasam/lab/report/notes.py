@@ -96,7 +96,7 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
                 some = others[first : first + NAMED]
                 differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in some)
                 unit = lead.metric.unit_of_differences
-                yield f"{label(lead)} minus other methods in {unit}, not corrected: {word} ({differences})."
+                yield f"{label(lead)} minus other methods in {unit}, paired by seed, not corrected: {word} ({differences})."
 
 
 def _beside(lead: Group, other: Group) -> str:
