@@ -95,8 +95,8 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
             for first in range(0, len(others), NAMED):
                 some = others[first : first + NAMED]
                 differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in some)
-                unit = lead.metric.unit_of_differences
-                yield f"{label(lead)} minus other methods in {unit}, paired by seed, not corrected: {word} ({differences})."
+                how = f"in {lead.metric.unit_of_differences}, paired by seed, not corrected"
+                yield f"{label(lead)} minus other methods {how}: {word} ({differences})."
 
 
 def _beside(lead: Group, other: Group) -> str:
