@@ -34,8 +34,9 @@ def corrected_standings(groups: Sequence[Group], control: Group) -> dict[GroupKe
         return {}
     deviations = {group.key: stdev(_scores(group)) for group in (*able, control)}
     usual = median([deviation for deviation in deviations.values() if deviation] or [0.0])
-    judged = [group for group in able if deviations[group.key] <= UNLIKE * usual]
-    if not judged or not 0 < usual >= deviations[control.key] / UNLIKE:
+    alike = {key for key, deviation in deviations.items() if deviation <= UNLIKE * usual}
+    judged = [group for group in able if group.key in alike]
+    if not judged or control.key not in alike or not usual:
         return {}
     return {group.key: _standing(group, control, chance) for group, chance in _chances(judged, control)}
 
