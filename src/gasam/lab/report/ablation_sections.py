@@ -15,11 +15,14 @@ from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import TUNED, Group, GroupKey
 from gasam.lab.report.labels import radius
 from gasam.lab.report.section import Section, origin
+from gasam.lab.statistics import number
 from gasam.lab.tables import markdown, of_texts
 from gasam.lab.tasks import TASKS
 
 SCALE, STEPS, SIZE = "T, its granularity and the risk", "the number of steps", "the size of the walk"
-"""The questions: the first is that of Table 2, the others are those of Table 3."""
+"""The questions of Table 2 and of Table 3."""
+DISPLACEMENT = "two passes without a displacement"
+"""A question of ours: would GA-SAM gain as much if it only averaged over the dropout masks of its passes?"""
 TABLE_2_OPTIONS = {"scale", "granularity", "risk"}
 """What the rows of Table 2 change."""
 
@@ -55,6 +58,8 @@ class Part(NamedTuple):
 
     def name_of(self, group: Group) -> str:
         """As the paper's tables name the row."""
+        if group.is_control:
+            return "Control"
         if group.method == "ga-sam" and self.question == STEPS:
             return f"K = {group.walk['steps']}"
         return _table2_names().get(group.method, group.title)
@@ -62,6 +67,8 @@ class Part(NamedTuple):
     def full_name_of(self, group: Group) -> str:
         """With the size of its walk, if that is not the size of the reference."""
         name, lead = self.name_of(group), self.lead
+        if group.is_control:
+            return name
         is_of_lead = lead is not None and _differing(group, lead) <= TABLE_2_OPTIONS | {"steps"}
         return name if is_of_lead else f"{name} ({_size_of_walk(group)})"
 
@@ -81,7 +88,8 @@ def parts_of(groups: Sequence[Group]) -> Iterator[Part]:
     references = [group for group in walks if not _changed(group)]
 
     first = next(iter(references), None)
-    sizes = [group for group in walks if _is_another_size(group)]
+    controls = [group for group in walks if group.is_control and _is_another_size(group)]
+    sizes = [group for group in walks if not group.is_control and _is_another_size(group)]
 
     def part(question: str, rows: list[Group], found: list[Group], lead: Group | None = first) -> Iterator[Part]:
         if found:
@@ -100,6 +108,7 @@ def parts_of(groups: Sequence[Group]) -> Iterator[Part]:
     beside = [group for group in walks if group in references or group in [other for _, other in pairs]]
     yield from part(STEPS, [*plain, *sorted([*beside, *steps], key=_place)], steps)
     yield from part(SIZE, [*plain, *sorted([*references, *sizes], key=_place)], sizes)
+    yield from part(DISPLACEMENT, [*plain, *controls, *references[:1]], controls)
 
 
 def ablations_among(groups: Sequence[Group]) -> set[GroupKey]:
@@ -136,6 +145,7 @@ def _table(part: Part) -> str:
             "variant": part.name_of(group),
             "size of the walk": "" if group.method == "baseline" else _size_of_walk(group),
             described(metric): score_cell(group).text,
+            **({"validation": _validation(group)} if part.question == DISPLACEMENT else {}),
             f"vs baseline, {unit} [95% interval]": group.versus(group.baseline),
             f"vs GA-SAM, {unit} [95% interval]": part.versus_lead(group),
             "predicted rise": _predicted_rise(group),
@@ -146,7 +156,14 @@ def _table(part: Part) -> str:
     return markdown(of_texts("", rows))
 
 
+def _validation(group: Group) -> str:
+    """The mean on validation of the epochs that it chose: a second opinion on a small difference."""
+    return number(group.mean("valid"), group.metric.decimals)
+
+
 def _size_of_walk(group: Group) -> str:
+    if group.is_control:
+        return radius(group)
     scheduled = group.walk.get("walk_progress") is not None
     joined = " and schedule" if group.walk.get("cap") else " with schedule"
     return ("tuned: " if group.tuned else "") + radius(group) + (joined if scheduled else "")

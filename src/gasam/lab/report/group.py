@@ -19,6 +19,8 @@ from gasam.lab.walks import LATER, choose
 RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
 """What a search may set."""
+NEGLIGIBLE = 1e-5
+"""A walk with at most this budget moves nothing that matters: what is left of it are its additional passes."""
 GroupKey = tuple[str, str]
 
 
@@ -87,6 +89,11 @@ class Group:
         """Over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
         ended = self.runs[self.runs["test"].notna()]
         return float((self.runs if ended.empty else ended)[column].mean())
+
+    @property
+    def is_control(self) -> bool:
+        """Whether its walks move nothing, so that they only average over the dropout masks of their passes."""
+        return 0 < (self.walk.get("budget") or 0) <= NEGLIGIBLE
 
     @property
     def passes(self) -> float | None:

@@ -9,6 +9,8 @@ from gasam.lab.records import AnalysisRecord
 from gasam.lab.report.frame import DURATION, groups_of
 from gasam.lab.report.group import TUNED, Group
 
+CONTROL = "no displacement"
+
 
 def label(group: Group) -> str:
     return named(group.title, differing(group, group.other_walk()))
@@ -29,6 +31,8 @@ def differing(group: Group, walk: Mapping[str, Any]) -> str:
 
 
 def radius(group: Group) -> str:
+    if group.is_control:
+        return CONTROL
     budget, cap = group.walk.get("budget"), group.walk.get("cap")
     size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
     return f"{in_words({'norm': group.walk['norm']})} {size}" + (f" with cap {cap:g}" if cap else "")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import TUNED, Group
+from gasam.lab.report.labels import CONTROL
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import SEED
 from gasam.lab.statistics import Summary, counted, number, summary
@@ -87,6 +88,8 @@ def _walks(groups: Sequence[Group], searches: Sequence[Finding]) -> dict[str, Gr
 def _name(group: Group) -> str:
     if not group.other_walk():
         return RECOMMENDED
+    if group.is_control:
+        return CONTROL
     walk = group.walk
     budget, cap = walk.get("budget"), walk.get("cap")
     words = [f"budget {budget:g}" if budget else f"epsilon {walk['epsilon']:g}"]
@@ -150,8 +153,8 @@ def conclusions(found: Sequence[Regrets]) -> Iterator[str]:
 
 
 def _ordered(found: Sequence[Regrets]) -> list[str]:
-    """The names of all walks: the recommended one, what searches chose, budgets, epsilons, plain training."""
-    kinds = (RECOMMENDED, "searched", "budget", "epsilon", PLAIN)
+    """The names of all walks: the recommended one, what searches chose, budgets, epsilons, two that move nothing."""
+    kinds = (RECOMMENDED, "searched", "budget", "epsilon", CONTROL, PLAIN)
     names = dict.fromkeys(name for each in found for name in each.lost)
 
     def place(name: str) -> tuple[int, float, str]:
