@@ -7,7 +7,7 @@ from synthetic import record, records_of
 from gasam.lab.methods import ABLATIONS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.report import pages
-from gasam.lab.report.ablation_sections import DISPLACEMENT, SCALE, SIZE, STEPS, ablation_parts, ablations_among
+from gasam.lab.report.ablation_questions import MASKS, SCALE, SIZE, STEPS, ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.findings import of_ablations
 from gasam.lab.report.frame import groups_of
@@ -173,16 +173,15 @@ def test_a_second_table_of_t_has_ga_sam_with_the_same_size_of_the_walk(runs):
 
 
 def test_a_walk_that_moves_nothing_is_the_control_and_no_size(runs):
-    """It has a table of its own, with validation, between plain training and the reference."""
-    found = [*runs, *walks([85.1, 85.5, 85.3], budget=1e-6)]
+    """It has a table of its own, with validation, and with shared masks beside it."""
+    found = [*runs, *walks([85.1, 85.5, 85.3], budget=1e-6), *walks([84.2, 84.6, 84.4], same_noise=True)]
     parts = {part.question: part for part in ablation_parts(found)}
-    assert list(parts) == [SCALE, STEPS, SIZE, DISPLACEMENT]
-    part = parts[DISPLACEMENT]
-    assert [part.full_name_of(group) for group in part.groups[1:]] == ["Control", "GA-SAM"]
+    assert list(parts) == [SCALE, STEPS, SIZE, MASKS]
+    part = parts[MASKS]
+    assert [part.full_name_of(group) for group in part.groups[1:]] == ["Control", "Shared masks", "GA-SAM"]
     assert not any(group.is_control for group in parts[SIZE].groups)
-    assert f"imdb, size {SMALL}, {DISPLACEMENT}: 1 of 1 row judged; worse than GA-SAM: Control." in of_ablations(
-        Contents(found)
-    )
+    told = f"imdb, size {SMALL}, {MASKS}: 2 of 2 rows judged; worse than GA-SAM: Control, Shared masks."
+    assert told in of_ablations(Contents(found))
     [section] = every(Contents(found))["ablations"]
     table = section.parts[section.parts.index(f"### {part.heading}") + 1]
     [row] = [line for line in table.splitlines() if line.startswith("| Control")]

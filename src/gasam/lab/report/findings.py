@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
-from gasam.lab.report.ablation_sections import ablation_parts, ablations_among
+from gasam.lab.report.ablation_questions import ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.corrected import corrected_standings
 from gasam.lab.report.family_sections import family_groups

@@ -15,7 +15,8 @@ from gasam.lab.paper.figures import norms_by_epoch
 from gasam.lab.paper.studies import Study
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
-from gasam.lab.report.ablation_sections import ablation_sections, ablations_among
+from gasam.lab.report.ablation_questions import ablations_among
+from gasam.lab.report.ablation_sections import ablation_sections
 from gasam.lab.report.comparison import PAPER, comparison
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_sections
