@@ -11,8 +11,9 @@ from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed
+from gasam.lab.report.notes import page_notes
 from gasam.lab.report.pictures import draw
-from gasam.lab.report.section import COST_TITLES, ELSEWHERE, Section, columns, how, links, named, origin
+from gasam.lab.report.section import COST_TITLES, Section, columns, how, judged, links, named, origin
 from gasam.lab.tasks import TASKS, asked_size
 
 OTHER_PAPERS = [name for name in FAMILY if name not in TABLE1]
@@ -25,14 +26,16 @@ def family_sections(contents: Contents) -> Iterator[Section]:
         times = contents.step_times.get((task, size))
         table, name = comparison(runs, task, size, step_times=times), f"family-{task}-{size}"
         picture = [draw([record for group in groups if not collapsed(group) for record in group.records])]
-        notes = [note for note in table.notes if not note.startswith(ELSEWHERE)]
         command = f"gasam compare {task} --size {asked_size(task, size)} --methods family{how(groups)}"
         parts = [
-            columns(table, lambda title: title not in (*COST_TITLES, "settings") and not title.startswith("paper")),
+            columns(
+                judged(table, groups),
+                lambda title: title not in (*COST_TITLES, "settings") and not title.startswith("paper"),
+            ),
             columns(table, lambda title: title in (*COST_TITLES, "method")),
             links(name, picture, f"score and cost of the methods on {task}, without collapsed ones"),
             contents.comment("family", task),
-            "\n".join(f"- {note}" for note in notes),
+            "\n".join(f"- {note}" for note in page_notes(task, size, groups)),
             f"{origin(runs, 'run')} To reproduce: `{command}`.",
         ]
         yield Section(f"{task}, size {size}", parts, named(name, picture))

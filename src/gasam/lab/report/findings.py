@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
 from gasam.lab.report.ablation_questions import ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.corrected import corrected_standings
+from gasam.lab.report.does_it_help import by_opponent, opponent_at_equal_cost
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import Group, GroupKey
+from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.labels import label
 from gasam.lab.report.notes import conclusion
@@ -49,10 +50,9 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
 def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
     """The walks that are better and those that are worse than plain training, at equal epochs and at equal cost."""
     walking = [group for group in groups if group.method != "baseline" and group.usual]
-    longer = [group for group in walking if group.longer is not group.baseline and not group.longer_is_the_same]
     opponents = {
-        "equal epochs": _by_opponent((group, group.baseline) for group in walking),
-        "equal gradient evaluations": _by_opponent((group, group.longer) for group in longer),
+        "equal epochs": by_opponent((group, group.baseline) for group in walking),
+        "equal gradient evaluations": by_opponent((group, opponent_at_equal_cost(group)) for group in walking),
     }
     for budget, found in opponents.items():
         for opponent, some in found:
@@ -60,14 +60,6 @@ def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
             judged, told = _clear_cases(some, opponent, plain, label)
             if len(judged) > 1:
                 yield f"at {budget}, corrected for {len(judged)} walks: {told}."
-
-
-def _by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Group, list[Group]]]:
-    found: dict[GroupKey, tuple[Group, list[Group]]] = {}
-    for group, opponent in pairs:
-        if opponent is not None:
-            found.setdefault(opponent.key, (opponent, []))[1].append(group)
-    return list(found.values())
 
 
 def _clear_cases(
@@ -105,7 +97,7 @@ def of_family(contents: Contents) -> Iterator[str]:
     """The methods that are clearly better or worse than plain training on each task."""
     for (task, size), groups in family_groups(contents.records).items():
         walking = [group for group in groups if group.method != "baseline"]
-        for plain, some in _by_opponent((group, group.baseline) for group in walking):
+        for plain, some in by_opponent((group, group.baseline) for group in walking):
             judged, told = _clear_cases(some, plain, "plain training", lambda group: group.title)
             seeds = min((len(group.scores) for group in judged), default=0)
             told_of = f"{counted(seeds, 'seed')}, corrected for {counted(len(judged), 'method')}: " if judged else ""

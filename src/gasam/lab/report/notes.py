@@ -24,6 +24,12 @@ def notes(task: str, size: str, groups: Sequence[Group], flags: str | None) -> l
     return [*concluded, *about_methods, *deviations(task, size, groups)]
 
 
+def page_notes(task: str, size: str, groups: Sequence[Group]) -> list[str]:
+    """Those that a page does not have at its top or in its rows."""
+    untuned = [group for group in groups if not group.found_on_validation]
+    return [*warnings(groups, None), *radii(untuned), *deviations(task, size, groups)]
+
+
 def conclusion(groups: Sequence[Group]) -> Iterator[str]:
     """What the table shows of GA-SAM, or else of its first method: at equal epochs, and at equal cost if known."""
     walking = [group for group in groups if group.scores and group.method != "baseline"]
@@ -87,8 +93,7 @@ def radii(groups: Sequence[Group]) -> Iterator[str]:
 
 def champion(groups: Sequence[Group]) -> Iterator[str]:
     """GA-SAM minus each other method, with its usual walk and with a tuned one: a sentence for each result."""
-    leads = [group for group in groups if group.usual and group.method == "ga-sam"]
-    for lead in [*leads[:1], *[group for group in leads[1:] if group.tuned and not leads[0].tuned][:1]]:
+    for lead in leads(groups):
         found = contrast(groups, lead)
         for standing, word in SAID.items():
             others = [other for other, each in found if each == standing]
@@ -97,6 +102,12 @@ def champion(groups: Sequence[Group]) -> Iterator[str]:
                 differences = ", ".join(f"{_beside(lead, other)}: {lead.versus(other)}" for other in some)
                 how = f"in {lead.metric.unit_of_differences}, paired by seed, not corrected"
                 yield f"{label(lead)} minus other methods {how}: {word} ({differences})."
+
+
+def leads(groups: Sequence[Group]) -> list[Group]:
+    """GA-SAM with its usual walk, and with a tuned one if it has both."""
+    found = [group for group in groups if group.usual and group.method == "ga-sam"]
+    return [*found[:1], *[group for group in found[1:] if group.tuned and not found[0].tuned][:1]]
 
 
 def _beside(lead: Group, other: Group) -> str:

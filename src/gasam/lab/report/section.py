@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import numbered
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import BUDGETS, COST
+from gasam.lab.report.does_it_help import HELPS, LEAD, ga_sam_minus, sentences
 from gasam.lab.report.group import Group
 from gasam.lab.statistics import counted
 from gasam.lab.tables import Table, markdown, of_texts
 
 COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
-ELSEWHERE = ("Conclusion", "Size of the walk, tuned")
-"""The beginnings of notes that a page shows at its top, or in its rows."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,19 @@ class Section:
     title: str
     parts: list[str]
     pictures: dict[str, Figure] = field(default_factory=dict)
+
+
+def judged(table: Table, groups: Sequence[Group]) -> Table:
+    """The table with what its rows mean in words, and with GA-SAM's lead over other methods.
+
+    Args:
+        table: A table with a row for each group.
+        groups: The groups, in the order of the rows.
+    """
+    helps, lead = sentences(groups), ga_sam_minus(groups)
+    cells = [(lead.get(group.key, ""), helps.get(group.key, "")) for group in groups]
+    rows = tuple((*row, *more) for row, more in zip(table.rows, cells, strict=True))
+    return replace(table, columns=(*table.columns, LEAD, HELPS), rows=rows)
 
 
 def columns(table: Table, shown: Callable[[str], bool], task: str | None = None) -> str:

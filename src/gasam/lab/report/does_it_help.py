@@ -1,0 +1,88 @@
+"""Does a walk help? A sentence for each row of a page: at equal epochs and at equal cost, and how certain it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gasam.lab.report.corrected import corrected_standings
+from gasam.lab.report.group import Group, GroupKey
+from gasam.lab.report.judgement import collapsed
+from gasam.lab.report.notes import SAID, contrast, leads
+from gasam.lab.statistics import FEW, Standing, counted
+
+HELPS, LEAD = "does it help?", "GA-SAM minus it"
+"""The titles of the columns."""
+
+
+def sentences(groups: Sequence[Group]) -> dict[GroupKey, str]:
+    """The sentence about each walk; plain training has none."""
+    walking = [group for group in groups if group.method != "baseline" and group.baseline]
+    usual = [group for group in walking if group.usual]
+    at_equal_epochs = _corrected((group, group.baseline) for group in usual)
+    at_equal_cost = _corrected((group, longer) for group in usual if (longer := opponent_at_equal_cost(group)))
+    found = {}
+    for group in walking:
+        told = {
+            "equal epochs": _told(group, group.baseline, at_equal_epochs.get(group.key)),
+            "equal cost": _told(group, opponent_at_equal_cost(group), at_equal_cost.get(group.key)),
+        }
+        found[group.key] = "it collapsed" if collapsed(group) else _joined(told) or _undecided(group)
+    return {key: f"{text[0].upper()}{text[1:]}." for key, text in found.items()}
+
+
+def ga_sam_minus(groups: Sequence[Group]) -> dict[GroupKey, str]:
+    """GA-SAM minus each other method; a tuned walk is subtracted from the tuned one of GA-SAM, if it has one."""
+    found: dict[GroupKey, str] = {}
+    for lead in leads(groups):
+        for other, _ in contrast(groups, lead):
+            if other.key not in found or other.tuned == lead.tuned:
+                found[other.key] = lead.versus(other)
+    return found
+
+
+def opponent_at_equal_cost(group: Group) -> Group | None:
+    """Plain training that was longer and cost as much, unless it selected the weights of the shorter one."""
+    same = group.longer is group.baseline or group.longer_is_the_same
+    return None if same else group.longer
+
+
+def by_opponent(pairs: Iterable[tuple[Group, Group | None]]) -> list[tuple[Group, list[Group]]]:
+    """Each opponent with the groups that are compared with it."""
+    found: dict[GroupKey, tuple[Group, list[Group]]] = {}
+    for group, opponent in pairs:
+        if opponent is not None:
+            found.setdefault(opponent.key, (opponent, []))[1].append(group)
+    return list(found.values())
+
+
+def _corrected(pairs: Iterable[tuple[Group, Group | None]]) -> dict[GroupKey, Standing]:
+    """How the groups stand to their opponents, corrected for the number of groups that have the same opponent."""
+    found: dict[GroupKey, Standing] = {}
+    for opponent, some in by_opponent(pairs):
+        found |= corrected_standings(some, opponent)
+    return found
+
+
+def _told(group: Group, opponent: Group | None, corrected: Standing | None) -> str:
+    """Better, worse, or no clear difference; empty if too few seeds or none can say it."""
+    if opponent is None or len(group.scores.keys() & opponent.scores) < FEW:
+        return ""
+    alone = group.standing(opponent)
+    if alone is None:
+        return ""
+    unsure = alone != "no difference" and corrected != alone
+    return SAID[alone] + (", but not after the correction" if unsure else "")
+
+
+def _joined(told: Mapping[str, str]) -> str:
+    """The words about each budget, which are not repeated if they are the same."""
+    words = {budget: text for budget, text in told.items() if text}
+    if len(words) == 2 and len(set(words.values())) == 1:
+        words = {" and ".join(words): next(iter(words.values()))}
+    return "; ".join(f"{budget}: {text}" for budget, text in words.items())
+
+
+def _undecided(group: Group) -> str:
+    if group.lost:
+        return f"undecided, because {counted(len(group.lost), 'seed')} diverged"
+    return f"undecided: {counted(len(group.scores), 'seed')}"
