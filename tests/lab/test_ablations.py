@@ -174,7 +174,11 @@ def test_a_second_table_of_t_has_ga_sam_with_the_same_size_of_the_walk(runs):
 
 def test_a_walk_that_moves_nothing_is_the_control_and_no_size(runs):
     """It has a table of its own, with validation, and with shared masks beside it."""
-    found = [*runs, *walks([85.1, 85.5, 85.3], budget=1e-6), *walks([84.2, 84.6, 84.4], same_noise=True)]
+    last = {"epoch": 1, "walk": {"predicted_rise": 1e-6, "rise": 0.002}}
+    control = [
+        run.model_copy(update={"valid": 80.0, "curve": [last]}) for run in walks([85.1, 85.5, 85.3], budget=1e-6)
+    ]
+    found = [*runs, *control, *walks([84.2, 84.6, 84.4], same_noise=True)]
     parts = {part.question: part for part in ablation_parts(found)}
     assert list(parts) == [SCALE, STEPS, SIZE, MASKS]
     part = parts[MASKS]
@@ -185,9 +189,22 @@ def test_a_walk_that_moves_nothing_is_the_control_and_no_size(runs):
     [section] = every(Contents(found))["ablations"]
     table = section.parts[section.parts.index(f"### {part.heading}") + 1]
     [row] = [line for line in table.splitlines() if line.startswith("| Control")]
-    assert "validation" in table
-    assert "no displacement" in row
-    assert np.isclose(np.mean([85.1, 85.5, 85.3]), float(row.split("|")[3].split("±")[0]), atol=0.005)
+    cells = dict(zip(table.splitlines()[0].split("|"), row.split("|"), strict=True))
+    assert "no displacement (budget 1e-06)" in row
+    assert float(cells[" validation "]) == pytest.approx(80.0)
+    assert cells[" predicted rise "].strip() == "0.0000"
+    assert cells[" measured rise "].strip() == "0.0020"
+
+
+def test_shared_masks_may_have_another_budget(runs):
+    """A budget with the measured rise of new masks: it stands in the same table, with its size in its name."""
+    control, shared = walks([85.1, 85.5, 85.3], budget=1e-6), walks([84.2, 84.6, 84.4], same_noise=True, budget=0.05)
+    *_, part = ablation_parts([*runs, *control, *shared])
+    assert [part.full_name_of(group) for group in part.groups[1:]] == [
+        "Control",
+        "Shared masks (L-inf budget 0.05 with cap 0.01 and schedule)",
+        "GA-SAM",
+    ]
 
 
 def test_another_start_of_the_walk_is_no_second_table(runs):

@@ -36,6 +36,16 @@ def test_a_narrow_interval_alone_is_named_as_such():
     )
 
 
+def test_settings_of_its_own_are_in_no_correction():
+    """Such a row has its own baseline, and the test that corrects compares only walks with the usual settings."""
+    own = [
+        record("imdb", method, score + seed / 10, size=SMALL, seed=seed, settings={"dropout": 0.5})
+        for method, score in (("baseline", 80.0), ("layer-sam", 82.0))
+        for seed in (1, 2, 3)
+    ]
+    assert found({"sam": [86.0, 86.4, 86.2]}, *own)["layer-sam"] == "Equal epochs: better, uncorrected."
+
+
 @pytest.mark.parametrize(
     ("longer", "told"),
     [
@@ -60,8 +70,11 @@ def test_equal_cost_is_longer_plain_training(longer, told):
 
 
 def test_what_can_not_be_judged_says_why():
-    assert found({"sam": [86.0, 86.4]})["sam"] == "Undecided: 2 seeds."
-    assert found({"sam": [86.0, 86.4, None]})["sam"] == "Undecided, because 1 seed diverged."
+    assert found({"sam": [86.0, 86.4]})["sam"] == "Undecided: 2 common seeds."
+    assert found({"sam": [86.0, 86.4, None]})["sam"] == "Undecided: seeds diverged."
+    assert found({"baseline": [84.0, None, 84.2], "sam": [86.0, 86.4, 86.2]})["sam"] == "Undecided: seeds diverged."
+    assert found({"baseline": [84.0, 84.4], "sam": [86.0, 86.4, 86.2]})["sam"] == "Undecided: 2 common seeds."
+    assert found({"sam": [85.0, 50.0, 85.2]})["sam"] == "Undecided: seeds disagree."
     noisy = [
         record("imdb", "baseline", 84.0, size=SMALL, seed=seed, test_error=0.1, worthless=50.0) for seed in (1, 2, 3)
     ]
@@ -85,7 +98,9 @@ def test_tuned_walks_are_compared_with_the_tuned_walk_of_ga_sam():
     ]
     groups = groups_of(runs, "imdb", SMALL)
     minus = {group.method: text for group in groups if (text := ga_sam_minus(groups).get(group.key))}
-    assert {method: text.partition(" ")[0] for method, text in minus.items()} == {"sam": "+5.00", "asam": "+2.00"}
+    assert {method: text.partition(" ")[0] for method, text in minus.items()} == {"sam": "-4.00", "asam": "+2.00"}
+    assert "; tuned: +5.00 [" in minus["sam"], "its only row has both comparisons"
+    assert "; tuned: +11.00 [" in minus["asam"]
 
 
 def test_the_page_has_both_columns_beside_the_scores():
@@ -93,4 +108,5 @@ def test_the_page_has_both_columns_beside_the_scores():
     [section] = every(Contents(runs))["imdb"]
     [row] = [line for line in section.parts[0].splitlines() if line.startswith("| SAM")]
     assert row.endswith("| +1.00 [+1.00, +1.00] | Equal epochs: better. |")
+    assert "| GA-SAM minus it, points | does it help? |" in section.parts[0].splitlines()[0]
     assert not any("minus other methods" in part for part in section.parts)

@@ -9,7 +9,7 @@ from gasam.lab.methods import ABLATIONS
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import groups_of
-from gasam.lab.report.group import TUNED, Group, GroupKey
+from gasam.lab.report.group import RADIUS, TUNED, Group, GroupKey
 from gasam.lab.report.labels import radius
 from gasam.lab.tasks import TASKS
 
@@ -144,11 +144,12 @@ def _size(runs: _Runs) -> _Answer:
 
 
 def _masks(runs: _Runs) -> _Answer:
-    """The control, and GA-SAM with the same masks in both passes."""
-    lead = runs.lead
-    shared = [group for group in runs.walks if lead and runs.controls and _differing(group, lead) == {"same_noise"}]
-    ablations = [*runs.controls, *shared]
-    return MASKS, lead, [*runs.plain, *ablations, *runs.references[:1]], ablations
+    """The control, and GA-SAM with the same masks in both passes, also with another budget or cap."""
+    lead, controls = runs.lead, runs.controls
+    if lead is None or not controls:
+        return MASKS, lead, [], []
+    shared = [group for group in runs.walks if _differing(group, lead) - (TUNED - RADIUS) == {"same_noise"}]
+    return MASKS, lead, [*runs.plain, *controls, *shared, lead], [*controls, *shared]
 
 
 def ablations_among(groups: Sequence[Group]) -> set[GroupKey]:

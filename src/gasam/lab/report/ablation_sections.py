@@ -40,7 +40,8 @@ def _table(part: Part) -> str:
             **({"validation": _validation(group)} if part.question == MASKS else {}),
             f"vs baseline, {unit} [95% interval]": group.versus(group.baseline),
             f"vs GA-SAM, {unit} [95% interval]": part.versus_lead(group),
-            "predicted rise": _predicted_rise(group),
+            "predicted rise": _rise(group, "predicted_rise"),
+            **({"measured rise": _rise(group, "rise")} if part.question == MASKS else {}),
             "passes a step": "" if group.passes is None else f"{group.passes:.2f}",
         }
         for group in part.groups
@@ -50,11 +51,11 @@ def _table(part: Part) -> str:
 
 def _validation(group: Group) -> str:
     """The mean on validation of the epochs that it chose: a second opinion on a small difference."""
-    return number(group.mean("valid"), group.metric.decimals)
+    return number(group.mean("valid"), group.metric.decimals) if group.scores else ""
 
 
-def _predicted_rise(group: Group) -> str:
-    """The rise of the loss that the walks of the last epoch aimed at after the cap; older records do not have it."""
+def _rise(group: Group, kind: str) -> str:
+    """The rise of the loss in the last epoch: what walks aimed at after the cap, or measured. Old records have none."""
     walks = [record.curve[-1].get("walk") for record in group.records if isinstance(record, RunRecord) and record.curve]
-    rises = [walk["predicted_rise"] for walk in walks if walk and walk.get("predicted_rise") is not None]
+    rises = [walk[kind] for walk in walks if walk and walk.get(kind) is not None]
     return f"{fmean(rises):.4f}" if rises else ""

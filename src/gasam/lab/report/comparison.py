@@ -12,15 +12,12 @@ from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
 from gasam.lab.report.group import Group, GroupKey
-from gasam.lab.report.judgement import collapsed
+from gasam.lab.report.judgement import collapsed, torn
 from gasam.lab.report.labels import differing, duration, named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.notes import notes
 from gasam.lab.statistics import FEW, counted, number
 from gasam.lab.tables import Cell, Column, Table, tabulated
-
-TORN = 5
-"""How many times the baseline's spread over seeds a row's may be before its scores are shown one by one."""
 
 SAME = "same weights"
 """Stands for the difference to a longer baseline that selected the epochs of the short one."""
@@ -60,7 +57,7 @@ def score_cell(group: Group) -> Cell:
         decimals = group.metric.decimals
         scores = ", ".join(number(score, decimals) for score in seeds.values())
         few = len(seeds) < FEW
-        counts = [counted(len(seeds), "seed") + (f": {scores}" if not few and _torn(group) else "")]
+        counts = [counted(len(seeds), "seed") + (f": {scores}" if not few and torn(group) else "")]
         counts += [f"{late} of them diverged later"] if late else []
         counts += [f"{lost} more diverged"] if lost else []
         text = f"{scores if few else group.summary.text(decimals)} ({', '.join(counts)})"
@@ -101,12 +98,6 @@ def _evaluations(group: Group) -> Cell:
     spent, relative = group.mean("gradient_evaluations"), group.relative_cost
     times = "" if relative is None else f" ({relative:.2f}x)"
     return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
-
-
-def _torn(group: Group) -> bool:
-    """Whether some seeds learn and others do not: then a mean and its interval say little."""
-    found, plain = group.summary, group.baseline.summary if group.baseline else None
-    return bool(found and plain and found.std and plain.std and found.std > TORN * plain.std)
 
 
 def _paper(line: Line) -> Cell:

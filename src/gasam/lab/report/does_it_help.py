@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.lab.report.corrected import corrected_standings
 from gasam.lab.report.group import Group, GroupKey
-from gasam.lab.report.judgement import collapsed
+from gasam.lab.report.judgement import collapsed, torn
 from gasam.lab.report.notes import SAID, contrast, leads
 from gasam.lab.statistics import FEW, Standing, counted
 
-HELPS, LEAD = "does it help?", "GA-SAM minus it"
-"""The titles of the columns."""
+HELPS = "does it help?"
+"""The title of the column."""
 
 
 def sentences(groups: Sequence[Group]) -> dict[GroupKey, str]:
@@ -26,17 +26,17 @@ def sentences(groups: Sequence[Group]) -> dict[GroupKey, str]:
             "equal epochs": _told(group, group.baseline, at_equal_epochs.get(group.key)),
             "equal cost": _told(group, opponent_at_equal_cost(group), at_equal_cost.get(group.key)),
         }
-        found[group.key] = "it collapsed" if collapsed(group) else _joined(told) or _undecided(group)
+        found[group.key] = _unjudged(group) or _joined(told)
     return {key: f"{text[0].upper()}{text[1:]}." for key, text in found.items()}
 
 
 def ga_sam_minus(groups: Sequence[Group]) -> dict[GroupKey, str]:
-    """GA-SAM minus each other method; a tuned walk is subtracted from the tuned one of GA-SAM, if it has one."""
+    """GA-SAM minus each other method, with its usual walk, and with a tuned one where that is the fair comparison."""
     found: dict[GroupKey, str] = {}
     for lead in leads(groups):
         for other, _ in contrast(groups, lead):
-            if other.key not in found or other.tuned == lead.tuned:
-                found[other.key] = lead.versus(other)
+            told = lead.versus(other)
+            found[other.key] = f"{found[other.key]}; tuned: {told}" if other.key in found else told
     return found
 
 
@@ -70,8 +70,8 @@ def _told(group: Group, opponent: Group | None, corrected: Standing | None) -> s
     alone = group.standing(opponent)
     if alone is None:
         return ""
-    unsure = alone != "no difference" and corrected != alone
-    return SAID[alone] + (", but not after the correction" if unsure else "")
+    unsure = "uncorrected" if corrected is None else "but not after the correction"
+    return SAID[alone] if alone in ("no difference", corrected) else f"{SAID[alone]}, {unsure}"
 
 
 def _joined(told: Mapping[str, str]) -> str:
@@ -82,7 +82,14 @@ def _joined(told: Mapping[str, str]) -> str:
     return "; ".join(f"{budget}: {text}" for budget, text in words.items())
 
 
-def _undecided(group: Group) -> str:
-    if group.lost:
-        return f"undecided, because {counted(len(group.lost), 'seed')} diverged"
-    return f"undecided: {counted(len(group.scores), 'seed')}"
+def _unjudged(group: Group) -> str:
+    """Why nothing can be said about its differences; empty if something can."""
+    plain = group.baseline
+    common = len(group.scores.keys() & plain.scores) if plain else 0
+    if collapsed(group):
+        return "it collapsed"
+    if group.lost or (plain and plain.lost):
+        return "undecided: seeds diverged"
+    if common < FEW:
+        return f"undecided: {counted(common, 'common seed')}"
+    return "undecided: seeds disagree" if torn(group) else ""

@@ -13,7 +13,7 @@ from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.notes import page_notes
 from gasam.lab.report.pictures import draw
-from gasam.lab.report.section import COST_TITLES, Section, columns, how, judged, links, named, origin
+from gasam.lab.report.section import COST_TITLES, Section, columns, how, links, named, origin, with_lead
 from gasam.lab.tasks import TASKS, asked_size
 
 OTHER_PAPERS = [name for name in FAMILY if name not in TABLE1]
@@ -29,7 +29,7 @@ def family_sections(contents: Contents) -> Iterator[Section]:
         command = f"gasam compare {task} --size {asked_size(task, size)} --methods family{how(groups)}"
         parts = [
             columns(
-                judged(table, groups),
+                with_lead(table, groups),
                 lambda title: title not in (*COST_TITLES, "settings") and not title.startswith("paper"),
             ),
             columns(table, lambda title: title in (*COST_TITLES, "method")),

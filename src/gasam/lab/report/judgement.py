@@ -1,4 +1,4 @@
-"""Whether something went wrong with a method: it collapsed, it learned nothing, or it never walked."""
+"""Whether something went wrong with a method: it collapsed, learned nothing, never walked, or its seeds disagree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from gasam.lab.search.worth import Worth
 SHARE = 0.1
 """A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
 split, has collapsed."""
+
+TORN = 5
+"""How many times the baseline's spread over seeds a row's may be before its scores are shown one by one."""
 
 
 def collapsed(group: Group) -> bool:
@@ -29,6 +32,12 @@ def at_guessing_level(group: Group) -> bool:
     """Whether the mean is no better than guessing; False if its error is not known."""
     error = test_error(group)
     return bool(group.summary and error is not None and _worth(group).is_guessing(group.summary.mean, error))
+
+
+def torn(group: Group) -> bool:
+    """Whether some seeds learn and others do not: then a mean and its interval say little."""
+    found, plain = group.summary, group.baseline.summary if group.baseline else None
+    return bool(found and plain and found.std and plain.std and found.std > TORN * plain.std)
 
 
 def never_walked(group: Group) -> bool:

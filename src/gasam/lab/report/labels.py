@@ -32,7 +32,7 @@ def differing(group: Group, walk: Mapping[str, Any]) -> str:
 
 def radius(group: Group) -> str:
     if group.is_control:
-        return CONTROL
+        return f"{CONTROL} (budget {group.walk['budget']:g})"
     budget, cap = group.walk.get("budget"), group.walk.get("cap")
     size = f"budget {budget:g}" if budget else f"{group.walk['epsilon']:g}"
     return f"{in_words({'norm': group.walk['norm']})} {size}" + (f" with cap {cap:g}" if cap else "")

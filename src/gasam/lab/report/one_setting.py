@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import TUNED, Group
-from gasam.lab.report.labels import CONTROL
+from gasam.lab.report.labels import CONTROL, radius
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import SEED
 from gasam.lab.statistics import Summary, counted, number, summary
@@ -89,7 +89,7 @@ def _name(group: Group) -> str:
     if not group.other_walk():
         return RECOMMENDED
     if group.is_control:
-        return CONTROL
+        return radius(group)
     walk = group.walk
     budget, cap = walk.get("budget"), walk.get("cap")
     words = [f"budget {budget:g}" if budget else f"epsilon {walk['epsilon']:g}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import numbered
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import BUDGETS, COST
-from gasam.lab.report.does_it_help import HELPS, LEAD, ga_sam_minus, sentences
-from gasam.lab.report.group import Group
+from gasam.lab.report.does_it_help import HELPS, ga_sam_minus, sentences
+from gasam.lab.report.group import Group, GroupKey
 from gasam.lab.statistics import counted
 from gasam.lab.tables import Table, markdown, of_texts
 
@@ -28,17 +28,21 @@ class Section:
     pictures: dict[str, Figure] = field(default_factory=dict)
 
 
-def judged(table: Table, groups: Sequence[Group]) -> Table:
-    """The table with what its rows mean in words, and with GA-SAM's lead over other methods.
+def with_lead(table: Table, groups: Sequence[Group]) -> Table:
+    """The table with what GA-SAM has over each other method; it has a row for each group, in their order."""
+    unit = groups[0].metric.unit_of_differences if groups else ""
+    return _with_column(table, f"GA-SAM minus it, {unit}", groups, ga_sam_minus(groups))
 
-    Args:
-        table: A table with a row for each group.
-        groups: The groups, in the order of the rows.
-    """
-    helps, lead = sentences(groups), ga_sam_minus(groups)
-    cells = [(lead.get(group.key, ""), helps.get(group.key, "")) for group in groups]
-    rows = tuple((*row, *more) for row, more in zip(table.rows, cells, strict=True))
-    return replace(table, columns=(*table.columns, LEAD, HELPS), rows=rows)
+
+def with_answers(table: Table, groups: Sequence[Group]) -> Table:
+    """The table with a sentence in each row that says whether the method helps."""
+    return _with_column(table, HELPS, groups, sentences(groups))
+
+
+def _with_column(table: Table, title: str, groups: Sequence[Group], texts: Mapping[GroupKey, str]) -> Table:
+    cells = [texts.get(group.key, "") for group in groups]
+    rows = tuple((*row, cell) for row, cell in zip(table.rows, cells, strict=True))
+    return replace(table, columns=(*table.columns, title), rows=rows)
 
 
 def columns(table: Table, shown: Callable[[str], bool], task: str | None = None) -> str:

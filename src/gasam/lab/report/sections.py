@@ -27,7 +27,17 @@ from gasam.lab.report.labels import run_labels
 from gasam.lab.report.notes import page_notes
 from gasam.lab.report.paper_tables import study_groups, study_table
 from gasam.lab.report.search_sections import one_setting_sections, search_sections, settings_sections
-from gasam.lab.report.section import COST_TITLES, Section, columns, how, judged, links, named, origin
+from gasam.lab.report.section import (
+    COST_TITLES,
+    Section,
+    columns,
+    how,
+    links,
+    named,
+    origin,
+    with_answers,
+    with_lead,
+)
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size
@@ -58,14 +68,12 @@ def task_sections(contents: Contents, task: str) -> Iterator[Section]:
         hidden = ablations_among(found)
         if groups := [group for group in found if group.key not in hidden]:
             table = comparison(records, task, size, step_times=contents.step_times.get((task, size)), hidden=hidden)
+            judged = with_answers(with_lead(table, groups), groups)
             methods = ",".join(dict.fromkeys(group.method for group in groups))
             command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
             runs = [record for group in groups for record in group.records]
             parts = [
-                columns(
-                    judged(table, groups),
-                    lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title),
-                ),
+                columns(judged, lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title)),
                 columns(table, lambda title: title in (*COST_TITLES, "method", "settings")),
                 "\n".join(f"- {note}" for note in page_notes(task, size, groups)),
                 origin(runs, "run"),
