@@ -95,7 +95,7 @@ def test_the_summary_compares_ga_sam_with_plain_training_and_the_other_methods()
     difference = row["GA-SAM minus plain training, equal epochs"]
     assert difference.startswith("+0.43 [")
     assert difference.endswith("] points: better")
-    assert (row["better than"], row["gradient evaluations"]) == ("SAM", "2.00x")
+    assert (row["GA-SAM is better than"], row["gradient evaluations"]) == ("SAM", "2.00x")
     assert answers(old).rows[0][3:] == ("+1.00 points", "2.00x"), "one seed decides nothing"
     assert answers([record("imdb")]).rows == ()
 

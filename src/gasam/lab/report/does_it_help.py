@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from gasam.lab.report.corrected import corrected_standings
 from gasam.lab.report.group import Group, GroupKey
@@ -14,20 +15,44 @@ HELPS = "does it help?"
 """The title of the column."""
 
 
-def sentences(groups: Sequence[Group]) -> dict[GroupKey, str]:
-    """The sentence about each walk; plain training has none."""
+class Verdict(NamedTuple):
+    """What can be said about a walk.
+
+    Args:
+        unjudged: Why nothing can be said; empty if something can.
+        equal_epochs: How it stands to plain training with as many epochs.
+        equal_cost: How it stands to longer plain training; empty if there is none.
+    """
+
+    unjudged: str
+    equal_epochs: str
+    equal_cost: str
+
+    def __str__(self) -> str:
+        """A sentence. It does not repeat the words about epochs if those about cost are the same."""
+        if self.equal_epochs == self.equal_cost:
+            told = f"equal epochs and equal cost: {self.equal_cost}"
+        else:
+            words = {"equal epochs": self.equal_epochs, "equal cost": self.equal_cost}
+            told = "; ".join(f"{budget}: {text}" for budget, text in words.items() if text)
+        text = self.unjudged or told
+        return f"{text[0].upper()}{text[1:]}."
+
+
+def verdicts(groups: Sequence[Group]) -> dict[GroupKey, Verdict]:
+    """The verdict on each walk; plain training has none."""
     walking = [group for group in groups if group.method != "baseline" and group.baseline]
     usual = [group for group in walking if group.usual]
     at_equal_epochs = _corrected((group, group.baseline) for group in usual)
-    at_equal_cost = _corrected((group, longer) for group in usual if (longer := opponent_at_equal_cost(group)))
-    found = {}
-    for group in walking:
-        told = {
-            "equal epochs": _told(group, group.baseline, at_equal_epochs.get(group.key)),
-            "equal cost": _told(group, opponent_at_equal_cost(group), at_equal_cost.get(group.key)),
-        }
-        found[group.key] = _unjudged(group) or _joined(told)
-    return {key: f"{text[0].upper()}{text[1:]}." for key, text in found.items()}
+    at_equal_cost = _corrected((group, opponent_at_equal_cost(group)) for group in usual)
+    return {
+        group.key: Verdict(
+            _unjudged(group),
+            _told(group, group.baseline, at_equal_epochs.get(group.key)),
+            _told(group, opponent_at_equal_cost(group), at_equal_cost.get(group.key)),
+        )
+        for group in walking
+    }
 
 
 def ga_sam_minus(groups: Sequence[Group]) -> dict[GroupKey, str]:
@@ -72,14 +97,6 @@ def _told(group: Group, opponent: Group | None, corrected: Standing | None) -> s
         return ""
     unsure = "uncorrected" if corrected is None else "but not after the correction"
     return SAID[alone] if alone in ("no difference", corrected) else f"{SAID[alone]}, {unsure}"
-
-
-def _joined(told: Mapping[str, str]) -> str:
-    """The words about each budget, which are not repeated if they are the same."""
-    words = {budget: text for budget, text in told.items() if text}
-    if len(words) == 2 and len(set(words.values())) == 1:
-        words = {" and ".join(words): next(iter(words.values()))}
-    return "; ".join(f"{budget}: {text}" for budget, text in words.items())
 
 
 def _unjudged(group: Group) -> str:

@@ -42,8 +42,8 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
             f"Intervals cover seeds only. The choice of the test examples adds a standard error of {one:.2f} to one "
-            f"score of plain training (size {group.size}), and at most {math.sqrt(2) * one:.2f} to a difference. "
-            "More seeds do not reduce it."
+            f"score of plain training (size {group.size}). More seeds do not reduce it. A difference has at most "
+            f"{math.sqrt(2) * one:.2f}, and usually much less, because both models see the same examples."
         )
 
 

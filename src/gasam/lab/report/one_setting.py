@@ -147,8 +147,8 @@ def conclusions(found: Sequence[Regrets]) -> Iterator[str]:
         if name is not None and (lost := largest(found, name)) is not None
     ]
     yield (
-        f"One setting for {len(found)} tasks: the largest regret, in standard deviations of plain training over "
-        f"seeds on validation: {', '.join(sentences)}."
+        f"What does one setting for {len(found)} tasks lose to the best walk of each? At most, in standard deviations "
+        f"of plain training over seeds on validation: {', '.join(sentences)}."
     )
 
 

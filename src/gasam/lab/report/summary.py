@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from gasam.lab.methods import ABLATIONS, METHODS, TABLE1
+from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
+from gasam.lab.report.ablation_questions import ablations_among
+from gasam.lab.report.does_it_help import verdicts
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import in_words, named
-from gasam.lab.report.notes import SAID, contrast
+from gasam.lab.report.notes import contrast
 from gasam.lab.statistics import FEW, Standing, counted, number, signed
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
@@ -19,9 +21,9 @@ from gasam.lab.tasks.task import DEFAULT_SIZE
 
 SHOWN = (*TABLE1, "freelb")
 OTHERS: dict[Standing, str] = {
-    "better": "better than",
+    "better": "GA-SAM is better than",
     "no difference": "no clear difference to",
-    "worse": "worse than",
+    "worse": "GA-SAM is worse than",
 }
 
 
@@ -34,7 +36,9 @@ def answers(records: Sequence[RunRecord]) -> Table:
     for task, shown in _by_task(records).items():
         sizes = list(TASKS[task].sizes)
         for size in sizes[: sizes.index(shown[0].size) + 1]:
-            groups = [group for group in groups_of(records, task, size) if group.method not in ABLATIONS]
+            every = groups_of(records, task, size)
+            hidden = ablations_among(every)
+            groups = [group for group in every if group.key not in hidden]
             lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
             if lead is not None and lead.baseline is not None:
                 rows.append(_answer(lead, groups))
@@ -42,13 +46,13 @@ def answers(records: Sequence[RunRecord]) -> Table:
 
 
 def _answer(lead: Group, groups: Sequence[Group]) -> dict[str, str]:
-    found = contrast(groups, lead)
+    found, verdict = contrast(groups, lead), verdicts(groups)[lead.key]
     row = {
         "task": f"[{lead.task}](results/{lead.task}.md)",
         "size": lead.size,
         "seeds": str(len(lead.scores)),
-        "GA-SAM minus plain training, equal epochs": _judged(lead, lead.baseline),
-        "equal cost": "same weights" if lead.longer_is_the_same else _judged(lead, lead.longer),
+        "GA-SAM minus plain training, equal epochs": _judged(lead, lead.baseline, verdict.equal_epochs),
+        "equal cost": "same weights" if lead.longer_is_the_same else _judged(lead, lead.longer, verdict.equal_cost),
     }
     for standing, title in OTHERS.items():
         row[title] = ", ".join(other.title for other, each in found if each == standing)
@@ -56,13 +60,11 @@ def _answer(lead: Group, groups: Sequence[Group]) -> dict[str, str]:
     return row | {"gradient evaluations": f"{cost:.2f}x" if cost else ""}
 
 
-def _judged(lead: Group, plain: Group | None) -> str:
+def _judged(lead: Group, plain: Group | None, verdict: str) -> str:
     """The difference to plain training, and whether it is clear."""
     if plain is None or not (told := lead.versus(plain)):
         return ""
-    standing = lead.standing(plain) if len(lead.scores.keys() & plain.scores) >= FEW else None
-    unit = lead.metric.unit_of_differences
-    return f"{told} {unit}" + (f": {SAID[standing]}" if standing else "")
+    return f"{told} {lead.metric.unit_of_differences}" + (f": {verdict}" if verdict else "")
 
 
 def overview(records: Sequence[RunRecord]) -> Table:
