@@ -4,7 +4,7 @@ import pytest
 from synthetic import record, records_of
 
 from gasam.lab.report.contents import Contents
-from gasam.lab.report.does_it_help import ga_sam_minus, verdicts
+from gasam.lab.report.does_it_help import effects, ga_sam_minus
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.sections import every
 
@@ -16,7 +16,7 @@ def found(scores, *more):
     """The sentences by the method, on imdb."""
     runs = [*records_of("imdb", {"baseline": PLAIN} | scores, size=SMALL), *more]
     groups = groups_of(runs, "imdb", SMALL)
-    told = {key: str(verdict) for key, verdict in verdicts(groups).items()}
+    told = {key: str(effect) for key, effect in effects(groups).items()}
     return {group.method: told[group.key] for group in groups if group.key in told}
 
 
@@ -80,7 +80,7 @@ def test_what_can_not_be_judged_says_why():
     ]
     lost = [record("imdb", "sam", 51.0, size=SMALL, seed=seed, test_error=0.1, worthless=50.0) for seed in (1, 2, 3)]
     groups = groups_of([*noisy, *lost], "imdb", SMALL)
-    assert list({key: str(verdict) for key, verdict in verdicts(groups).items()}.values()) == ["It collapsed."]
+    assert list({key: str(effect) for key, effect in effects(groups).items()}.values()) == ["It collapsed."]
 
 
 def test_tuned_walks_are_compared_with_the_tuned_walk_of_ga_sam():

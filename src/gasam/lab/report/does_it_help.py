@@ -15,7 +15,7 @@ HELPS = "does it help?"
 """The title of the column."""
 
 
-class Verdict(NamedTuple):
+class Effect(NamedTuple):
     """What can be said about a walk.
 
     Args:
@@ -39,14 +39,14 @@ class Verdict(NamedTuple):
         return f"{text[0].upper()}{text[1:]}."
 
 
-def verdicts(groups: Sequence[Group]) -> dict[GroupKey, Verdict]:
-    """The verdict on each walk; plain training has none."""
+def effects(groups: Sequence[Group]) -> dict[GroupKey, Effect]:
+    """The effect of each walk; plain training has none."""
     walking = [group for group in groups if group.method != "baseline" and group.baseline]
     usual = [group for group in walking if group.usual]
     at_equal_epochs = _corrected((group, group.baseline) for group in usual)
     at_equal_cost = _corrected((group, opponent_at_equal_cost(group)) for group in usual)
     return {
-        group.key: Verdict(
+        group.key: Effect(
             _unjudged(group),
             _told(group, group.baseline, at_equal_epochs.get(group.key)),
             _told(group, opponent_at_equal_cost(group), at_equal_cost.get(group.key)),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gasam.analysis.pictures import numbered
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.comparison import BUDGETS, COST
-from gasam.lab.report.does_it_help import HELPS, ga_sam_minus, verdicts
+from gasam.lab.report.does_it_help import HELPS, effects, ga_sam_minus
 from gasam.lab.report.group import Group, GroupKey
 from gasam.lab.statistics import counted
 from gasam.lab.tables import Table, markdown, of_texts
@@ -36,7 +36,7 @@ def with_lead(table: Table, groups: Sequence[Group]) -> Table:
 
 def with_answers(table: Table, groups: Sequence[Group]) -> Table:
     """The table with a sentence in each row that says whether the method helps."""
-    return _with_column(table, HELPS, groups, {key: str(verdict) for key, verdict in verdicts(groups).items()})
+    return _with_column(table, HELPS, groups, {key: str(effect) for key, effect in effects(groups).items()})
 
 
 def _with_column(table: Table, title: str, groups: Sequence[Group], texts: Mapping[GroupKey, str]) -> Table:

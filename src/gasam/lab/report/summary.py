@@ -9,7 +9,7 @@ from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
 from gasam.lab.records import RunRecord
 from gasam.lab.report.ablation_questions import ablations_among
-from gasam.lab.report.does_it_help import verdicts
+from gasam.lab.report.does_it_help import effects
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import in_words, named
@@ -46,13 +46,13 @@ def answers(records: Sequence[RunRecord]) -> Table:
 
 
 def _answer(lead: Group, groups: Sequence[Group]) -> dict[str, str]:
-    found, verdict = contrast(groups, lead), verdicts(groups)[lead.key]
+    found, effect = contrast(groups, lead), effects(groups)[lead.key]
     row = {
         "task": f"[{lead.task}](results/{lead.task}.md)",
         "size": lead.size,
         "seeds": str(len(lead.scores)),
-        "GA-SAM minus plain training, equal epochs": _judged(lead, lead.baseline, verdict.equal_epochs),
-        "equal cost": "same weights" if lead.longer_is_the_same else _judged(lead, lead.longer, verdict.equal_cost),
+        "GA-SAM minus plain training, equal epochs": _judged(lead, lead.baseline, effect.equal_epochs),
+        "equal cost": "same weights" if lead.longer_is_the_same else _judged(lead, lead.longer, effect.equal_cost),
     }
     for standing, title in OTHERS.items():
         row[title] = ", ".join(other.title for other, each in found if each == standing)
@@ -60,11 +60,11 @@ def _answer(lead: Group, groups: Sequence[Group]) -> dict[str, str]:
     return row | {"gradient evaluations": f"{cost:.2f}x" if cost else ""}
 
 
-def _judged(lead: Group, plain: Group | None, verdict: str) -> str:
+def _judged(lead: Group, plain: Group | None, words: str) -> str:
     """The difference to plain training, and whether it is clear."""
     if plain is None or not (told := lead.versus(plain)):
         return ""
-    return f"{told} {lead.metric.unit_of_differences}" + (f": {verdict}" if verdict else "")
+    return f"{told} {lead.metric.unit_of_differences}" + (f": {words}" if words else "")
 
 
 def overview(records: Sequence[RunRecord]) -> Table:
