@@ -97,3 +97,19 @@ def finding_of(
     data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
     names = SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02
     return Finding(*names, first, tuple(tries), repeats=repeats)
+
+
+def tuned_and_untuned(size="small@3"):
+    """Records of imdb, seeds 1 to 3: GA-SAM with the recommended and with a tuned walk, SAM tuned, ASAM not tuned."""
+    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
+    return [
+        record("imdb", method, score, size=size, seed=seed, **options)
+        for method, score, options in (
+            ("baseline", 80.0, {}),
+            ("ga-sam", 81.0, {}),
+            ("ga-sam", 90.0, tuned),
+            ("sam", 85.0, tuned),
+            ("asam", 79.0, {}),
+        )
+        for seed in (1, 2, 3)
+    ]

@@ -1,7 +1,7 @@
 """The sentence about each walk, on records whose answer is known."""
 
 import pytest
-from synthetic import record, records_of
+from synthetic import record, records_of, tuned_and_untuned
 
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.does_it_help import effects, ga_sam_minus
@@ -84,19 +84,7 @@ def test_what_can_not_be_judged_says_why():
 
 
 def test_tuned_walks_are_compared_with_the_tuned_walk_of_ga_sam():
-    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
-    runs = [
-        record("imdb", method, score + seed / 10, size=SMALL, seed=seed, **options)
-        for method, score, options in (
-            ("baseline", 80.0, {}),
-            ("ga-sam", 81.0, {}),
-            ("ga-sam", 90.0, tuned),
-            ("sam", 85.0, tuned),
-            ("asam", 79.0, {}),
-        )
-        for seed in (1, 2, 3)
-    ]
-    groups = groups_of(runs, "imdb", SMALL)
+    groups = groups_of(tuned_and_untuned(SMALL), "imdb", SMALL)
     minus = {group.method: text for group in groups if (text := ga_sam_minus(groups).get(group.key))}
     assert {method: text.partition(" ")[0] for method, text in minus.items()} == {"sam": "-4.00", "asam": "+2.00"}
     assert "; tuned: +5.00 [" in minus["sam"], "its only row has both comparisons"

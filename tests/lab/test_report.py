@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
-from synthetic import STEPS, record, records_of
+from synthetic import STEPS, record, records_of, tuned_and_untuned
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
@@ -210,18 +210,7 @@ def test_the_recommended_walk_comes_before_a_tuned_one():
 
 
 def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
-    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
-    runs = [
-        record("imdb", method, score, size="small@3", seed=seed, **options)
-        for method, score, options in (
-            ("baseline", 80.0, {}),
-            ("ga-sam", 81.0, {}),
-            ("ga-sam", 90.0, tuned),
-            ("sam", 85.0, tuned),
-            ("asam", 79.0, {}),
-        )
-        for seed in (1, 2, 3)
-    ]
+    runs = tuned_and_untuned()
     notes = comparison(runs, "imdb", "small@3").notes
     assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
     assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
