@@ -1,0 +1,201 @@
+"""What the pages say in words, computed again from the raw records: README, docs/index.md and results/remarks.toml.
+
+Nothing of `gasam` is used here, so a wrong report and a wrong sentence cannot agree by mistake. A test that fails after
+new records were added means that a sentence has to be rewritten.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from benchmarks.first_use import records as first_use
+from benchmarks.first_use.tables import table
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+USUAL = {"cap": 0.01, "steps": 1, "same_noise": False, "walk_every": 1}
+TUNED = {"cap": 0.1}
+CONTROL = {"budget": 1e-6}
+HIGHER_IS_BETTER = {"accuracy": True, "BLEU": True, "perplexity": False}
+
+
+@cache
+def records(folder="results"):
+    return tuple(json.loads(file.read_text()) for file in sorted((ROOT / folder).glob("*.json")))
+
+
+def is_wanted(record, epochs, options):
+    walk = {"cap": None, "walk_every": 1, "budget": None} | record["config"]["method"]
+    usual = {} if record["method"] == "baseline" else USUAL | {"budget": 0.1}
+    if "epsilon" in options:
+        usual |= {"budget": None, "cap": None}
+    wanted = usual | options
+    return record["config"]["settings"]["epochs"] == epochs and all(walk[name] == wanted[name] for name in wanted)
+
+
+def usual_epochs(task, size):
+    """The recipe of a size decides; here the shortest plain training has it."""
+    return min(
+        record["config"]["settings"]["epochs"]
+        for record in records()
+        if (record["task"], record["size"], record["method"]) == (task, size, "baseline")
+    )
+
+
+def scores(task, size, method="baseline", *, split="test", epochs=None, folder="results", **options):
+    """The scores by seed, with the sign that makes higher better. The walk is the recommended one but for `options`."""
+    found = {}
+    for record in records(folder):
+        if (record["task"], record["size"], record["method"]) != (task, size, method):
+            continue
+        if not is_wanted(record, epochs or usual_epochs(task, size), options):
+            continue
+        assert record["seed"] not in found, "two kinds of runs were selected"
+        sign = 1 if HIGHER_IS_BETTER[record["metric"]] else -1
+        found[record["seed"]] = sign * record[split]
+    assert found
+    return found
+
+
+def differences(new, old):
+    return [new[seed] - old[seed] for seed in sorted(new.keys() & old.keys())]
+
+
+def verdict(new, old):
+    """Student's 95% interval of the paired differences, in one word."""
+    paired = differences(new, old)
+    assert len(paired) >= 3
+    low, high = stats.ttest_1samp(paired, 0).confidence_interval(0.95)
+    return "better" if low > 0 else "worse" if high < 0 else "no clear difference"
+
+
+PTB, MEDIUM, IMDB, MNIST = ("ptb", "small@3"), ("ptb", "medium"), ("imdb", "small@3"), ("mnist", "small@2")
+
+
+@pytest.mark.parametrize("where", [PTB, MEDIUM, IMDB, MNIST], ids=lambda where: f"{where[0]} {where[1]}")
+def test_better_at_equal_epochs(where):
+    assert verdict(scores(*where, "ga-sam"), scores(*where)) == "better"
+
+
+@pytest.mark.parametrize(
+    ("where", "epochs", "walk", "word"),
+    [
+        (PTB, 48, {}, "no clear difference"),
+        (MEDIUM, 28, {}, "worse"),
+        (IMDB, 8, {}, "no clear difference"),
+        (MNIST, 40, {}, "no clear difference"),
+        (MNIST, 40, TUNED, "better"),
+    ],
+)
+def test_equal_cost(where, epochs, walk, word):
+    longer = scores(*where, epochs=epochs)
+    assert verdict(scores(*where, "ga-sam", **walk), longer) == word
+
+
+def test_control_has_three_quarters_of_the_gain_on_ptb():
+    plain, control, walk = scores(*PTB), scores(*PTB, "ga-sam", **CONTROL), scores(*PTB, "ga-sam")
+    assert verdict(control, plain) == "better"
+    assert verdict(walk, control) == "no clear difference"
+    assert fmean(differences(control, plain)) / fmean(differences(walk, plain)) == pytest.approx(0.75, abs=0.05)
+
+
+def test_control_gains_nothing_on_imdb():
+    control = scores(*IMDB, "ga-sam", **CONTROL)
+    assert fmean(differences(control, scores(*IMDB))) < 0
+    assert verdict(scores(*IMDB, "ga-sam"), control) == "no clear difference"
+
+
+@pytest.mark.parametrize(("where", "word"), [(PTB, "no clear difference"), (IMDB, "worse")], ids=["ptb", "imdb"])
+def test_shared_masks(where, word):
+    assert verdict(scores(*where, "ga-sam", same_noise=True), scores(*where)) == word
+
+
+def test_shared_masks_with_half_the_budget_on_imdb():
+    half = scores(*IMDB, "ga-sam", same_noise=True, budget=0.05)
+    assert verdict(half, scores(*IMDB)) == "no clear difference"
+
+
+@pytest.mark.parametrize(("method", "word"), [("sam", "worse"), ("asam", "worse"), ("multi-step-defense", "better")])
+def test_other_methods_on_ptb(method, word):
+    assert verdict(scores(*PTB, method), scores(*PTB)) == word
+
+
+def test_multi_step_defense_is_as_good_as_ga_sam_on_ptb():
+    assert verdict(scores(*PTB, "ga-sam"), scores(*PTB, "multi-step-defense")) == "no clear difference"
+
+
+@pytest.mark.parametrize(
+    ("method", "walk"),
+    [
+        ("sam", {}),
+        ("asam", TUNED | {"budget": 0.01}),
+        ("layer-sam", TUNED | {"budget": 0.01}),
+        ("multi-step-defense", TUNED | {"budget": 0.01}),
+    ],
+)
+def test_tuned_walks_on_imdb(method, walk):
+    """The search for SAM chose the recommended walk."""
+    assert verdict(scores(*IMDB, "ga-sam", **TUNED), scores(*IMDB, method, **walk)) == "better"
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [
+        ("multi-step-defense", "worse"),
+        ("scale-inverse-gradient", "worse"),
+        ("scale-weight-rms", "worse"),
+        ("scale-weight", "no clear difference"),
+        ("scale-weight-over-gradient", "no clear difference"),
+    ],
+)
+def test_scales_on_imdb_where_the_cap_does_not_hide_them(method, word):
+    assert verdict(scores(*IMDB, method, **TUNED), scores(*IMDB, "ga-sam", **TUNED)) == word
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_more_steps_on_imdb(steps):
+    assert verdict(scores(*IMDB, "ga-sam", steps=steps), scores(*IMDB, "ga-sam")) == "no clear difference"
+
+
+FIVE = [PTB, IMDB, MNIST, ("docstrings", "small@2"), ("digits", "small@2")]
+
+
+@pytest.mark.parametrize("where", FIVE, ids=lambda where: where[0])
+@pytest.mark.parametrize("budget", [0.1, 0.3])
+def test_budgets_under_the_cap_collapse_nowhere(where, budget):
+    """No seed is more than two percent below plain training."""
+    plain = scores(*where)
+    for seed, score in scores(*where, "ga-sam", budget=budget).items():
+        assert score > plain[seed] - 0.02 * abs(plain[seed])
+
+
+@pytest.mark.parametrize("where", FIVE, ids=lambda where: where[0])
+def test_one_epsilon_for_all_tasks_ruins_ptb(where):
+    """On validation, where it was chosen: no clear harm on four tasks, and perplexity rises by hundreds on ptb."""
+    plain, walk = scores(*where, split="valid"), scores(*where, "ga-sam", split="valid", epsilon=1e-3)
+    if where == PTB:
+        assert max(differences(walk, plain)) < -200
+    else:
+        assert verdict(walk, plain) != "worse"
+
+
+def first_use_rows():
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(first_use.read()).splitlines()[2:]]
+
+
+def test_twelve_untuned_set_ups():
+    """One gains more than the spread over seeds, none loses a standard deviation, four are worse at equal cost."""
+    rows = first_use_rows()
+    assert len(rows) == 12
+    recommended, equal_cost = [row[3] for row in rows], [row[5] for row in rows]
+    assert not any("worse" in cell for cell in recommended)
+    assert sum("worse" in cell for cell in equal_cost) == 4
+    clear = []
+    for name, metric, cell in ((row[0], row[1], row[3]) for row in rows):
+        mean, spread = map(float, cell.split(" ± "))
+        gain = mean if metric.startswith("accuracy") else -mean
+        if gain > 2 * spread:
+            clear.append(name)
+    assert clear == ["fine-tuning of a small GPT-2, all weights"]
