@@ -102,7 +102,7 @@ def test_the_page_of_the_task_leaves_them_out_and_links_them(runs):
     for name in ("Element-wise", "K = 3", "budget 0.01 ", "epsilon 0.001"):
         assert name not in task.parts[0]
         assert name not in task.parts[2]
-    assert "T = 1" in section.parts[2]
+    assert "T = 1" in section.parts[1]
     texts = {file.stem: text for file, text in pages.pages(Contents(runs), shown).items()}
     assert "[another](ablations.md)" in texts["imdb"]
     assert "[ablations](results/ablations.md)" in texts["results"]
@@ -245,7 +245,7 @@ def test_the_page_shows_how_far_walks_went_after_the_cap():
             run.curve[0]["walk"] = {"predicted_rise": 9.0}
             run.curve[-1]["walk"] = {"predicted_rise": run.seed / 100}
     [section] = every(Contents(runs))["ablations"]
-    rows = [line.split(" | ") for line in section.parts[2].splitlines()]
+    rows = [line.split(" | ") for line in section.parts[1].splitlines()]
     assert "predicted rise" in rows[0]
     assert [row[-2] for row in rows if row[0].startswith(r"| T = \|w\|")] == ["0.0200"]
     assert [row[-2] for row in rows if row[0] == "| Element-wise"] == [""]

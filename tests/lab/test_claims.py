@@ -1,7 +1,7 @@
 """What the pages say in words, computed again from the raw records: README, docs/index.md and results/remarks.toml.
 
-Nothing of `gasam` is used here, so a wrong report and a wrong sentence cannot agree by mistake. A test that fails after
-new records were added means that a sentence has to be rewritten.
+No report is used here, except the table of the guide, so a wrong report and a wrong sentence cannot agree by mistake.
+A test that fails after new records were added means that a sentence has to be rewritten.
 """
 
 import json
@@ -71,6 +71,16 @@ def verdict(new, old):
     return "better" if low > 0 else "worse" if high < 0 else "no clear difference"
 
 
+def dunnett(control, *others):
+    """The p-values of each group against the control, corrected for their number."""
+    return stats.dunnett(*(list(each.values()) for each in others), control=list(control.values())).pvalue
+
+
+def bonferroni(control, *others):
+    """The p-values of the paired differences, corrected for their number."""
+    return [len(others) * stats.ttest_1samp(differences(each, control), 0).pvalue for each in others]
+
+
 PTB, MEDIUM, IMDB, MNIST = ("ptb", "small@3"), ("ptb", "medium"), ("imdb", "small@3"), ("mnist", "small@2")
 
 
@@ -101,10 +111,12 @@ def test_control_has_three_quarters_of_the_gain_on_ptb():
     assert fmean(differences(control, plain)) / fmean(differences(walk, plain)) == pytest.approx(0.75, abs=0.05)
 
 
-def test_control_gains_nothing_on_imdb():
-    control = scores(*IMDB, "ga-sam", **CONTROL)
-    assert fmean(differences(control, scores(*IMDB))) < 0
-    assert verdict(scores(*IMDB, "ga-sam"), control) == "no clear difference"
+def test_control_is_undecided_on_imdb():
+    """It shows no gain, but its interval includes the gain of GA-SAM."""
+    plain, control, walk = scores(*IMDB), scores(*IMDB, "ga-sam", **CONTROL), scores(*IMDB, "ga-sam")
+    low, high = stats.ttest_1samp(differences(control, plain), 0).confidence_interval(0.95)
+    assert low < 0 < fmean(differences(walk, plain)) < high
+    assert verdict(walk, control) == "no clear difference"
 
 
 @pytest.mark.parametrize(("where", "word"), [(PTB, "no clear difference"), (IMDB, "worse")], ids=["ptb", "imdb"])
@@ -122,36 +134,53 @@ def test_other_methods_on_ptb(method, word):
     assert verdict(scores(*PTB, method), scores(*PTB)) == word
 
 
-def test_multi_step_defense_is_as_good_as_ga_sam_on_ptb():
-    assert verdict(scores(*PTB, "ga-sam"), scores(*PTB, "multi-step-defense")) == "no clear difference"
+def test_multi_step_defense_has_almost_the_mean_of_ga_sam_on_ptb():
+    assert abs(fmean(differences(scores(*PTB, "ga-sam"), scores(*PTB, "multi-step-defense")))) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("method", "walk"),
-    [
-        ("sam", {}),
-        ("asam", TUNED | {"budget": 0.01}),
-        ("layer-sam", TUNED | {"budget": 0.01}),
-        ("multi-step-defense", TUNED | {"budget": 0.01}),
-    ],
-)
-def test_tuned_walks_on_imdb(method, walk):
-    """The search for SAM chose the recommended walk."""
-    assert verdict(scores(*IMDB, "ga-sam", **TUNED), scores(*IMDB, method, **walk)) == "better"
+def test_other_methods_on_ptb_with_each_correction():
+    """Bonferroni's correction was planned; Dunnett's replaced it."""
+    walks = [scores(*PTB, method) for method in ("sam", "asam", "multi-step-defense", "ga-sam")]
+    assert all(p < 0.05 for p in dunnett(scores(*PTB), *walks))
+    assert [p < 0.05 for p in bonferroni(scores(*PTB), *walks)] == [False, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("method", "word"),
-    [
-        ("multi-step-defense", "worse"),
-        ("scale-inverse-gradient", "worse"),
-        ("scale-weight-rms", "worse"),
-        ("scale-weight", "no clear difference"),
-        ("scale-weight-over-gradient", "no clear difference"),
-    ],
-)
-def test_scales_on_imdb_where_the_cap_does_not_hide_them(method, word):
-    assert verdict(scores(*IMDB, method, **TUNED), scores(*IMDB, "ga-sam", **TUNED)) == word
+def test_tuned_walks_on_imdb():
+    """GA-SAM is better than all four, after the correction than two of them. SAM's search chose its usual walk."""
+    lead = scores(*IMDB, "ga-sam", **TUNED)
+    small = TUNED | {"budget": 0.01}
+    others = [scores(*IMDB, method, **small) for method in ("asam", "multi-step-defense", "layer-sam")]
+    others.append(scores(*IMDB, "sam"))
+    assert {verdict(lead, other) for other in others} == {"better"}
+    assert [p < 0.05 for p in dunnett(lead, *others)] == [True, True, False, False]
+
+
+WORSE_SCALES = ["scale-inverse-gradient", "multi-step-defense", "scale-weight-rms"]
+OTHER_SCALES = ["scale-weight", "scale-weight-over-gradient"]
+
+
+def test_scales_on_imdb_where_the_cap_does_not_hide_them():
+    lead = scores(*IMDB, "ga-sam", **TUNED)
+    rows = [scores(*IMDB, method, **TUNED) for method in (*WORSE_SCALES, *OTHER_SCALES)]
+    assert [verdict(row, lead) for row in rows] == ["worse"] * 3 + ["no clear difference"] * 2
+    assert [p < 0.05 for p in dunnett(lead, *rows)[:3]] == [True, True, True]
+    assert [p < 0.05 for p in bonferroni(lead, *rows)[:3]] == [True, False, False]
+
+
+def test_no_walk_is_better_than_plain_training_on_imdb_after_the_correction():
+    """Of the recommended walks and GA-SAM's tuned one. WSAM lost 20 points and LookSAM one; they are left out."""
+    methods = ("sam", "asam", "layer-sam", "multi-step-defense", "friendly-sam", "gsam", "ga-sam")
+    plain, walks = scores(*IMDB), [scores(*IMDB, method) for method in methods]
+    walks.append(scores(*IMDB, "ga-sam", **TUNED))
+    better = [verdict(walk, plain) == "better" for walk in walks]
+    assert not any(p < 0.05 and clear for p, clear in zip(dunnett(plain, *walks), better, strict=True))
+
+
+def test_the_paper_form_on_imdb():
+    assert verdict(scores(*IMDB, "ga-sam", epsilon=1e-3), scores(*IMDB)) == "no clear difference"
+    older = ("imdb", "small@2")
+    plain = scores(*older, epochs=8)
+    assert verdict(scores(*older, "ga-sam", epochs=8, epsilon=1e-3), plain) == "worse"
 
 
 @pytest.mark.parametrize("steps", [2, 3])
@@ -165,15 +194,20 @@ FIVE = [PTB, IMDB, MNIST, ("docstrings", "small@2"), ("digits", "small@2")]
 @pytest.mark.parametrize("where", FIVE, ids=lambda where: where[0])
 @pytest.mark.parametrize("budget", [0.1, 0.3])
 def test_budgets_under_the_cap_collapse_nowhere(where, budget):
-    """No seed is more than two percent below plain training."""
+    """No seed is more than one percent below plain training."""
     plain = scores(*where)
-    for seed, score in scores(*where, "ga-sam", budget=budget).items():
-        assert score > plain[seed] - 0.02 * abs(plain[seed])
+    found = scores(*where, "ga-sam", budget=budget)
+    assert len(found) >= 2
+    for seed, score in found.items():
+        assert score > plain[seed] - 0.01 * abs(plain[seed])
 
 
 @pytest.mark.parametrize("where", FIVE, ids=lambda where: where[0])
 def test_one_epsilon_for_all_tasks_ruins_ptb(where):
-    """On validation, where it was chosen: no clear harm on four tasks, and perplexity rises by hundreds on ptb."""
+    """On validation, where it was chosen: no clear harm on four tasks, and perplexity rises by hundreds on ptb.
+
+    This is about the newest size of each task: on imdb small@2 it is worse than plain training.
+    """
     plain, walk = scores(*where, split="valid"), scores(*where, "ga-sam", split="valid", epsilon=1e-3)
     if where == PTB:
         assert max(differences(walk, plain)) < -200

@@ -169,6 +169,23 @@ def test_readme_keeps_all_that_is_outside_of_the_markers(tmp_path):
     ]
 
 
+def test_readme_has_plain_training_that_was_as_expensive():
+    runs = [
+        record("imdb", method, score + seed, seed=seed, settings=settings, gradient_evaluations=cost)
+        for method, score, settings, cost in (
+            ("baseline", 80.0, {}, 100),
+            ("baseline", 80.5, {"epochs": 99}, 200),
+            ("ga-sam", 81.0, {}, 200),
+        )
+        for seed in (1, 2, 3)
+    ]
+    assert rows(block(*runs))[2:] == [
+        ["Baseline", "82.00"],
+        ["Baseline, as expensive as GA-SAM", "82.50 (+0.50)"],
+        ["GA-SAM", "83.00 (+1.00)"],
+    ]
+
+
 def test_readme_says_what_diverged_and_which_settings_are_other_ones():
     runs = records_of("imdb", {"baseline": [84.4, 84.5], "ga-sam": [86.0, None], "sam": [None, None]})
     longer = records_of("ptb", {"baseline": [190.0]}, settings={"epochs": 99})

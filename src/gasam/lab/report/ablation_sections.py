@@ -16,7 +16,7 @@ from gasam.lab.tables import markdown, of_texts
 
 
 def ablation_sections(contents: Contents) -> Iterator[Section]:
-    """A section for each task and size, with a table for each question."""
+    """A section with the remarks on each task, then one for each of its sizes, with a table for each question."""
     found: dict[tuple[str, str], list[Part]] = {}
     for part in ablation_parts(contents.evidence):
         found.setdefault((part.task, part.size), []).append(part)
@@ -24,9 +24,11 @@ def ablation_sections(contents: Contents) -> Iterator[Section]:
     for (task, size), parts in found.items():
         runs = {record.identity: record for part in parts for group in part.groups for record in group.records}
         tables = [text for part in parts for text in (f"### {part.heading}", _table(part))]
-        remark = "" if task in remarked else contents.comment("ablations", task)
+        remark = contents.comment("ablations", task)
+        if remark and task not in remarked:
+            yield Section(f"{task}: what the tables show", [remark])
         remarked.add(task)
-        yield Section(f"{task}, size {size}", [remark, *tables, origin(list(runs.values()), "run")])
+        yield Section(f"{task}, size {size}", [*tables, origin(list(runs.values()), "run")])
 
 
 def _table(part: Part) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
@@ -20,6 +20,7 @@ from gasam.lab.tasks import TASKS
 from gasam.lab.tasks.task import DEFAULT_SIZE
 
 SHOWN = (*TABLE1, "freelb")
+NOT_RUN = "not run"
 OTHERS: dict[Standing, str] = {
     "better": "GA-SAM is better than",
     "no difference": "no clear difference to",
@@ -74,11 +75,13 @@ def overview(records: Sequence[RunRecord]) -> Table:
         for task, groups in _by_task(records).items()
         if task in studies.load("table1").tasks
     }
-    rows = []
-    for method in SHOWN:
-        texts = [_brief(groups[method]) if method in groups else "not run" for groups in chosen.values()]
-        if set(texts) != {"not run"}:
-            rows.append((METHODS[method].title, *texts))
+    lines = {
+        METHODS[method].title: [_brief(groups[method]) if method in groups else NOT_RUN for groups in chosen.values()]
+        for method in SHOWN
+    }
+    baseline, *others = lines.items()
+    longer = "Baseline, as expensive as GA-SAM", [_as_expensive(groups) for groups in chosen.values()]
+    rows = [(title, *texts) for title, texts in (baseline, longer, *others) if set(texts) != {NOT_RUN}]
     sizes = [f"{task} {next(iter(some.values())).size}, {_seeds(list(some.values()))}" for task, some in chosen.items()]
     walks = [f"{task} {_origin_of_walks(some.values())}" for task, some in chosen.items()]
     notes = f"Sizes: {'; '.join(sizes)}.", f"How far the weights are moved: {'; '.join(walks)}."
@@ -130,6 +133,15 @@ def _brief(group: Group) -> str:
         text += f", {len(group.lost)} of {len(group.records)} diverged"
     found = group.difference(group.baseline) if group.method != "baseline" else None
     return named(named(text, signed(found.mean) if found else ""), in_words(group.apart))
+
+
+def _as_expensive(groups: Mapping[str, Group]) -> str:
+    """Plain training that had as many gradient evaluations as GA-SAM, because it had more epochs."""
+    walk = groups.get("ga-sam")
+    if walk is None or walk.longer is None or walk.longer.summary is None:
+        return NOT_RUN
+    found = walk.longer.difference(walk.baseline)
+    return named(number(walk.longer.summary.mean), signed(found.mean) if found else "")
 
 
 def _seeds(groups: Sequence[Group]) -> str:
