@@ -50,17 +50,20 @@ def test_table_2_without_the_methods_of_table_1_are_the_ablations():
 
 
 def test_rows_belong_to_the_question_that_they_ask(runs):
-    found = {part.question: [part.full_name_of(group) for group in part.groups[1:]] for part in ablation_parts(runs)}
+    found = {
+        part.question: [part.full_name_of(group) for group in part.groups[1:]]
+        for part in ablation_parts(Contents(runs))
+    }
     assert found == {
         SCALE: ["T = 1", "GA-SAM", "Element-wise", "T = |w|"],
         STEPS: ["K = 1", "K = 3", "K = 1 (L-inf 0.001)", "K = 2 (L-inf 0.001)"],
         SIZE: ["GA-SAM (L-inf budget 0.01 with cap 0.01 and schedule)", "GA-SAM", "GA-SAM (L-inf 0.001)"],
     }
-    assert all(part.groups[0].method == "baseline" for part in ablation_parts(runs))
+    assert all(part.groups[0].method == "baseline" for part in ablation_parts(Contents(runs)))
 
 
 def test_rows_are_compared_with_the_recommended_walk(runs):
-    steps = next(part for part in ablation_parts(runs) if part.question == STEPS)
+    steps = next(part for part in ablation_parts(Contents(runs)) if part.question == STEPS)
     plain, recommended, three, other_form, _ = steps.groups
     assert steps.lead is recommended
     assert steps.others == steps.groups[2:]
@@ -139,7 +142,7 @@ def test_the_recommended_walk_is_the_reference_also_beside_a_smaller_tuned_one()
         for seed in (1, 2, 3)
     ]
     runs = [*records_of("imdb", BASE, size=SMALL), *tuned, *walks([85.0] * 3, budget=0.3)]
-    [part] = ablation_parts(runs)
+    [part] = ablation_parts(Contents(runs))
     assert part.lead.other_walk() == {}
     assert [part.name_of(group) for group in part.groups] == ["Baseline", "GA-SAM", "GA-SAM", "GA-SAM"]
     assert [part.versus_lead(group) for group in part.groups].index("reference") == 2, "sorted by the budget"
@@ -150,7 +153,7 @@ def test_a_tuned_budget_is_no_row_of_table_2():
         record("imdb", "multi-step-defense", 80.0, size=SMALL, seed=seed, walk={"budget": 0.01}, epsilon_source=SOURCE)
         for seed in (1, 2, 3)
     ]
-    part = next(iter(ablation_parts([*records_of("imdb", SCORES, size=SMALL), *tuned])))
+    part = next(iter(ablation_parts(Contents([*records_of("imdb", SCORES, size=SMALL), *tuned]))))
     assert [group.tuned for group in part.groups] == [False] * 5
 
 
@@ -159,7 +162,7 @@ def test_a_second_table_of_t_has_ga_sam_with_the_same_size_of_the_walk(runs):
     wide = {"budget": 0.1, "cap": 0.1}
     scores = {"scale-weight": [85.0, 85.5, 85.4], "multi-step-defense": [84.0, 84.6, 84.3]}
     found = [*runs, *walks([86.6, 87.0, 86.9], **wide), *records_of("imdb", scores, size=SMALL, walk=wide)]
-    parts = {part.question: part for part in ablation_parts(found)}
+    parts = {part.question: part for part in ablation_parts(Contents(found))}
     second = parts[f"{SCALE} at L-inf budget 0.1 with cap 0.1"]
     assert list(parts) == [SCALE, second.question, STEPS, SIZE]
     assert [second.name_of(group) for group in second.groups] == ["Baseline", "T = 1", "GA-SAM", "T = |w|"]
@@ -179,7 +182,7 @@ def test_a_walk_that_moves_nothing_is_the_control_and_no_size(runs):
         run.model_copy(update={"valid": 80.0, "curve": [last]}) for run in walks([85.1, 85.5, 85.3], budget=1e-6)
     ]
     found = [*runs, *control, *walks([84.2, 84.6, 84.4], same_noise=True)]
-    parts = {part.question: part for part in ablation_parts(found)}
+    parts = {part.question: part for part in ablation_parts(Contents(found))}
     assert list(parts) == [SCALE, STEPS, SIZE, MASKS]
     part = parts[MASKS]
     assert [part.full_name_of(group) for group in part.groups[1:]] == ["Control", "Shared masks", "GA-SAM"]
@@ -199,7 +202,7 @@ def test_a_walk_that_moves_nothing_is_the_control_and_no_size(runs):
 def test_shared_masks_may_have_another_budget(runs):
     """A budget with the measured rise of new masks: it stands in the same table, with its size in its name."""
     control, shared = walks([85.1, 85.5, 85.3], budget=1e-6), walks([84.2, 84.6, 84.4], same_noise=True, budget=0.05)
-    *_, part = ablation_parts([*runs, *control, *shared])
+    *_, part = ablation_parts(Contents([*runs, *control, *shared]))
     assert [part.full_name_of(group) for group in part.groups[1:]] == [
         "Control",
         "Shared masks (L-inf budget 0.05 with cap 0.01 and schedule)",
@@ -210,7 +213,7 @@ def test_shared_masks_may_have_another_budget(runs):
 def test_another_start_of_the_walk_is_no_second_table(runs):
     """The start follows the number of epochs, so it asks no question. The recommended walk stays on its page."""
     later = walks([86.5, 86.7, 86.6], start_epoch=2)
-    assert [part.question for part in ablation_parts([*runs, *later])] == [SCALE, STEPS, SIZE]
+    assert [part.question for part in ablation_parts(Contents([*runs, *later]))] == [SCALE, STEPS, SIZE]
     assert ("ga-sam", {}) not in hidden([*runs, *later])
 
 
@@ -223,7 +226,7 @@ def test_a_reference_that_collapsed_is_named():
 def test_runs_on_other_data_are_left_out():
     runs = records_of("imdb", SCORES, size=SMALL)
     other = records_of("imdb", SCORES, size=SMALL, data={"hash": "other", "notes": []})
-    [part] = ablation_parts(runs + other)
+    [part] = ablation_parts(Contents(runs + other))
     assert len({group.data for group in part.groups}) == 1
 
 

@@ -56,18 +56,19 @@ def test_the_page_readme_and_pictures_of_this_repository_are_not_stale():
 
 
 def test_pages_have_one_question_each_and_can_be_read():
-    names = ["results", "ablations", "de-en", "en-vi", "family", "flatness", "imdb", "mnist", "paper", "ptb", "tuning"]
-    assert [file.stem for file in PAGES] == names
+    names = ["ablations", "de-en", "earlier", "en-vi", "family", "flatness", "imdb", "mnist", "paper", "ptb", "reading"]
+    assert [file.stem for file in PAGES] == ["results", *names, "tuning"]
     for file in PAGES:
         text = file.read_text()
         lines = text.splitlines()
         assert max(map(len, lines)) <= 400, file
         assert len(text.split()) <= 5000, file
         assert lines[0].endswith("?"), file
-        assert file.stem == "results" or headings(text, "##")[-1] == "How to read this page"
+        assert "reading.md" in text or headings(text, "##")[-1] == "How to read this page" or file.stem == "reading"
         assert "not reproduced" not in text
         tables = [line for line in lines if line.startswith("|")]
-        assert max(line.replace("\\|", "").count("|") for line in tables) <= 10, f"{file}: more than 9 columns"
+        bars = [line.replace("\\|", "").count("|") for line in tables]
+        assert max(bars, default=0) <= 10, f"{file}: more than 9 columns"
 
 
 def test_every_link_of_a_page_leads_somewhere_and_every_picture_is_shown_once():
@@ -256,8 +257,28 @@ def test_a_table_of_the_paper_is_shown_as_soon_as_it_has_runs_of_its_own():
 def test_pages_without_records_are_left_out_and_the_summary_links_the_others():
     found = written(*records_of("imdb", SCORES))
     assert list(found) == ["results", "imdb", "paper"]
-    assert re.findall(r"\]\(results/(\w+)\.md\)", found["results"]) == ["imdb", "imdb", "paper"]
-    assert headings(found["imdb"], "##") == ["Size small", "How to read this page"]
+    assert set(re.findall(r"\]\(results/(\w+)\.md\)", found["results"])) == {"imdb", "paper", "reading"}
+    assert headings(found["imdb"], "##") == ["Size small"]
+
+
+def test_a_version_that_a_newer_one_replaced_is_on_the_page_of_earlier_versions():
+    newer = {"baseline": [86.4, 86.5, 86.2], "ga-sam": [86.6, 86.4, 86.5]}
+    steps = records_of("imdb", {"ga-sam": [85.0] * 3}, walk={"steps": 3})
+    old = [*records_of("imdb", SCORES), *steps]
+    found = written(*old, *records_of("imdb", newer, size="small@2"))
+    assert headings(found["imdb"], "##") == ["Size small@2"]
+    assert headings(found["earlier"], "##") == ["imdb, size small", "imdb, size small: parts of GA-SAM"]
+    assert "imdb, size small: GA-SAM is better than the baseline: +1.60 [" in found["earlier"].split("##")[0]
+    assert "](earlier.md)" in found["imdb"]
+    assert "ablations" not in found
+    assert "[imdb](results/earlier.md) | small |" in found["results"]
+
+
+def test_a_version_is_not_replaced_before_the_newer_one_decides_something():
+    newer = records_of("imdb", {"baseline": [86.4, 86.5], "ga-sam": [86.6, 86.4]}, size="small@2")
+    found = written(*records_of("imdb", SCORES), *newer)
+    assert headings(found["imdb"], "##") == ["Size small@2", "Size small"]
+    assert "earlier" not in found
 
 
 FAMILY = {

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from gasam.lab.methods import ABLATIONS
 from gasam.lab.paper import studies
-from gasam.lab.records import RunRecord
-from gasam.lab.report.frame import groups_of
+from gasam.lab.report.contents import Contents
 from gasam.lab.report.group import RADIUS, TUNED, Group, GroupKey
 from gasam.lab.report.labels import radius
 from gasam.lab.tasks import TASKS
@@ -157,11 +156,11 @@ def ablations_among(groups: Sequence[Group]) -> set[GroupKey]:
     return {group.key for part in parts_of(groups) for group in part.ablations}
 
 
-def ablation_parts(records: Sequence[RunRecord]) -> Iterator[Part]:
+def ablation_parts(contents: Contents) -> Iterator[Part]:
     """The questions that were asked, by task and size."""
     for task, definition in TASKS.items():
         for size in definition.sizes:
-            yield from parts_of(groups_of(records, task, size))
+            yield from parts_of(contents.groups(task, size))
 
 
 def size_of_walk(group: Group) -> str:

@@ -6,29 +6,34 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from gasam.lab.records import RunRecord
-from gasam.lab.report.ablation_questions import MASKS, Part, ablation_parts, size_of_walk
+from gasam.lab.report.ablation_questions import MASKS, Part, parts_of, size_of_walk
 from gasam.lab.report.comparison import described, score_cell
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.group import Group
 from gasam.lab.report.section import Section, origin
+from gasam.lab.report.versions import replaced_versions
 from gasam.lab.statistics import number
 from gasam.lab.tables import markdown, of_texts
+from gasam.lab.tasks import TASKS
 
 
 def ablation_sections(contents: Contents) -> Iterator[Section]:
-    """A section with the remarks on each task, then one for each of its sizes, with a table for each question."""
-    found: dict[tuple[str, str], list[Part]] = {}
-    for part in ablation_parts(contents.evidence):
-        found.setdefault((part.task, part.size), []).append(part)
-    remarked = set[str]()
-    for (task, size), parts in found.items():
-        runs = {record.identity: record for part in parts for group in part.groups for record in group.records}
-        tables = [text for part in parts for text in (f"### {part.heading}", _table(part))]
+    """A section with the remarks on each task, then one for each of its sizes; replaced versions are left out."""
+    for task in TASKS:
+        older = replaced_versions(contents, task)
+        found = {size: ablation_tables(contents, task, size) for size in TASKS[task].sizes if size not in older}
         remark = contents.comment("ablations", task)
-        if remark and task not in remarked:
+        if remark and any(found.values()):
             yield Section(f"{task}: what the tables show", [remark])
-        remarked.add(task)
-        yield Section(f"{task}, size {size}", [*tables, origin(list(runs.values()), "run")])
+        yield from (Section(f"{task}, size {size}", parts) for size, parts in found.items() if parts)
+
+
+def ablation_tables(contents: Contents, task: str, size: str) -> list[str]:
+    """A table for each question that was asked in one size, and the runs; empty if none was."""
+    parts = list(parts_of(contents.groups(task, size)))
+    runs = {record.identity: record for part in parts for group in part.groups for record in group.records}
+    tables = [text for part in parts for text in (f"### {part.heading}", _table(part))]
+    return [*tables, origin(list(runs.values()), "run")] if parts else []
 
 
 def _table(part: Part) -> str:

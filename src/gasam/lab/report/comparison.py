@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gasam.lab.families import Metric
@@ -11,7 +11,7 @@ from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
 from gasam.lab.records import RunRecord
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
-from gasam.lab.report.group import Group, GroupKey
+from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, torn
 from gasam.lab.report.labels import differing, duration, named
 from gasam.lab.report.matching import paper_of
@@ -147,7 +147,6 @@ def comparison(
     size: str,
     flags: str | None = None,
     step_times: Mapping[str, float] | None = None,
-    hidden: Collection[GroupKey] = (),
 ) -> Table:
     """Every configuration that was run on a task in a size, a row each, in the order of the methods.
 
@@ -157,10 +156,18 @@ def comparison(
         size: The size, as records name it.
         flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
         step_times: Those of `step_time.step_times`, by configuration.
-        hidden: The keys of groups without a row. Others may still be compared with them.
     """
-    groups = groups_of(records, task, size)
-    shown = [group for group in groups if group.key not in hidden]
+    return comparison_of(groups_of(records, task, size), task, size, flags, step_times)
+
+
+def comparison_of(
+    groups: Sequence[Group],
+    task: str,
+    size: str,
+    flags: str | None = None,
+    step_times: Mapping[str, float] | None = None,
+) -> Table:
+    """The same for groups of one task and size, a row each."""
     times = with_longer_baselines(groups, step_times or {})
 
     def time_of(group: Group) -> float:
@@ -177,11 +184,11 @@ def comparison(
             times.get(group.configuration),
             as_expensive(group, groups, time_of) if group.method != "baseline" else None,
         )
-        for group in shown
+        for group in groups
     ]
     scores = _with_units(groups[0].metric) if groups else (TEST, DIFFERENCE, *PAPER)
     columns = [LABEL, NAME, SETTINGS, *scores, *COST, *BUDGETS]
-    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, shown, flags))
+    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
 
 
 def _with_units(metric: Metric) -> Iterator[Column[Line]]:

@@ -14,12 +14,14 @@ from gasam.lab.analyses import Analysis, restored
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
 from gasam.lab.records import AnalysisRecord, RunRecord, RunSummary
+from gasam.lab.report.frame import groups_of
+from gasam.lab.report.group import Group
 from gasam.lab.search import finding, settings_finding
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
-ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness")
+ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness", "earlier")
 STEP_TIMES = "step-times"
 """The folder of what `benchmarks/step_times.py` measures."""
 REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOUT_TASKS}}
@@ -39,10 +41,18 @@ class Contents:
     remarks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     step_times: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
 
+    _groups: dict[tuple[str, str], list[Group]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     @property
     def evidence(self) -> list[RunRecord]:
         """The records without the embedded twins and the user's own data."""
         return [record for record in self.records if find(record.task).kind == "paper"]
+
+    def groups(self, task: str, size: str) -> list[Group]:
+        """The groups of the evidence on one task and size, computed once."""
+        if (task, size) not in self._groups:
+            self._groups[task, size] = groups_of(self.evidence, task, size)
+        return self._groups[task, size]
 
     def comment(self, table: str, task: str) -> str:
         return self.remarks.get(table, {}).get(task, "")

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
-from gasam.lab.report.ablation_questions import ablation_parts, ablations_among
+from gasam.lab.report.ablation_questions import Part, ablation_parts, ablations_among
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.corrected import corrected_standings
 from gasam.lab.report.does_it_help import by_opponent, opponent_at_equal_cost
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
-from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.labels import label
@@ -22,29 +21,42 @@ from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
+from gasam.lab.report.versions import replaced_versions
 from gasam.lab.statistics import FEW, counted, number
 from gasam.lab.tables import Table
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
 
 def of_task(contents: Contents, task: str) -> Iterator[str]:
-    """GA-SAM and the baseline in each size, and what the intervals leave out."""
-    groups = {size: _shown(groups_of(contents.evidence, task, size)) for size in TASKS[task].sizes}
-    for size, some in groups.items():
-        yield from (f"Size {size}: {sentence}" for sentence in conclusion(some))
-        if any(group.longer_is_the_same for group in some):
-            yield (
-                f"Size {size}: with twice the epochs validation selects the same epoch, so longer plain training ends "
-                "with the same model."
-            )
-        yield from (f"Size {size}, {sentence}" for sentence in _verdicts(some))
-    plain = [group for some in groups.values() for group in some if group.method == "baseline"]
+    """GA-SAM and the baseline in each size that is not replaced, and what the intervals leave out."""
+    older = replaced_versions(contents, task)
+    sizes = [size for size in TASKS[task].sizes if size not in older]
+    for size in sizes:
+        yield from (f"Size {size}{told}" for told in _of_size(contents, task, size))
+    plain = [group for size in sizes for group in _shown(contents, task, size) if group.method == "baseline"]
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
             f"Intervals cover seeds only. The choice of the test examples adds a standard error of {one:.2f} to one "
             f"score of plain training (size {group.size}). More seeds do not reduce it. A difference has at most "
             f"{math.sqrt(2) * one:.2f}, and usually much less, because both models see the same examples."
         )
+
+
+def of_earlier(contents: Contents) -> Iterator[str]:
+    """What the replaced versions of each task showed."""
+    for task in TASKS:
+        for size in (size for size in TASKS[task].sizes if size in replaced_versions(contents, task)):
+            yield from (f"{task}, size {size}{told}" for told in _of_size(contents, task, size))
+
+
+def _of_size(contents: Contents, task: str, size: str) -> Iterator[str]:
+    """Ends of sentences that begin with the name of the size."""
+    groups = _shown(contents, task, size)
+    yield from (f": {sentence}" for sentence in conclusion(groups))
+    if any(group.longer_is_the_same for group in groups):
+        same = "with twice the epochs validation selects the same epoch"
+        yield f": {same}, so longer plain training ends with the same model."
+    yield from (f", {sentence}" for sentence in _verdicts(groups))
 
 
 def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
@@ -87,8 +99,9 @@ def _clear_cases(
     return judged, "; ".join(told) or "nothing is decided"
 
 
-def _shown(groups: Sequence[Group]) -> list[Group]:
-    """Those on the page of their task."""
+def _shown(contents: Contents, task: str, size: str) -> list[Group]:
+    """The groups of one size without the ablations."""
+    groups = contents.groups(task, size)
     hidden = ablations_among(groups)
     return [group for group in groups if group.key not in hidden]
 
@@ -106,7 +119,7 @@ def of_family(contents: Contents) -> Iterator[str]:
 
 def of_ablations(contents: Contents) -> Iterator[str]:
     """For each question the rows that are clearly better or worse than GA-SAM, and those that collapsed."""
-    for part in ablation_parts(contents.evidence):
+    for part in _current_parts(contents):
         judged, told = _clear_cases(part.others, part.lead, "GA-SAM", part.full_name_of)
         enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
         yield f"{part.task}, size {part.size}, {part.question}: {enough}; {told}."
@@ -114,7 +127,14 @@ def of_ablations(contents: Contents) -> Iterator[str]:
 
 def is_ablated(contents: Contents, task: str) -> bool:
     """Whether the page of ablations has rows of a task."""
-    return any(part.task == task for part in ablation_parts(contents.evidence))
+    return any(part.task == task for part in _current_parts(contents))
+
+
+def _current_parts(contents: Contents) -> Iterator[Part]:
+    """What was asked about parts of GA-SAM in sizes that are not replaced."""
+    for part in ablation_parts(contents):
+        if part.size not in replaced_versions(contents, part.task):
+            yield part
 
 
 def of_searches(contents: Contents) -> Iterator[str]:

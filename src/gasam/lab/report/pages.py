@@ -16,6 +16,7 @@ from gasam.lab.report.history import history_table
 from gasam.lab.report.pictures import svg
 from gasam.lab.report.section import Section, origin
 from gasam.lab.report.summary import answers, overview
+from gasam.lab.report.versions import replaced_versions
 from gasam.lab.storage import replaced
 from gasam.lab.tables import markdown
 from gasam.lab.tasks import TASKS
@@ -64,7 +65,8 @@ def pages(found: Contents, shown: Mapping[str, Sequence[Section]]) -> dict[Path,
     texts = {SUMMARY: rendered("results", found, pages=list(shown))}
     for page, some in shown.items():
         template = "task" if page in TASKS else page
-        texts[PAGES / f"{page}.md"] = rendered(template, found, page=page, task=TASKS.get(page), sections=some)
+        task, older = TASKS.get(page), page in TASKS and replaced_versions(found, page)
+        texts[PAGES / f"{page}.md"] = rendered(template, found, page=page, task=task, older=older, sections=some)
     return texts
 
 

@@ -47,11 +47,13 @@ def _tune_settings(found: SettingsFinding) -> str:
 
 def search_sections(contents: Contents) -> Iterator[Section]:
     """Comparable searches together: a table, a picture, the regret of the search."""
-    numbers: Counter[tuple[str, str]] = Counter()
+    numbers, remarked = Counter[tuple[str, str]](), set[str]()
     for some in _comparable(contents.findings):
         task, size = some[0].task, some[0].size
         numbers[task, size] += 1
         number = numbers[task, size]
+        is_first = task not in remarked
+        remarked.add(task)
         name = f"tuning-{task}-{size}" + (f"-{number}" if number > 1 else "")
         about = f"{task} is here to measure the search: it is no evidence for the paper's claims."
         regret, figures = regret_table(some, contents.records), tuning_figures(some)
@@ -62,10 +64,10 @@ def search_sections(contents: Contents) -> Iterator[Section]:
             markdown(tuning_table(some)),
             links(name, figures, f"validation against the size of the walk on {task}"),
             markdown(regret) if regret else "",
-            contents.comment("search", task),
+            contents.comment("search", task) if is_first else "",
             f"From commits {commits}. To repeat the first search: `{_tune(some[0])}`.",
         ]
-        yield Section(f"{task}, size {size}", parts, named(name, figures))
+        yield Section(f"{task}, size {size}: {some[0].quantity}s", parts, named(name, figures))
 
 
 def _comparable(findings: Sequence[Finding]) -> list[list[Finding]]:

@@ -16,12 +16,11 @@ from gasam.lab.paper.studies import Study
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.report.ablation_questions import ablations_among
-from gasam.lab.report.ablation_sections import ablation_sections
-from gasam.lab.report.comparison import PAPER, comparison
+from gasam.lab.report.ablation_sections import ablation_sections, ablation_tables
+from gasam.lab.report.comparison import PAPER, comparison_of
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.family_sections import family_sections
 from gasam.lab.report.flatness import flatness_tables
-from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import run_labels
 from gasam.lab.report.notes import page_notes
@@ -38,6 +37,7 @@ from gasam.lab.report.section import (
     with_answers,
     with_lead,
 )
+from gasam.lab.report.versions import replaced_versions
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size
@@ -57,29 +57,49 @@ def every(contents: Contents) -> dict[str, list[Section]]:
     ]
     pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
     pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
+    pages["earlier"] = list(earlier_sections(contents))
     return {page: sections for page, sections in pages.items() if sections}
 
 
 def task_sections(contents: Contents, task: str) -> Iterator[Section]:
-    """Every configuration that was run, by size, except the ablations."""
-    records = contents.evidence
+    """Every configuration that was run, by size, except the ablations and replaced versions."""
+    older = replaced_versions(contents, task)
     for size in TASKS[task].sizes:
-        found = groups_of(records, task, size)
-        hidden = ablations_among(found)
-        if groups := [group for group in found if group.key not in hidden]:
-            table = comparison(records, task, size, step_times=contents.step_times.get((task, size)), hidden=hidden)
-            judged = with_answers(with_lead(table, groups), groups)
-            methods = ",".join(dict.fromkeys(group.method for group in groups))
-            command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
-            runs = [record for group in groups for record in group.records]
-            parts = [
-                columns(judged, lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title)),
-                columns(table, lambda title: title in (*COST_TITLES, "method", "settings")),
-                "\n".join(f"- {note}" for note in page_notes(task, size, groups)),
-                origin(runs, "run"),
-                f"To reproduce: `{command}`.",
-            ]
+        if size not in older and (parts := _size_parts(contents, task, size)):
             yield Section(f"Size {size}", parts)
+
+
+def earlier_sections(contents: Contents) -> Iterator[Section]:
+    """The replaced versions of each task: the methods, then the parts of GA-SAM."""
+    for task in TASKS:
+        older = replaced_versions(contents, task)
+        if remark := contents.comment("earlier", task):
+            yield Section(f"{task}: what changed", [remark])
+        for size in (size for size in TASKS[task].sizes if size in older):
+            yield Section(f"{task}, size {size}", _size_parts(contents, task, size))
+            if parts := ablation_tables(contents, task, size):
+                yield Section(f"{task}, size {size}: parts of GA-SAM", parts)
+
+
+def _size_parts(contents: Contents, task: str, size: str) -> list[str]:
+    """The methods of a task in one size: scores, costs, notes, and how to reproduce them; empty without runs."""
+    found = contents.groups(task, size)
+    hidden = ablations_among(found)
+    groups = [group for group in found if group.key not in hidden]
+    if not groups:
+        return []
+    table = comparison_of(groups, task, size, step_times=contents.step_times.get((task, size)))
+    judged = with_answers(with_lead(table, groups), groups)
+    methods = ",".join(dict.fromkeys(group.method for group in groups))
+    command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
+    runs = [record for group in groups for record in group.records]
+    return [
+        columns(judged, lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title)),
+        columns(table, lambda title: title in (*COST_TITLES, "method", "settings")),
+        "\n".join(f"- {note}" for note in page_notes(task, size, groups)),
+        origin(runs, "run"),
+        f"To reproduce: `{command}`.",
+    ]
 
 
 def study_sections(contents: Contents) -> Iterator[Section]:
@@ -94,7 +114,8 @@ def study_sections(contents: Contents) -> Iterator[Section]:
                 table, parts = study_table(study, records, size), list[str]()
                 for task in dict.fromkeys(group.task for group in groups):
                     cells = columns(table, lambda title: title not in ("task", "test", *COST_TITLES), task)
-                    parts += [f"[{task}]({task}.md):", cells, contents.comment(study.name, task)]
+                    page = "earlier" if size in replaced_versions(contents, task) else task
+                    parts += [f"[{task}]({page}.md):", cells, contents.comment(study.name, task)]
                 yield Section(f"{study.title}, size {size}", [*parts, *_reproduce(study, size, groups, runs)])
             seen |= new
 

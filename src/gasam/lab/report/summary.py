@@ -7,17 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
-from gasam.lab.records import RunRecord
 from gasam.lab.report.ablation_questions import ablations_among
+from gasam.lab.report.contents import Contents
 from gasam.lab.report.does_it_help import effects
-from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import in_words, named
 from gasam.lab.report.notes import contrast
-from gasam.lab.statistics import FEW, Standing, counted, number, signed
+from gasam.lab.report.versions import newest_decided
+from gasam.lab.statistics import Standing, counted, number, signed
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.task import DEFAULT_SIZE
 
 SHOWN = (*TABLE1, "freelb")
 NOT_RUN = "not run"
@@ -28,16 +27,16 @@ OTHERS: dict[Standing, str] = {
 }
 
 
-def answers(records: Sequence[RunRecord]) -> Table:
+def answers(contents: Contents) -> Table:
     """GA-SAM on each task: compared with plain training, with the other methods, and its cost.
 
     Sizes that are nearer to the paper than the one in README's table have rows here as well.
     """
     rows = []
-    for task, shown in _by_task(records).items():
+    for task, shown in _by_task(contents).items():
         sizes = list(TASKS[task].sizes)
         for size in sizes[: sizes.index(shown[0].size) + 1]:
-            every = groups_of(records, task, size)
+            every = contents.groups(task, size)
             hidden = ablations_among(every)
             groups = [group for group in every if group.key not in hidden]
             lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
@@ -68,11 +67,11 @@ def _judged(lead: Group, plain: Group | None, words: str) -> str:
     return f"{told} {lead.metric.unit_of_differences}" + (f": {words}" if words else "")
 
 
-def overview(records: Sequence[RunRecord]) -> Table:
+def overview(contents: Contents) -> Table:
     """Each method in its most usual configuration, on each task of the paper's Table 1."""
     chosen = {
         task: {group.method: group for group in reversed(groups) if group.method in SHOWN}
-        for task, groups in _by_task(records).items()
+        for task, groups in _by_task(contents).items()
         if task in studies.load("table1").tasks
     }
     lines = {
@@ -97,24 +96,17 @@ def _origin_of_walks(groups: Iterable[Group]) -> str:
     return named(most, ", ".join(f"{title}: {source}" for title, source in found.items() if source != most))
 
 
-def _by_task(records: Sequence[RunRecord]) -> dict[str, list[Group]]:
+def _by_task(contents: Contents) -> dict[str, list[Group]]:
     """What was run of each task in the newest version of `small` that decides something about GA-SAM.
 
     If none does, the size in which most methods were run; of several, the nearest to the paper.
     """
     found = {}
     for task, definition in TASKS.items():
-        by_size = {size: groups_of(records, task, size) for size in definition.sizes}
-        newest_first = [groups for size, groups in by_size.items() if size.partition("@")[0] == DEFAULT_SIZE]
-        most = max(by_size.values(), key=_methods)
-        found[task] = next(filter(_decides, newest_first), most)
+        decided = newest_decided(contents, task)
+        sizes = definition.sizes if decided is None else [decided]
+        found[task] = max((contents.groups(task, size) for size in sizes), key=_methods)
     return {task: groups for task, groups in found.items() if _methods(groups)}
-
-
-def _decides(groups: Sequence[Group]) -> bool:
-    """Whether GA-SAM and plain training have enough seeds in common."""
-    walks = [group for group in groups if group.usual and group.method == "ga-sam" and group.baseline]
-    return any(group.baseline and len(group.scores.keys() & group.baseline.scores) >= FEW for group in walks)
 
 
 def _methods(groups: Sequence[Group]) -> int:

@@ -1,0 +1,32 @@
+"""The versions of a task's small size: the one that the pages show, and the older ones that it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gasam.lab.report.contents import Contents
+from gasam.lab.report.group import Group
+from gasam.lab.statistics import FEW
+from gasam.lab.tasks import TASKS
+from gasam.lab.tasks.task import DEFAULT_SIZE
+
+
+def versions(task: str) -> list[str]:
+    """The versions of `small` by the names that records hold, the newest first."""
+    return [size for size in TASKS[task].sizes if size.partition("@")[0] == DEFAULT_SIZE]
+
+
+def newest_decided(contents: Contents, task: str) -> str | None:
+    """The newest version in which GA-SAM and plain training have at least three seeds in common."""
+    return next((size for size in versions(task) if _decides(contents.groups(task, size))), None)
+
+
+def replaced_versions(contents: Contents, task: str) -> set[str]:
+    """The versions that are older than the newest one that decides something."""
+    every, newest = versions(task), newest_decided(contents, task)
+    return set() if newest is None else set(every[every.index(newest) + 1 :])
+
+
+def _decides(groups: Sequence[Group]) -> bool:
+    walks = [group for group in groups if group.usual and group.method == "ga-sam" and group.baseline]
+    return any(group.baseline and len(group.scores.keys() & group.baseline.scores) >= FEW for group in walks)
