@@ -1,6 +1,8 @@
 """Whether minima are flatter: ratios of measures by seed against numpy and scipy, and a verdict for each."""
 
+import csv
 import math
+import re
 from dataclasses import replace
 
 import numpy
@@ -139,8 +141,29 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     assert "\n| Baseline | 30 | 15 | " in text
     assert "\n| GA-SAM | 15 | 7.5 | " in text
     assert "\n| GA-SAM | 13 | " not in text
-    assert "Table: seed 1 of 3 seeds. Picture: mean and standard deviation over seeds." in text
+    assert "Numbers: seed 1 of 3 seeds. Picture: mean and standard deviation over seeds." in text
     assert "6 records of commits 0000000" in text
+
+
+def test_a_long_table_is_a_file_that_the_page_links_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("gasam.lab.report.sections.LONGEST", 1)
+    (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
+    for number, each in enumerate(spectra(BASE, OURS)[1]):
+        write_json(tmp_path / f"results/analysis/{number}.json", as_json(each))
+    written = pages.write(tmp_path)
+    text = (tmp_path / "docs/results/flatness.md").read_text()
+    [link] = re.findall(r"\]\((\.\./data/[^)]+\.csv)\)", text)
+    file = (tmp_path / "docs/results" / link).resolve()
+    assert file in written
+    rows = list(csv.reader(file.open()))
+    assert [row[:3] for row in rows] == [
+        ["run", "number 1", "number 2"],
+        ["Baseline", "30", "15"],
+        ["GA-SAM", "15", "7.5"],
+    ]
+    assert "| Baseline | 30 | 15 | " not in text
+    file.unlink()
+    assert pages.stale(tmp_path) == [str(file.relative_to(tmp_path))]
 
 
 def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):

@@ -72,13 +72,15 @@ def test_pages_have_one_question_each_and_can_be_read():
 
 
 def test_every_link_of_a_page_leads_somewhere_and_every_picture_is_shown_once():
-    pictures = []
+    pictures, tables = [], []
     for file in PAGES:
         text = file.read_text()
         for link in re.findall(r"\]\(([^)#]+)\)", text):
             assert (file.parent / link).exists(), (file, link)
         pictures += LINKED.findall(text)
+        tables += re.findall(r"\]\(\.\./data/([^)]+)\)", text)
     assert len(pictures) > 20
+    assert sorted(file.name for file in (ROOT / "docs/data").iterdir()) == sorted(tables)
     assert sorted(f"figures/{file.name}" for file in (ROOT / "docs/figures").iterdir()) == sorted(pictures)
 
 

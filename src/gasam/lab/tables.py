@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import digits
@@ -76,6 +78,13 @@ def markdown(table: Table) -> str:
     lines = [_line(cells) for cells in (table.columns, rule, *table.rows)]
     notes = [f"- {note}" for note in table.notes]
     return "\n".join([*lines, "", *notes] if notes else lines) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """The columns and rows as CSV, without the notes."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
+    return text.getvalue()
 
 
 def as_json(table: Table) -> dict[str, Any]:

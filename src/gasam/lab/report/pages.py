@@ -18,10 +18,11 @@ from gasam.lab.report.section import Section, origin
 from gasam.lab.report.summary import answers, overview
 from gasam.lab.report.versions import replaced_versions
 from gasam.lab.storage import replaced
-from gasam.lab.tables import markdown
+from gasam.lab.tables import as_csv, markdown
 from gasam.lab.tasks import TASKS
 
-SUMMARY, PAGES, README, FIGURES = map(Path, ("docs/results.md", "docs/results", "README.md", "docs/figures"))
+SUMMARY, PAGES, README = map(Path, ("docs/results.md", "docs/results", "README.md"))
+FIGURES, FILES = Path("docs/figures"), Path("docs/data")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 TEMPLATES = Environment(
     loader=PackageLoader("gasam.lab.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -47,7 +48,7 @@ def stale(root: Path) -> list[str]:
 
 
 def made(root: Path) -> dict[Path, str]:
-    """What the generated files have to hold: the pages, README and every picture that a page shows."""
+    """What the generated files have to hold: the pages, README, and the pictures and files that pages link to."""
     found = contents.read(root / "results")
     before, begin, rest = _read(root / README).partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -57,6 +58,7 @@ def made(root: Path) -> dict[Path, str]:
     texts = pages(found, shown) | {README: f"{before}{BEGIN}\n\n{rendered('readme', found)}\n{END}{after}"}
     for section in (section for some in shown.values() for section in some):
         texts |= {FIGURES / f"{name}.svg": svg(figure) for name, figure in section.pictures.items()}
+        texts |= {FILES / f"{name}.csv": as_csv(table) for name, table in section.files.items()}
     return {root / file: text for file, text in texts.items()}
 
 

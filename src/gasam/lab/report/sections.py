@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -30,6 +29,7 @@ from gasam.lab.report.section import (
     COST_TITLES,
     Section,
     columns,
+    file_link,
     how,
     links,
     named,
@@ -43,6 +43,9 @@ from gasam.lab.tables import markdown
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
+
+LONGEST = 12
+"""The number of rows of a table on a page of analyses."""
 
 
 def every(contents: Contents) -> dict[str, list[Section]]:
@@ -136,8 +139,7 @@ def flatness_sections(contents: Contents) -> Iterator[Section]:
 
 
 def analysis_sections(contents: Contents) -> Iterator[Section]:
-    """Each analysis with the runs of the seed that has the most; no row of a task is shown twice."""
-    shown = set[tuple[str, ...]]()
+    """Each analysis with the runs of the seed that has the most. A long table is a file of its own."""
     for analysis, every in contents.analyses:
         [(seed, _)] = Counter(sorted(each.run.seed for each in every)).most_common(1)
         found = [each for each in every if each.run.seed == seed]
@@ -148,17 +150,16 @@ def analysis_sections(contents: Contents) -> Iterator[Section]:
         seeds = counted(len({each.run.seed for each in every}), "seed")
         figures = analysis.draw(every, run_labels(every))
         table = analysis.table([found[i] for i in apart], [labels[i] for i in apart])
-        new = tuple(row for row in table.rows if row[0] == "none" or (run.task, *row) not in shown)
-        shown |= {(run.task, *row) for row in table.rows}
+        is_long = len(table.rows) > LONGEST
         parts = [
             links(name, figures, f"{analysis.kind} of {run.task}"),
-            markdown(replace(table, rows=new)),
+            file_link(name, table) if is_long else markdown(table),
             f"{same}: the same weights as the baseline." if same else "",
-            f"{origin(found, 'record')} Table: seed {run.seed} of {seeds}."
+            f"{origin(found, 'record')} Numbers: seed {run.seed} of {seeds}."
             + (" Picture: mean and standard deviation over seeds." if len(every) > len(found) else ""),
         ]
         title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
-        yield Section(title, parts, named(name, figures))
+        yield Section(title, parts, named(name, figures), {name: table} if is_long else {})
 
 
 def figure_sections(contents: Contents) -> Iterator[Section]:
