@@ -134,6 +134,16 @@ def test_other_methods_on_ptb(method, word):
     assert verdict(scores(*PTB, method), scores(*PTB)) == word
 
 
+@pytest.mark.parametrize("method", ["sam", "asam", "multi-step-defense", "ga-sam"])
+def test_no_method_is_better_than_plain_training_of_equal_cost_on_ptb(method):
+    assert verdict(scores(*PTB, method), scores(*PTB, epochs=48)) != "better"
+
+
+def test_gain_on_imdb_is_a_seventh_of_that_in_the_paper():
+    printed = 86.11 - 84.42
+    assert fmean(differences(scores(*IMDB, "ga-sam"), scores(*IMDB))) / printed == pytest.approx(1 / 7, abs=0.015)
+
+
 def test_multi_step_defense_has_almost_the_mean_of_ga_sam_on_ptb():
     assert abs(fmean(differences(scores(*PTB, "ga-sam"), scores(*PTB, "multi-step-defense")))) < 0.2
 

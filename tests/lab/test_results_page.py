@@ -276,6 +276,24 @@ def test_a_version_that_a_newer_one_replaced_is_on_the_page_of_earlier_versions(
     assert "[imdb](results/earlier.md) | small |" in found["results"]
 
 
+def test_table_1_is_judged_again_on_the_newest_version():
+    """With recommended walks only; ptb has one version, whose walks are the paper's."""
+    scores = {"baseline": [86.4, 86.5, 86.2], "asam": [86.3, 86.6, 86.2], "ga-sam": [86.9, 86.9, 86.7]}
+    newer = records_of("imdb", scores, size="small@2")
+    tuned = records_of("imdb", {"ga-sam": [80.0] * 3}, size="small@2", walk={"budget": 1.0})
+    old = [*records_of("imdb", SCORES), *records_of("ptb", SCORES)]
+    text = written(*old, *newer, *tuned)["paper"]
+    told = "with our recommended walks in place of the paper's epsilons: 1 reproduced, 1 contradicted, 3 not run."
+    assert f"- Table 1 on imdb, size small@2, {told}" in text
+    section = text.split("## Table 1 with recommended walks, size small@2")[1].split("\n## ")[0]
+    found = {row[0]: row for row in rows(section)[2:]}
+    assert found["GA-SAM"][1].startswith("+0.47 [")
+    assert [found[name][-2] for name in ("ASAM", "GA-SAM", "SAM")] == ["contradicted", "reproduced", "not run"]
+    assert len(rows(section)) == 2 + 6
+    assert "[ptb]" not in section
+    assert "From 9 runs" in section
+
+
 def test_a_version_is_not_replaced_before_the_newer_one_decides_something():
     newer = records_of("imdb", {"baseline": [86.4, 86.5], "ga-sam": [86.6, 86.4]}, size="small@2")
     found = written(*records_of("imdb", SCORES), *newer)

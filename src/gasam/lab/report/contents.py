@@ -21,7 +21,7 @@ from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
-ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness", "earlier")
+ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness", "earlier", "newest")
 STEP_TIMES = "step-times"
 """The folder of what `benchmarks/step_times.py` measures."""
 REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOUT_TASKS}}

@@ -17,6 +17,7 @@ from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.labels import label
+from gasam.lab.report.newer_table1 import newer_table1_findings
 from gasam.lab.report.notes import conclusion
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
@@ -174,6 +175,7 @@ def of_flatness(contents: Contents) -> Iterator[str]:
 
 
 def of_paper(contents: Contents) -> Iterator[str]:
+    yield from newer_table1_findings(contents)
     for size, table in tallies(contents).items():
         counts = Counter[str]({word: sum(int(row[2 + i]) for row in table.rows) for i, word in enumerate(WORDS)})
         tasks = dict.fromkeys(row[1] for row in table.rows if row[2 + WORDS.index("reproduced")] != "0")

@@ -22,6 +22,7 @@ from gasam.lab.report.family_sections import family_sections
 from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import run_labels
+from gasam.lab.report.newer_table1 import newer_table1_sections
 from gasam.lab.report.notes import page_notes
 from gasam.lab.report.paper_tables import study_groups, study_table
 from gasam.lab.report.search_sections import one_setting_sections, search_sections, settings_sections
@@ -59,7 +60,7 @@ def every(contents: Contents) -> dict[str, list[Section]]:
         *search_sections(contents),
     ]
     pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
-    pages["paper"] = [*study_sections(contents), *figure_sections(contents)]
+    pages["paper"] = [*newer_table1_sections(contents), *study_sections(contents), *figure_sections(contents)]
     pages["earlier"] = list(earlier_sections(contents))
     return {page: sections for page, sections in pages.items() if sections}
 
