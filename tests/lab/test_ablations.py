@@ -107,7 +107,7 @@ def test_the_page_of_the_task_leaves_them_out_and_links_them(runs):
         assert name not in task.parts[2]
     assert "T = 1" in section.parts[1]
     texts = {file.stem: text for file, text in pages.pages(Contents(runs), shown).items()}
-    assert "[another](ablations.md)" in texts["imdb"]
+    assert "[other forms of GA-SAM](ablations.md)" in texts["imdb"]
     assert "[ablations](results/ablations.md)" in texts["results"]
     assert "ablations" not in every(Contents(records_of("imdb", {"baseline": [1.0], "ga-sam": [2.0]})))
 

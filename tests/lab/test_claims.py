@@ -139,9 +139,9 @@ def test_no_method_is_better_than_plain_training_of_equal_cost_on_ptb(method):
     assert verdict(scores(*PTB, method), scores(*PTB, epochs=48)) != "better"
 
 
-def test_gain_on_imdb_is_a_seventh_of_that_in_the_paper():
+def test_share_of_the_gain_in_the_paper_on_imdb():
     printed = 86.11 - 84.42
-    assert fmean(differences(scores(*IMDB, "ga-sam"), scores(*IMDB))) / printed == pytest.approx(1 / 7, abs=0.015)
+    assert fmean(differences(scores(*IMDB, "ga-sam"), scores(*IMDB))) / printed == pytest.approx(0.13, abs=0.005)
 
 
 def test_multi_step_defense_has_almost_the_mean_of_ga_sam_on_ptb():

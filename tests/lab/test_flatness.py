@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from synthetic import record
 
-from gasam.lab.analyses.robustness import Robustness
+from gasam.lab.analyses.robustness import COMPRESSIONS, Robustness
 from gasam.lab.analyses.sharpness import Rises
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.records import AnalysedRun, AnalysisRecord, as_json
@@ -55,7 +55,7 @@ def test_ratios_are_geometric_means_with_students_interval():
     assert row["ratio"] == f"{numpy.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}] (3 seeds)"
     assert row["Baseline"] == f"{stats.gmean(BASE):.3g}"
     assert row["GA-SAM"] == f"{stats.gmean(OURS):.3g}"
-    assert (row["measure"], row["flatter is"]) == (f"largest eigenvalue {MATRIX}", "less")
+    assert (row["measure"], row["flatter is"]) == (f"largest eigenvalue {MATRIX}", "lower")
     assert row["ratio, equal gradient evaluations"] == "not measured"
     assert [line[0] for line in table.rows] == [
         f"largest eigenvalue {MATRIX}",
@@ -95,7 +95,7 @@ def test_a_larger_radius_is_flatter_and_one_beyond_all_that_was_tried_is_no_numb
     ]
     [row] = one_table([(kind, found)]).rows
     assert row[0].startswith("L-inf radius at which half of the accuracy")
-    assert (row[1], row[-2]) == ("more", "reproduced")
+    assert (row[1], row[-2]) == ("higher", "reproduced")
     assert kind.sentence(found[:2], run_labels(found[:2])).endswith(
         "is lost is 0.1 for Baseline, seed 1, 0.2 for Baseline, seed 2"
     )
@@ -113,9 +113,9 @@ def test_the_baseline_that_spent_as_much_has_a_column_of_its_own():
 
     found = [rise(4.0), rise(8.0, settings={"epochs": 16}), rise(2.0, "ga-sam")]
     [row] = one_table([(kind, found)]).rows
-    assert row[:4] == ("worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1", "less", "4", "2")
+    assert row[:4] == ("worst rise of the loss (L2, T = one, K = 10) at epsilon 0.1", "lower", "4", "2")
     assert row[4:6] == ("0.50 (1 seed)", "0.25 (1 seed)")
-    assert row[6:] == ("addition", "one seed, flatter"), "the paper has no rises of the loss"
+    assert row[6:] == ("not in the paper", "one seed, flatter"), "the paper has no rises of the loss"
     found[1] = rise(4.0, settings={"epochs": 16})
     assert one_table([(kind, found)]).rows[0][5] == "same weights"
     other = replace(kind, norm=math.inf, scale="gradient_strength", granularity="layer", steps=1)
@@ -133,7 +133,7 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     (tmp_path / "results/remarks.toml").write_text('flatness.imdb = "In other balls it may differ."')
     pages.write(tmp_path)
     text = (tmp_path / "docs/results/flatness.md").read_text()
-    assert f"| largest eigenvalue {MATRIX} | less | 30.3 | 14.9 |" in text
+    assert f"| largest eigenvalue {MATRIX} | lower | 30.3 | 14.9 |" in text
     assert "Measures: 2 reproduced." in text.split("##")[0]
     assert "| L2, 0.2 | 6.46 | 17.87 |" in text
     assert "\n## Flatness, imdb, size small\n" in text
@@ -141,14 +141,23 @@ def test_the_page_has_all_seeds_in_one_table_and_the_first_in_detail(tmp_path):
     assert "\n| Baseline | 30 | 15 | " in text
     assert "\n| GA-SAM | 15 | 7.5 | " in text
     assert "\n| GA-SAM | 13 | " not in text
-    assert "Numbers: seed 1 of 3 seeds. Picture: mean and standard deviation over seeds." in text
+    assert "Table: seed 1 of 3 seeds. Picture: mean and standard deviation over seeds." in text
     assert "6 records of commits 0000000" in text
 
 
-def test_a_long_table_is_a_file_that_the_page_links_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("gasam.lab.report.sections.LONGEST", 1)
+def test_radii_of_a_search_are_a_file_that_the_page_links_to(tmp_path):
+    """All seeds are in the file; radii that were given are rows of the page."""
     (tmp_path / "README.md").write_text("<!-- results --><!-- /results -->")
-    for number, each in enumerate(spectra(BASE, OURS)[1]):
+    none = {"random_loss": None, "random_metric": None}
+    points = [{"radius": radius, "loss": 1.5, "metric": 80.25, **none} for radius in (0.1, 0.2)]
+    found = half(0.15) | {"points": points, "compressed": dict.fromkeys(COMPRESSIONS, 83.0)}
+    analyses = [
+        analysed(kind, found | {"clean_metric": clean}, method, seed)
+        for kind in (Robustness(), Robustness(radii=(0.1, 0.2)))
+        for method, clean in (("baseline", 84.0), ("ga-sam", 85.0))
+        for seed in (1, 2)
+    ]
+    for number, each in enumerate(analyses):
         write_json(tmp_path / f"results/analysis/{number}.json", as_json(each))
     written = pages.write(tmp_path)
     text = (tmp_path / "docs/results/flatness.md").read_text()
@@ -156,9 +165,11 @@ def test_a_long_table_is_a_file_that_the_page_links_to(tmp_path, monkeypatch):
     file = (tmp_path / "docs/results" / link).resolve()
     assert file in written
     title, *rows = csv.reader(file.read_text().splitlines())
-    assert title[:3] == ["run", "number 1", "number 2"]
-    assert [row[:3] for row in rows] == [["Baseline", "30", "15"], ["GA-SAM", "15", "7.5"]]
-    assert "| Baseline | 30 | 15 | " not in text
+    assert title == ["run", "seed", "radius", "loss", "metric", "random_loss", "random_metric"]
+    assert len(rows) == 2 * 2 * 2
+    assert rows[0] == ["Baseline, seed 1", "1", "0.1", "1.5", "80.25", "", ""]
+    assert text.count("| L2, 0.1, attack |") == 1
+    assert text.count("| 8-bit weights |") == 1
     file.unlink()
     assert pages.stale(tmp_path) == [str(file.relative_to(tmp_path))]
 
@@ -186,7 +197,7 @@ def test_only_the_tuned_radius_with_usual_settings_speaks_for_ga_sam(tmp_path):
         write_json(tmp_path / f"results/{name}.json", as_json(record("imdb", "ga-sam", **options, **source)))
     pages.write(tmp_path)
     text = (tmp_path / "docs/results/flatness.md").read_text()
-    assert f"largest eigenvalue {MATRIX} | less | 20 | 10 | 0.50 (1 seed) |" in text
+    assert f"largest eigenvalue {MATRIX} | lower | 20 | 10 | 0.50 (1 seed) |" in text
     assert "\n| GA-SAM (tuned: L-inf 0.001) | 10 |" in text
     assert flatness_tables([(kind, [found[0], *found[3:]])]) == {}
 

@@ -88,7 +88,8 @@ def test_the_table_and_the_sentence_name_the_largest_regret(contents):
         ("plain training", "2.0", "0.5", "2.0"),
     )
     [sentence] = conclusions(found)
-    assert "the recommended walk 1.0, the best of 2 epsilons 2.0, plain training 2.0." in sentence
+    assert "the recommended walk: 1.0; budget 0.03, cap 0.01: 1.5; " in sentence
+    assert "epsilon 0.001, the best of 2 epsilons: 2.0; plain training: 2.0." in sentence
     assert [section.title for section in every(contents)["tuning"]] == ["One setting for all tasks"]
 
 

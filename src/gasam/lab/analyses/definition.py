@@ -173,6 +173,14 @@ class Analysis(ABC):
         texts = tuple(tuple(row.values()) for row in rows)
         return Table(self.title, tuple(rows[0]), texts, (note,) if note else (), tuple(values))
 
+    def page_table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        """The table for a page of results, without the numbers of `series`."""
+        return self.table(found, labels)
+
+    def series(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table | None:
+        """Numbers that are too many for a page, for a CSV file; None if the table has everything."""
+        return None
+
     def draw(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Figure]:
         """The pictures, each with as many panels as a reader can see at once."""
         return panels(found, labels, self.plotted)

@@ -118,10 +118,29 @@ class Robustness(Analysis):
 
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
         """A table with a row for each corruption and a column for each run, as in Table 4."""
+        return self._table(found, labels, sorted({point["radius"] for each in found for point in each.found["points"]}))
+
+    def page_table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        """Without the radii of a search for the collapse, which `series` has."""
+        return self.table(found, labels) if self.radii else self._table(found, labels, [])
+
+    def series(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table | None:
+        """The loss and the metric at every radius of a search for the collapse, of all runs."""
+        if self.radii:
+            return None
+        columns = ("radius", "loss", "metric", "random_loss", "random_metric")
+        rows = [
+            (label, str(each.run.seed), *(_exact(point[column]) for column in columns))
+            for each, label in zip(found, labels, strict=True)
+            for point in each.found["points"]
+        ]
+        return Table(self.title, ("run", "seed", *columns), tuple(rows))
+
+    def _table(self, found: Sequence[AnalysisRecord], labels: Labels, radii: Sequence[float]) -> Table:
         rows = [("none", *(_shown(each.found["clean_metric"]) for each in found))]
         if any(each.found["floor"] for each in found):
             rows.append(("a model that knows nothing", *map(_floor, found)))
-        for radius in sorted({point["radius"] for each in found for point in each.found["points"]}):
+        for radius in radii:
             for key, corruption in (("metric", "attack"), ("random_metric", "random")):
                 cells = [_metric_at(each, radius, key) for each in found]
                 if any(cells):
@@ -188,6 +207,10 @@ def _parsed_radii(text: str, norm: float) -> tuple[float, ...]:
             raise InputError(f"--radii table4 needs --norm 2 or inf, got {norm:g}: give radii separated by commas")
         return TABLE4[norm]
     return parsed_numbers("--radii", text, "collapse, table4 or numbers separated by commas")
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
 
 
 def _shown(value: Any) -> str:

@@ -40,7 +40,7 @@ def runs(
     from gasam.lab.cli.display import console, errors, print_json, print_table, say
     from gasam.lab.cli.narrow import in_blocks
     from gasam.lab.cli.run_lines import run_lines
-    from gasam.lab.report.run_list import RunFilter, as_csv, read_runs, run_table, sorted_runs
+    from gasam.lab.report.run_list import RunFilter, read_runs, run_table, runs_as_csv, sorted_runs
 
     if csv and json:
         raise InputError("give either --csv or --json")
@@ -51,7 +51,7 @@ def runs(
     shown = sorted_runs(wanted.applied(found), sort)
     table = run_table(shown, folder)
     if csv:
-        sys.stdout.write(as_csv(table))
+        sys.stdout.write(runs_as_csv(table))
     elif json:
         print_json(list(table.values))
     elif not shown:

@@ -97,16 +97,23 @@ def judge_figure(name: str, norms: Mapping[str, Any]) -> Verdict | None:
     """The verdict on Figure 4 or 5, from gradient norms by epoch, of runs or of the layers of each side.
 
     Figure 4: whether every run's norms are larger in the first epoch than in the last. Figure 5: whether the mean norms
-    rise from layer to layer on every side. Other figures have no verdict.
+    of one run rise from layer to layer on every side. Fewer than three runs decide nothing. Other figures have no
+    verdict.
     """
     if name == "figure4":
         against = [f"{run}: they grow" for run, curve in norms.items() if curve[0] <= curve[-1]]
+        runs = len(norms)
     elif name == "figure5":
         means = {side: [fmean(values) for values in layers.values()] for side, layers in norms.items()}
         against = [f"{side}: {_order(each)}" for side, each in means.items() if each != sorted(each)]
+        runs = 1
     else:
         return None
-    return Verdict("contradicted" if against else "reproduced", "better", reason="; ".join(against))
+    found = "; ".join(against)
+    if runs < FEW:
+        few = "one run" if runs == 1 else "two runs"
+        return Verdict("undecided", "better", reason=f"{few}; {found or 'as in the paper'}")
+    return Verdict("contradicted" if against else "reproduced", "better", reason=found)
 
 
 def _few(found: Difference) -> str:

@@ -60,10 +60,11 @@ class Part(NamedTuple):
         return _table2_names().get(group.method, group.title)
 
     def full_name_of(self, group: Group) -> str:
-        """With the size of its walk, if that is not the size of the reference."""
+        """With the size of its walk, if that is not the size of the reference, or if another row has the name."""
         name, lead = self.name_of(group), self.lead
+        is_alone = group is lead or [self.name_of(other) for other in self.others].count(name) == 1
         is_of_lead = lead is not None and _differing(group, lead) <= TABLE_2_OPTIONS | {"steps", "same_noise"}
-        return name if group.is_control or is_of_lead else f"{name} ({size_of_walk(group)})"
+        return name if group.is_control or (is_of_lead and is_alone) else f"{name} ({size_of_walk(group)})"
 
     def versus_lead(self, group: Group) -> str:
         if group is self.lead:
@@ -88,7 +89,7 @@ class _Runs:
         self.plain = [group for group in usual if group.method == "baseline"][:1]
         self.walks = [group for group in usual if group.method == "ga-sam"]
         self.variants = [group for group in usual if group.method in _table2_names()]
-        self.references = [group for group in self.walks if not _changed(group)]
+        self.references = [group for group in self.walks if is_reference(group)]
         resized = [group for group in self.walks if _is_another_size(group)]
         self.sizes = [group for group in resized if not group.is_control]
         self.controls = [group for group in resized if group.is_control]
@@ -156,6 +157,12 @@ def ablations_among(groups: Sequence[Group]) -> set[GroupKey]:
     return {group.key for part in parts_of(groups) for group in part.ablations}
 
 
+def without_ablations(groups: Sequence[Group]) -> list[Group]:
+    """The groups that the page of their task shows."""
+    hidden = ablations_among(groups)
+    return [group for group in groups if group.key not in hidden]
+
+
 def ablation_parts(contents: Contents) -> Iterator[Part]:
     """The questions that were asked, by task and size."""
     for task, definition in TASKS.items():
@@ -172,6 +179,11 @@ def size_of_walk(group: Group) -> str:
 
 def _table2_names() -> dict[str, str]:
     return {row.method: row.label for row in studies.load("table2").rows}
+
+
+def is_reference(group: Group) -> bool:
+    """Whether it has the method's usual walk, or a tuned size of it."""
+    return not _changed(group)
 
 
 def _changed(group: Group) -> dict[str, Any]:

@@ -167,7 +167,15 @@ def comparison_of(
     flags: str | None = None,
     step_times: Mapping[str, float] | None = None,
 ) -> Table:
-    """The same for groups of one task and size, a row each."""
+    """A table with a row for each group.
+
+    Args:
+        groups: Groups of one task and size.
+        task: The task.
+        size: The size, as records name it.
+        flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
+        step_times: Those of `step_time.step_times`, by configuration.
+    """
     times = with_longer_baselines(groups, step_times or {})
 
     def time_of(group: Group) -> float:

@@ -21,10 +21,14 @@ from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tasks import TASKS, find
 
-ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness", "earlier", "newest")
+ABOUT_TASKS = ("runs", "search", "family", "ablations", "flatness", "earlier")
 STEP_TIMES = "step-times"
 """The folder of what `benchmarks/step_times.py` measures."""
-REMARKS = {"summary": ["answer", "history"], **{key: list(TASKS) for key in ABOUT_TASKS}}
+REMARKS = {
+    "summary": ["answer", "history"],
+    "newest": studies.load("table1").tasks,
+    **{key: list(TASKS) for key in ABOUT_TASKS},
+}
 """What else than a table of the paper may have remarks."""
 
 

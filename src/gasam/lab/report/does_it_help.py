@@ -14,6 +14,8 @@ from gasam.lab.statistics import FEW, Standing, counted
 HELPS = "does it help?"
 """The title of the column."""
 
+UNCONFIRMED = "but not after the correction"
+
 
 class Effect(NamedTuple):
     """What can be said about a walk.
@@ -95,7 +97,7 @@ def _told(group: Group, opponent: Group | None, corrected: Standing | None) -> s
     alone = group.standing(opponent)
     if alone is None:
         return ""
-    unsure = "uncorrected" if corrected is None else "but not after the correction"
+    unsure = "uncorrected" if corrected is None else UNCONFIRMED
     return SAID[alone] if alone in ("no difference", corrected) else f"{SAID[alone]}, {unsure}"
 
 

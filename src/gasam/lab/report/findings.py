@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, WORDS, judge_figure
-from gasam.lab.report.ablation_questions import Part, ablation_parts, ablations_among
+from gasam.lab.report.ablation_questions import Part, ablation_parts, without_ablations
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.corrected import corrected_standings
-from gasam.lab.report.does_it_help import by_opponent, opponent_at_equal_cost
+from gasam.lab.report.does_it_help import UNCONFIRMED, by_opponent, effects, opponent_at_equal_cost
 from gasam.lab.report.family_sections import family_groups
 from gasam.lab.report.flatness import ADDITION, flatness_tables
 from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, test_error
 from gasam.lab.report.labels import label
-from gasam.lab.report.newer_table1 import newer_table1_findings
-from gasam.lab.report.notes import conclusion
+from gasam.lab.report.newest_table1 import newest_table1_findings
+from gasam.lab.report.notes import conclusion, leads
 from gasam.lab.report.one_setting import all_regrets, conclusions
 from gasam.lab.report.paper_tables import tally
 from gasam.lab.report.regret import regret
@@ -33,31 +33,39 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
     older = replaced_versions(contents, task)
     sizes = [size for size in TASKS[task].sizes if size not in older]
     for size in sizes:
-        yield from (f"Size {size}{told}" for told in _of_size(contents, task, size))
-    plain = [group for size in sizes for group in _shown(contents, task, size) if group.method == "baseline"]
+        yield from _of_size(contents, task, size, f"Size {size}")
+    plain = [
+        group
+        for size in sizes
+        for group in without_ablations(contents.groups(task, size))
+        if group.method == "baseline"
+    ]
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
             f"Intervals cover seeds only. The choice of the test examples adds a standard error of {one:.2f} to one "
             f"score of plain training (size {group.size}). More seeds do not reduce it. A difference has at most "
-            f"{math.sqrt(2) * one:.2f}, and usually much less, because both models see the same examples."
+            f"{math.sqrt(2) * one:.2f}; how much less was not measured. It is smaller the more the two models agree."
         )
 
 
 def of_earlier(contents: Contents) -> Iterator[str]:
-    """What the replaced versions of each task showed."""
+    """What the replaced versions of each task showed, and what they showed about the parts of GA-SAM."""
     for task in TASKS:
         for size in (size for size in TASKS[task].sizes if size in replaced_versions(contents, task)):
-            yield from (f"{task}, size {size}{told}" for told in _of_size(contents, task, size))
+            yield from _of_size(contents, task, size, f"{task}, size {size}")
+    yield from (_of_part(part) for part in ablation_parts(contents) if _is_replaced(contents, part))
 
 
-def _of_size(contents: Contents, task: str, size: str) -> Iterator[str]:
-    """Ends of sentences that begin with the name of the size."""
-    groups = _shown(contents, task, size)
-    yield from (f": {sentence}" for sentence in conclusion(groups))
+def _of_size(contents: Contents, task: str, size: str, name: str) -> Iterator[str]:
+    """Sentences about one size, which begin with its name."""
+    groups = without_ablations(contents.groups(task, size))
+    yield from (f"{name}: {sentence}" for sentence in conclusion(groups))
+    if any(effects(groups)[lead.key].equal_epochs.endswith(UNCONFIRMED) for lead in leads(groups)[:1] if lead.baseline):
+        yield f"{name}: the correction for the number of walks does not confirm this difference at equal epochs."
     if any(group.longer_is_the_same for group in groups):
         same = "with twice the epochs validation selects the same epoch"
-        yield f": {same}, so longer plain training ends with the same model."
-    yield from (f", {sentence}" for sentence in _verdicts(groups))
+        yield f"{name}: {same}, so longer plain training ends with the same model."
+    yield from (f"{name}, {sentence}" for sentence in _verdicts(groups))
 
 
 def _verdicts(groups: Sequence[Group]) -> Iterator[str]:
@@ -100,13 +108,6 @@ def _clear_cases(
     return judged, "; ".join(told) or "nothing is decided"
 
 
-def _shown(contents: Contents, task: str, size: str) -> list[Group]:
-    """The groups of one size without the ablations."""
-    groups = contents.groups(task, size)
-    hidden = ablations_among(groups)
-    return [group for group in groups if group.key not in hidden]
-
-
 def of_family(contents: Contents) -> Iterator[str]:
     """The methods that are clearly better or worse than plain training on each task."""
     for (task, size), groups in family_groups(contents.records).items():
@@ -119,23 +120,24 @@ def of_family(contents: Contents) -> Iterator[str]:
 
 
 def of_ablations(contents: Contents) -> Iterator[str]:
-    """For each question the rows that are clearly better or worse than GA-SAM, and those that collapsed."""
-    for part in _current_parts(contents):
-        judged, told = _clear_cases(part.others, part.lead, "GA-SAM", part.full_name_of)
-        enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
-        yield f"{part.task}, size {part.size}, {part.question}: {enough}; {told}."
+    """What each question found in the sizes that are not replaced."""
+    yield from (_of_part(part) for part in ablation_parts(contents) if not _is_replaced(contents, part))
+
+
+def _of_part(part: Part) -> str:
+    """The rows that are clearly better or worse than GA-SAM, and those that collapsed."""
+    judged, verdict = _clear_cases(part.others, part.lead, "GA-SAM", part.full_name_of)
+    enough = f"{len(judged)} of {counted(len(part.others), 'row')} judged"
+    return f"{part.task}, size {part.size}, {part.question}: {enough}; {verdict}."
+
+
+def _is_replaced(contents: Contents, part: Part) -> bool:
+    return part.size in replaced_versions(contents, part.task)
 
 
 def is_ablated(contents: Contents, task: str) -> bool:
     """Whether the page of ablations has rows of a task."""
-    return any(part.task == task for part in _current_parts(contents))
-
-
-def _current_parts(contents: Contents) -> Iterator[Part]:
-    """What was asked about parts of GA-SAM in sizes that are not replaced."""
-    for part in ablation_parts(contents):
-        if part.size not in replaced_versions(contents, part.task):
-            yield part
+    return any(part.task == task and not _is_replaced(contents, part) for part in ablation_parts(contents))
 
 
 def of_searches(contents: Contents) -> Iterator[str]:
@@ -170,12 +172,11 @@ def of_flatness(contents: Contents) -> Iterator[str]:
         yield f"The paper claims that GA-SAM finds flatter minima (Table 4, Figure 3). Measures: {_counted(counts)}."
     for place, row in rows:
         if row["reason"] in ("flatter", "sharper"):
-            word = "not in the paper" if row["verdict"] == ADDITION else row["verdict"]
-            yield f"{place}: {row['measure']}: GA-SAM is {row['reason']} ({word})."
+            yield f"{place}: {row['measure']}: GA-SAM is {row['reason']} ({row['verdict']})."
 
 
 def of_paper(contents: Contents) -> Iterator[str]:
-    yield from newer_table1_findings(contents)
+    yield from newest_table1_findings(contents)
     for size, table in tallies(contents).items():
         counts = Counter[str]({word: sum(int(row[2 + i]) for row in table.rows) for i, word in enumerate(WORDS)})
         tasks = dict.fromkeys(row[1] for row in table.rows if row[2 + WORDS.index("reproduced")] != "0")

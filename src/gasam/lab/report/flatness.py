@@ -17,7 +17,7 @@ from gasam.lab.tasks import find
 
 CLAIMS = {"attack": "Table 4", "spectrum": "Figure 3"}
 """Where the paper makes the claim, by the kind of analysis. Other measures are not in the paper."""
-ADDITION = "addition"
+ADDITION = "not in the paper"
 Logarithms = Mapping[int, float]
 """Of a measure, by seed."""
 
@@ -50,7 +50,7 @@ def _rows(analysis: Analysis, found: Sequence[AnalysisRecord]) -> Iterator[dict[
             verdict = judge_flatness(difference, more_is_flatter=measure.more_is_flatter)
             yield {
                 "measure": measure.name.removeprefix("the "),
-                "flatter is": "more" if measure.more_is_flatter else "less",
+                "flatter is": "higher" if measure.more_is_flatter else "lower",
                 "Baseline": _mean(plain),
                 "GA-SAM": _mean(ours),
                 "ratio": _ratio(difference),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.group import Group
-from gasam.lab.report.versions import replaced_versions, versions
+from gasam.lab.report.versions import page_of, versions
 from gasam.lab.statistics import number
 from gasam.lab.tables import Table, of_texts
 from gasam.lab.tasks import TASKS
@@ -16,8 +16,7 @@ def history_table(contents: Contents) -> Table:
     for task in TASKS:
         found = [(size, pair) for size in reversed(versions(task)) if (pair := _pair(contents, task, size))]
         if len(found) > 1:
-            older = replaced_versions(contents, task)
-            rows += [_row("earlier" if size in older else task, *pair) for size, pair in found]
+            rows += [_row(page_of(contents, task, size), *pair) for size, pair in found]
     return of_texts("How the answer changed", rows)
 
 
@@ -31,7 +30,7 @@ def _pair(contents: Contents, task: str, size: str) -> tuple[Group, Group] | Non
 def _row(page: str, baseline: Group, walked: Group) -> dict[str, str]:
     metric, summary = walked.metric, baseline.summary
     return {
-        "task": f"[{walked.task}](results/{page}.md)",
+        "task": f"[{walked.task}](results/{page})",
         "size": walked.size,
         "metric": metric.name,
         "plain training": "diverged" if summary is None else number(summary.mean, metric.decimals),

@@ -134,21 +134,22 @@ def largest(found: Sequence[Regrets], name: str) -> float | None:
 
 
 def conclusions(found: Sequence[Regrets]) -> Iterator[str]:
-    """What one setting for all tasks costs: the recommended one, the best epsilon, and no walk at all."""
+    """What one setting for all tasks costs: the recommended one, the best budget and epsilon, and no walk at all."""
     if len(found) < 2:
         return
-    epsilons = [name for name in _ordered(found) if name.startswith("epsilon") and largest(found, name) is not None]
-    best = min(epsilons, key=lambda name: largest(found, name) or 0.0, default=None)
-    told = {RECOMMENDED: "the recommended walk", best: f"the best of {counted(len(epsilons), 'epsilon')}"}
+    told = {RECOMMENDED: "the recommended walk"}
+    for kind in ("budget", "epsilon"):
+        every = [name for name in _ordered(found) if name.startswith(kind) and largest(found, name) is not None]
+        for best in sorted(every, key=lambda name: largest(found, name) or 0.0)[:1]:
+            others = f", the best of {counted(len(every), kind)}" if len(every) > 1 else ""
+            told[best] = f"{best}{others}"
     told |= {"searched budget": "a budget searched for each task", PLAIN: "plain training"}
     sentences = [
-        f"{words} {_told(lost)}"
-        for name, words in told.items()
-        if name is not None and (lost := largest(found, name)) is not None
+        f"{words}: {_told(lost)}" for name, words in told.items() if (lost := largest(found, name)) is not None
     ]
     yield (
         f"What does one setting for {len(found)} tasks lose to the best walk of each? At most, in standard deviations "
-        f"of plain training over seeds on validation: {', '.join(sentences)}."
+        f"of plain training over seeds on validation: {'; '.join(sentences)}."
     )
 
 

@@ -65,10 +65,14 @@ def made(root: Path) -> dict[Path, str]:
 def pages(found: Contents, shown: Mapping[str, Sequence[Section]]) -> dict[Path, str]:
     """All pages. The embedded twins and the user's own data are no evidence: only searches show them."""
     texts = {SUMMARY: rendered("results", found, pages=list(shown))}
+    if found.evidence:
+        texts[PAGES / "reading.md"] = rendered("reading", found, pages=list(shown))
     for page, some in shown.items():
         template = "task" if page in TASKS else page
         task, older = TASKS.get(page), page in TASKS and replaced_versions(found, page)
-        texts[PAGES / f"{page}.md"] = rendered(template, found, page=page, task=task, older=older, sections=some)
+        texts[PAGES / f"{page}.md"] = rendered(
+            template, found, page=page, pages=list(shown), task=task, older=older, sections=some
+        )
     return texts
 
 

@@ -145,7 +145,7 @@ def data_names(runs: Sequence[ListedRun]) -> dict[str, str]:
     return {key: name for some in kinds.values() for key, name in names_of_data(some).items()}
 
 
-def as_csv(table: Table) -> str:
+def runs_as_csv(table: Table) -> str:
     """All columns of the rows as CSV; a score that does not exist is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, KEYS, lineterminator="\n")

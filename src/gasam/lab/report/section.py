@@ -21,13 +21,13 @@ COST_TITLES = [column.title for column in (*COST, *BUDGETS)]
 
 @dataclass(frozen=True)
 class Section:
-    """A section.
+    """A heading and what stands below it.
 
     Args:
         title: The heading.
-        parts: The texts in Markdown.
+        parts: Paragraphs, tables and lists in Markdown.
         pictures: Figures by the name that the parts link to.
-        files: Tables that are too long for a page, by the name that the parts link to.
+        files: Tables for CSV files by the name that the parts link to.
     """
 
     title: str
@@ -74,11 +74,6 @@ def named(name: str, figures: Sequence[Figure]) -> dict[str, Figure]:
 
 def links(name: str, figures: Sequence[Figure], about: str) -> str:
     return "\n\n".join(f"![{about}](../figures/{each}.svg)" for each in named(name, figures))
-
-
-def file_link(name: str, table: Table) -> str:
-    """The link to a table in a file of its own, with the notes of the table."""
-    return "\n".join([f"[The numbers](../data/{name}.csv) as CSV.", "", *(f"- {note}" for note in table.notes)])
 
 
 def origin(found: Sequence[RunRecord] | Sequence[AnalysisRecord], noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from gasam.lab.paper.figures import norms_by_epoch
 from gasam.lab.paper.studies import Study
 from gasam.lab.paper.verdicts import FIGURE_CLAIMS, judge_figure
 from gasam.lab.records import AnalysisRecord, RunRecord
-from gasam.lab.report.ablation_questions import ablations_among
+from gasam.lab.report.ablation_questions import without_ablations
 from gasam.lab.report.ablation_sections import ablation_sections, ablation_tables
 from gasam.lab.report.comparison import PAPER, comparison_of
 from gasam.lab.report.contents import Contents
@@ -22,7 +23,7 @@ from gasam.lab.report.family_sections import family_sections
 from gasam.lab.report.flatness import flatness_tables
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import run_labels
-from gasam.lab.report.newer_table1 import newer_table1_sections
+from gasam.lab.report.newest_table1 import newest_table1_sections
 from gasam.lab.report.notes import page_notes
 from gasam.lab.report.paper_tables import study_groups, study_table
 from gasam.lab.report.search_sections import one_setting_sections, search_sections, settings_sections
@@ -30,7 +31,6 @@ from gasam.lab.report.section import (
     COST_TITLES,
     Section,
     columns,
-    file_link,
     how,
     links,
     named,
@@ -38,15 +38,12 @@ from gasam.lab.report.section import (
     with_answers,
     with_lead,
 )
-from gasam.lab.report.versions import replaced_versions
+from gasam.lab.report.versions import page_of, replaced_versions
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
 from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
-
-LONGEST = 12
-"""The number of rows of a table on a page of analyses."""
 
 
 def every(contents: Contents) -> dict[str, list[Section]]:
@@ -60,7 +57,7 @@ def every(contents: Contents) -> dict[str, list[Section]]:
         *search_sections(contents),
     ]
     pages["flatness"] = [*flatness_sections(contents), *analysis_sections(contents)]
-    pages["paper"] = [*newer_table1_sections(contents), *study_sections(contents), *figure_sections(contents)]
+    pages["paper"] = [*newest_table1_sections(contents), *study_sections(contents), *figure_sections(contents)]
     pages["earlier"] = list(earlier_sections(contents))
     return {page: sections for page, sections in pages.items() if sections}
 
@@ -76,20 +73,20 @@ def task_sections(contents: Contents, task: str) -> Iterator[Section]:
 def earlier_sections(contents: Contents) -> Iterator[Section]:
     """The replaced versions of each task: the methods, then the parts of GA-SAM."""
     for task in TASKS:
-        older = replaced_versions(contents, task)
-        if remark := contents.comment("earlier", task):
-            yield Section(f"{task}: what changed", [remark])
-        for size in (size for size in TASKS[task].sizes if size in older):
-            yield Section(f"{task}, size {size}", _size_parts(contents, task, size))
+        older = [size for size in TASKS[task].sizes if size in replaced_versions(contents, task)]
+        remark = contents.comment("earlier", task)
+        if older and remark:
+            yield Section(f"{task}: about these versions", [remark])
+        for size in older:
+            if parts := _size_parts(contents, task, size):
+                yield Section(f"{task}, size {size}", parts)
             if parts := ablation_tables(contents, task, size):
                 yield Section(f"{task}, size {size}: parts of GA-SAM", parts)
 
 
 def _size_parts(contents: Contents, task: str, size: str) -> list[str]:
     """The methods of a task in one size: scores, costs, notes, and how to reproduce them; empty without runs."""
-    found = contents.groups(task, size)
-    hidden = ablations_among(found)
-    groups = [group for group in found if group.key not in hidden]
+    groups = without_ablations(contents.groups(task, size))
     if not groups:
         return []
     table = comparison_of(groups, task, size, step_times=contents.step_times.get((task, size)))
@@ -118,8 +115,7 @@ def study_sections(contents: Contents) -> Iterator[Section]:
                 table, parts = study_table(study, records, size), list[str]()
                 for task in dict.fromkeys(group.task for group in groups):
                     cells = columns(table, lambda title: title not in ("task", "test", *COST_TITLES), task)
-                    page = "earlier" if size in replaced_versions(contents, task) else task
-                    parts += [f"[{task}]({page}.md):", cells, contents.comment(study.name, task)]
+                    parts += [f"[{task}]({page_of(contents, task, size)}):", cells, contents.comment(study.name, task)]
                 yield Section(f"{study.title}, size {size}", [*parts, *_reproduce(study, size, groups, runs)])
             seen |= new
 
@@ -140,7 +136,8 @@ def flatness_sections(contents: Contents) -> Iterator[Section]:
 
 
 def analysis_sections(contents: Contents) -> Iterator[Section]:
-    """Each analysis with the runs of the seed that has the most. A long table is a file of its own."""
+    """Each analysis with the runs of the seed that has the most; no row of a task is shown twice."""
+    shown = set[tuple[str, ...]]()
     for analysis, every in contents.analyses:
         [(seed, _)] = Counter(sorted(each.run.seed for each in every)).most_common(1)
         found = [each for each in every if each.run.seed == seed]
@@ -149,18 +146,20 @@ def analysis_sections(contents: Contents) -> Iterator[Section]:
         same = ", ".join(label for i, label in enumerate(labels) if i not in apart)
         name = f"{analysis.filed}-{run.task}-{run.size}"
         seeds = counted(len({each.run.seed for each in every}), "seed")
-        figures = analysis.draw(every, run_labels(every))
-        table = analysis.table([found[i] for i in apart], [labels[i] for i in apart])
-        is_long = len(table.rows) > LONGEST
+        figures, series = analysis.draw(every, run_labels(every)), analysis.series(every, run_labels(every))
+        table = analysis.page_table([found[i] for i in apart], [labels[i] for i in apart])
+        new = tuple(row for row in table.rows if row[0] == "none" or (run.task, *row) not in shown)
+        shown |= {(run.task, *row) for row in table.rows}
         parts = [
             links(name, figures, f"{analysis.kind} of {run.task}"),
-            file_link(name, table) if is_long else markdown(table),
+            markdown(replace(table, rows=new)),
+            f"[All radii, all seeds](../data/{name}.csv)" if series else "",
             f"{same}: the same weights as the baseline." if same else "",
-            f"{origin(found, 'record')} Numbers: seed {run.seed} of {seeds}."
+            f"{origin(found, 'record')} Table: seed {run.seed} of {seeds}."
             + (" Picture: mean and standard deviation over seeds." if len(every) > len(found) else ""),
         ]
         title = f"{HEADS.get(analysis.kind, analysis.kind)}, {run.task}, size {run.size}: {analysis.manner}"
-        yield Section(title, parts, named(name, figures), {name: table} if is_long else {})
+        yield Section(title, parts, named(name, figures), {name: series} if series else {})
 
 
 def figure_sections(contents: Contents) -> Iterator[Section]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gasam.lab.methods import METHODS, TABLE1
 from gasam.lab.paper import studies
-from gasam.lab.report.ablation_questions import ablations_among
+from gasam.lab.report.ablation_questions import without_ablations
 from gasam.lab.report.contents import Contents
 from gasam.lab.report.does_it_help import effects
 from gasam.lab.report.group import Group
@@ -36,9 +36,7 @@ def answers(contents: Contents) -> Table:
     for task, shown in _by_task(contents).items():
         sizes = list(TASKS[task].sizes)
         for size in sizes[: sizes.index(shown[0].size) + 1]:
-            every = contents.groups(task, size)
-            hidden = ablations_among(every)
-            groups = [group for group in every if group.key not in hidden]
+            groups = without_ablations(contents.groups(task, size))
             lead = next((group for group in groups if group.usual and group.method == "ga-sam"), None)
             if lead is not None and lead.baseline is not None:
                 rows.append(_answer(lead, groups))
