@@ -71,6 +71,12 @@ def verdict(new, old):
     return "better" if low > 0 else "worse" if high < 0 else "no clear difference"
 
 
+def interval(paired):
+    """The mean and Student's 95% interval, in hundredths."""
+    ends = stats.ttest_1samp(paired, 0).confidence_interval(0.95)
+    return tuple(round(float(value), 2) for value in (fmean(paired), *ends))
+
+
 def dunnett(control, *others):
     """The p-values of each group against the control, corrected for their number."""
     return stats.dunnett(*(list(each.values()) for each in others), control=list(control.values())).pvalue
@@ -82,6 +88,7 @@ def bonferroni(control, *others):
 
 
 PTB, MEDIUM, IMDB, MNIST = ("ptb", "small@3"), ("ptb", "medium"), ("imdb", "small@3"), ("mnist", "small@2")
+DE_EN = ("de-en", "small@2")
 
 
 @pytest.mark.parametrize("where", [PTB, MEDIUM, IMDB, MNIST], ids=lambda where: f"{where[0]} {where[1]}")
@@ -109,6 +116,34 @@ def test_control_has_three_quarters_of_the_gain_on_ptb():
     assert verdict(control, plain) == "better"
     assert verdict(walk, control) == "no clear difference"
     assert fmean(differences(control, plain)) / fmean(differences(walk, plain)) == pytest.approx(0.75, abs=0.05)
+
+
+def test_translation_shows_no_clear_difference_and_excludes_the_gain_of_the_paper():
+    paired = differences(scores(*DE_EN, "ga-sam"), scores(*DE_EN))
+    assert len(paired) == 3
+    low, high = stats.ttest_1samp(paired, 0).confidence_interval(0.95)
+    assert low < 0 < high < 35.95 - 35.41
+
+
+def test_plain_training_of_ptb_repeated_on_another_cpu():
+    """Of each seed the scores differ as much as those of two seeds. Perplexities are negative here."""
+    again, control = scores(*PTB, folder="results/repeats"), scores(*PTB, "ga-sam", **CONTROL)
+    assert [round(change, 2) for change in differences(scores(*PTB), again)] == [0.75, -1.33, -0.40, 1.17]
+    assert fmean(again.values()) == pytest.approx(-183.12, abs=0.005)
+    assert interval(differences(control, again)) == (1.66, -0.06, 3.38)
+    both = [*again.values(), *scores(*PTB).values()]
+    welch = stats.ttest_ind(list(control.values()), both, equal_var=False).confidence_interval(0.95)
+    assert [round(end, 2) for end in welch] == [0.35, 2.92]
+
+
+@pytest.mark.parametrize(("method", "word"), [("sam", "worse"), ("asam", "worse")])
+def test_other_methods_on_ptb_against_plain_training_on_their_cpu(method, word):
+    assert verdict(scores(*PTB, method), scores(*PTB, folder="results/repeats")) == word
+
+
+def test_multi_step_defense_against_plain_training_on_its_cpu():
+    again = scores(*PTB, folder="results/repeats")
+    assert interval(differences(scores(*PTB, "multi-step-defense"), again))[1:] == (-0.06, 4.27)
 
 
 def test_control_is_undecided_on_imdb():
