@@ -170,11 +170,11 @@ def comparison_of(
     """A table with a row for each group.
 
     Args:
-        groups: Groups of one task and size.
-        task: The task.
-        size: The size, as records name it.
-        flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
-        step_times: Those of `step_time.step_times`, by configuration.
+        groups: Groups of this task and size, of which some may be left out.
+        task: As for `comparison`.
+        size: As for `comparison`.
+        flags: As for `comparison`.
+        step_times: As for `comparison`.
     """
     times = with_longer_baselines(groups, step_times or {})
 

@@ -34,12 +34,7 @@ def of_task(contents: Contents, task: str) -> Iterator[str]:
     sizes = [size for size in TASKS[task].sizes if size not in older]
     for size in sizes:
         yield from _of_size(contents, task, size, f"Size {size}")
-    plain = [
-        group
-        for size in sizes
-        for group in without_ablations(contents.groups(task, size))
-        if group.method == "baseline"
-    ]
+    plain = [group for size in sizes for group in contents.groups(task, size) if group.method == "baseline"]
     for group, one in [(group, error) for group in plain if (error := test_error(group)) is not None][:1]:
         yield (
             f"Intervals cover seeds only. The choice of the test examples adds a standard error of {one:.2f} to one "
@@ -60,7 +55,8 @@ def _of_size(contents: Contents, task: str, size: str, name: str) -> Iterator[st
     """Sentences about one size, which begin with its name."""
     groups = without_ablations(contents.groups(task, size))
     yield from (f"{name}: {sentence}" for sentence in conclusion(groups))
-    if any(effects(groups)[lead.key].equal_epochs.endswith(UNCONFIRMED) for lead in leads(groups)[:1] if lead.baseline):
+    lead = next((group for group in leads(groups) if group.baseline), None)
+    if lead is not None and effects(groups)[lead.key].equal_epochs.endswith(UNCONFIRMED):
         yield f"{name}: the correction for the number of walks does not confirm this difference at equal epochs."
     if any(group.longer_is_the_same for group in groups):
         same = "with twice the epochs validation selects the same epoch"
