@@ -1,14 +1,12 @@
 """Trackers: what TensorBoard reads back equals the record, each epoch once, and no failure of a tracker stops a run."""
 
 import json
-import os
 import signal
 import time
 
 import pytest
 from accelerate.tracking import get_available_trackers
 from killed_processes import exit_code, killed_while_tracked
-from synthetic import record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -58,38 +56,6 @@ def assert_equal(found, expected):
     assert found == {name: rows for name, rows in wanted.items() if rows}
 
 
-def test_export_gives_every_number_of_the_records_and_sends_nothing_twice(command, tmp_path):
-    nested = [{"epoch": e, "loss": 1 / e, "valid": 70.0 + e, "walk": {"rise": 0.1 * e, "share": e}} for e in (1, 2, 3)]
-    wanted = {
-        "plain": record("imdb", test=81.25),
-        "diverged": record("ptb", "ga-sam", None),
-        "nested": record("imdb", "sam", 80.5, curve=nested),
-    }
-    for name, each in wanted.items():
-        records.write(tmp_path / f"{name}.json", each)
-    shown = command("export", tmp_path, "--to", "tensorboard")
-    assert shown.code == 0
-    assert shown.out == f"3 of 3 runs sent to tensorboard\nopen it: tensorboard --logdir {tmp_path}/tensorboard\n"
-    again = command("export", tmp_path, "--to", "tensorboard", "--json")
-    assert json.loads(again.out)["sent"] == []
-    for name, each in wanted.items():
-        assert_equal(events(tmp_path / "tensorboard" / name), each)
-    assert "walk/rise" in events(tmp_path / "tensorboard" / "nested")
-
-
-def test_hyperparameters_are_the_flat_configuration_beside_the_final_scores(command, tmp_path):
-    one = record("imdb", "ga-sam", 81.0, seed=7)
-    records.write(tmp_path / "one.json", one)
-    assert command("export", tmp_path, "--out", tmp_path / "logs").code == 0
-    shown, metrics = hparams(tmp_path / "logs" / "one")
-    expected = {f"settings/{name}": value for name, value in one.settings.items()}
-    expected |= {f"method/{name}": value for name, value in one.walk.items()}
-    expected |= {"task": "imdb", "size": "small", "seed": 7}
-    text = {name: "none" if value is None else value for name, value in expected.items()}
-    assert shown == {name: json.dumps(value) if isinstance(value, list) else value for name, value in text.items()}
-    assert metrics == ["final/valid", "final/test"]
-
-
 def test_a_killed_run_that_is_resumed_has_each_epoch_once(tmp_path):
     """Killed when the second epoch is in the event file, but not yet counted."""
     plan = make("digits", "ga-sam", "tiny", settings={"epochs": 3})
@@ -134,56 +100,25 @@ def test_a_tracker_that_fails_gives_one_note_and_training_continues(command, tmp
         [note] = [line for line in ended.err.splitlines() if "tensorboard" in line]
         assert note == (
             f"- tensorboard failed (Not a directory, {tmp_path}/tensorboard): training continues; "
-            f"`gasam export {tmp_path} --to tensorboard` sends the rest later"
+            "the same command sends the rest later"
         )
-    refused = command("export", tmp_path, "--to", "tensorboard")
-    assert refused.code == 2
-    assert refused.err.count("\n") == 1
     (tmp_path / "tensorboard").unlink()
-    assert command("export", tmp_path, "--to", "tensorboard").out.startswith("2 of 2 runs sent")
+    assert command("compare", *common, "--methods", "sam", "--jobs", 1).code == 0
+    [file] = [file for file in tmp_path.glob("*.json") if "-sam-" in file.name]
+    assert_equal(events(tmp_path / "tensorboard" / file.stem), records.read(file))
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES.keys() - set(map(str, get_available_trackers()))))
 def test_a_tracker_that_is_not_installed_is_refused_in_one_sentence(command, tmp_path, name):
-    records.write(tmp_path / "one.json", record("imdb"))
     told = f"gasam: {name} is not installed: run `pip install {name.replace('_', '-')}`\n"
     for arguments in (("train", "digits"), ("compare", "digits")):
         ended = command(*arguments, "--out", tmp_path / "runs", "--track", name)
         assert (ended.code, ended.out, ended.err) == (2, "", told)
-    ended = command("export", tmp_path, "--to", name)
-    assert (ended.code, ended.out, ended.err) == (2, "", told)
-    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (("train", "digits", "--track", "paper"), "--track must be one of aim, clearml, comet_ml, dvclive, mlflow,"),
-        (("export", ".", "--to", "paper"), "--to must be one of aim, clearml, comet_ml, dvclive, mlflow, swanlab,"),
-        (("export", "nowhere"), "no records in nowhere: train something first, or name another folder"),
-        (("export", "nowhere", "--to", "optuna"), "no searches in nowhere: run `gasam tune` first, or name"),
-    ],
-)
-def test_what_cannot_be_exported_is_told(command, tmp_path, monkeypatch, given, told):
-    monkeypatch.chdir(tmp_path)
-    ended = command(*given)
-    assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {told}")
-    assert ended.err.count("\n") == 1
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_mlflow_gets_the_same_numbers(command, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is no part of gasam[dev]")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    one = record("imdb", "ga-sam", 81.0)
-    records.write(tmp_path / "one.json", one)
-    assert command("export", tmp_path, "--to", "mlflow").code == 0
-    assert json.loads(command("export", tmp_path, "--to", "mlflow", "--json").out)["sent"] == []
-    client = mlflow.MlflowClient()
-    [found] = client.search_runs([client.get_experiment_by_name("gasam").experiment_id])
-    history = client.get_metric_history(found.info.run_id, "valid")
-    assert [(each.step, each.value) for each in history] == [(row["epoch"], row["valid"]) for row in one.curve]
-    assert found.data.metrics["final/test"] == one.test
-    assert found.data.params["method/steps"] == str(one.walk["steps"])
+def test_an_unknown_tracker_is_refused_in_one_sentence(command, tmp_path):
+    ended = command("train", "digits", "--track", "paper", "--out", tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("gasam: --track must be one of aim, clearml, comet_ml, dvclive, mlflow,")
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from accelerate import PartialState
 
 from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
@@ -18,7 +19,6 @@ from gasam.lab.engines.execution import Engine, run_all
 from gasam.lab.engines.jobs import Job, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_time import mean_step_times, step_times_by
-from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
 from gasam.lab.report.pictures import comparison_figures
@@ -32,7 +32,7 @@ from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
 from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown
-from gasam.lab.tracking.export import export
+from gasam.lab.tracking.session import Session
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
@@ -95,10 +95,10 @@ def run_many(
 
 def _send(track: str, jobs: Sequence[Job], folder: Path, cpu: bool) -> None:
     """Send finished runs that the tracker did not follow."""
-    try:
-        export(track, [(job.name, job.record) for job in jobs], folder, cpu=cpu)
-    except InputError as error:
-        say(f"- {error}", errors)
+    PartialState(cpu=cpu)  # the log messages of Accelerate's trackers need it
+    for job in jobs:
+        with Session(track, job.name, folder, lambda fault: say(f"- {fault}", errors)) as session:
+            session.finish(job.record)
 
 
 def search(question: Question | SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> Finding | SettingsFinding:

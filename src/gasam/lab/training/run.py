@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -82,7 +81,7 @@ def _followed(
     """The session with a tracker; None without one."""
     if track is None:
         return nullcontext()
-    later = f"training continues; `gasam export {shlex.quote(str(folder))} --to {track}` sends the rest later"
+    later = "training continues; the same command sends the rest later"
     return Session(track, name, folder / track, lambda fault: on_update(Update(0, 1, 1, 1, None, f"{fault}: {later}")))
 
 
