@@ -12,8 +12,6 @@ from gasam.portions import wide
 from problems import network
 from tolerances import EXACT, flat, same_bits
 
-NORMS = (1.2, 1.5, 2.0, 3.0, 20.0, math.inf)
-
 
 def convolution(dtype=torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
@@ -24,9 +22,8 @@ def matrices(model):
     return [p.detach().clone() for p in model.parameters() if p.ndim >= 2]
 
 
-@pytest.mark.parametrize(
-    ("norm", "dtype"), list(zip(NORMS, 2 * (torch.float64, torch.float32, torch.bfloat16), strict=True))
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("norm", [1.2, 2.0, 20.0, math.inf])
 def test_random_corruption_has_the_norm_it_says(norm, dtype):
     model = convolution(dtype)
     offset = random_corruption(model, 0.07, norm, seed=3)
