@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from accelerate import PartialState
 
 from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
@@ -19,6 +18,7 @@ from gasam.lab.engines.execution import Engine, run_all
 from gasam.lab.engines.jobs import Job, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_time import mean_step_times, step_times_by
+from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
 from gasam.lab.records import as_json as as_record
 from gasam.lab.report.pictures import comparison_figures
@@ -32,7 +32,6 @@ from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
 from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown
-from gasam.lab.tracking.session import Session
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
@@ -83,22 +82,11 @@ def run_many(
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
         say(f"{len(found) - len(todo)} of {len(found)} runs are already there, not run again", errors)
-    # On other machines a tracker's files would stay there: those runs are sent from here.
-    followed = {job.name for job in todo} if isinstance(engine, LocalEngine) else set()
+    if track is not None and not isinstance(engine, LocalEngine):
+        raise InputError("--track follows runs on this machine: leave out --on, or --track")
     with Live(len(todo)) as live:
-        live_track = track if followed else None
-        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=live_track)
-    if track is not None:
-        _send(track, [job for job in found if job.record is not None and job.name not in followed], out / track, cpu)
+        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=track)
     return found
-
-
-def _send(track: str, jobs: Sequence[Job], folder: Path, cpu: bool) -> None:
-    """Send finished runs that the tracker did not follow."""
-    PartialState(cpu=cpu)  # the log messages of Accelerate's trackers need it
-    for job in jobs:
-        with Session(track, job.name, folder, lambda fault: say(f"- {fault}", errors)) as session:
-            session.finish(job.record)
 
 
 def search(question: Question | SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> Finding | SettingsFinding:
