@@ -16,8 +16,7 @@ from gasam.function_fold import make_fold
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass
-from gasam.perturbation import Perturbation, check_perturbation, check_schedule
-from gasam.presets import or_recommended
+from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
 from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
 from gasam.step import MethodState
 from gasam.trace import BETWEEN, OFF, WAITING, Trace, plain_trace

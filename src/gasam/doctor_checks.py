@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gasam.backward import SharpBackward
-from gasam.perturbation import Perturbation
-from gasam.presets import asam, ga_sam, layer_sam, sam
+from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, sam
 from gasam.torch_private import never_reading_values
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"

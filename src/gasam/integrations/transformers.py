@@ -18,8 +18,7 @@ from gasam.backward import METHOD, SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
-from gasam.perturbation import Perturbation, check_perturbation
-from gasam.presets import or_recommended
+from gasam.perturbation import Perturbation, check_perturbation, or_recommended
 from gasam.scales import Weight, one, weight_rms
 from gasam.schedule import Schedule, StrengthOfStep
 
