@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, bad_pa
     model, passes = model_of(), []
     sharp = entry(model, PRESETS[method](0.1, **OPTIONS[method]), range(1))
     if method == "look_sam":
-        sharp.strength.begin_step(5)  # the next step with a walk
+        sharp.clock.begin_step(5)  # the next step with a walk
     parameters = list(model.parameters())
     kept = copy.deepcopy(sharp.method_state.state_dict(parameters))
     before = [p.detach().clone() for p in parameters]

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam
 from gasam.portions import Portion
-from gasam.schedule import Strength
+from gasam.schedule import Clock
 from gasam.watch import Watch
 from gasam.weights import run_again_if_interrupted
 from problems import batch, network
@@ -124,7 +124,7 @@ def test_walk_after_one_that_could_not_be_restored_starts_from_the_present_weigh
     assert same_bits(model.parameters(), left)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Watch, "add"), (Strength, "_count"), (Strength, "_end_step")])
+@pytest.mark.parametrize(("owner", "name"), [(Watch, "add"), (Clock, "after"), (Clock, "_end_step")])
 @pytest.mark.parametrize("after", [False, True])
 def test_failure_after_the_walk_undoes_the_step(owner, name, after, monkeypatch):
     model, (x, y) = network(), batch()
@@ -141,9 +141,9 @@ def test_failure_after_the_walk_undoes_the_step(owner, name, after, monkeypatch)
     assert sharp.state_dict() == state
 
 
-@pytest.mark.parametrize("name", ["_count", "_end_step"])
+@pytest.mark.parametrize("name", ["after", "_end_step"])
 @pytest.mark.parametrize("after", [False, True])
-def test_step_of_the_base_is_counted_although_the_count_is_interrupted(name, after, monkeypatch):
+def test_step_is_neither_made_nor_counted_if_the_count_is_interrupted(name, after, monkeypatch):
     model, (x, y) = network(), batch()
     optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1), schedule=Schedule(warmup=3))
 
@@ -152,10 +152,12 @@ def test_step_of_the_base_is_counted_although_the_count_is_interrupted(name, aft
         loss.backward()
         return loss
 
-    Once(monkeypatch, Strength, name, KeyboardInterrupt, after)
+    before = [p.detach().clone() for p in model.parameters()]
+    Once(monkeypatch, Clock, name, KeyboardInterrupt, after)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(closure)
-    assert optimizer.strength.step == 1
+    assert optimizer.clock.state.step == 0
+    assert same_bits(model.parameters(), before)
 
 
 def test_interrupt_just_before_the_gradients_are_undone(monkeypatch):
