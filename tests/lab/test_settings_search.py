@@ -16,7 +16,7 @@ from torch.nn.functional import log_softmax
 
 from gasam.lab.api import settings_frame
 from gasam.lab.errors import InputError
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Span, around, parsed_span
 from gasam.lab.report.settings_search import settings_conclusion
 from gasam.lab.search.sampling import FIRST, PercentileRule, propose
@@ -76,7 +76,7 @@ def test_every_task_has_ranges_that_its_settings_allow(task):
         settings = TASKS[task].settings(size)
         for name, span in settings.space().items():
             for value in (span.low, span.high) if isinstance(span, Span) else span:
-                assert getattr(settings.changed(task, {name: value}), name) == value
+                assert getattr(settings.changed(**{name: value}), name) == value
 
 
 def test_proposals_lie_in_their_ranges_and_depend_on_seed_and_trials_only():

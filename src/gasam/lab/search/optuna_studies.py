@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.sampling import direction, distribution, frozen, quiet

@@ -18,8 +18,8 @@ from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab import provenance
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
 from gasam.lab.families.batches import example_count, on_tensors
+from gasam.lab.families.family import Family
 from gasam.lab.training.checkpoints import Checkpoints, Weights
 from gasam.lab.training.interruption import Interruption
 from gasam.lab.training.optimisation import optimizer_for, rate_factor

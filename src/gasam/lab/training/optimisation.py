@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gasam.lab.families import Recipe
+from gasam.lab.families.family import Recipe
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
