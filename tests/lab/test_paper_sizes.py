@@ -178,7 +178,7 @@ def fault(task, **settings):
         ),
         ("ptb", "clip", 0, "clip must be > 0 or null, got 0"),
         ("en-vi", "units", "letters", "units must be one of 'words' or 'bpe', got 'letters'"),
-        ("en-vi", "vocabularies", (9,), "vocabularies must have 2 or more items, got (9,)"),
+        ("en-vi", "vocabularies", (9,), "vocabularies must have more items, got (9,)"),
         ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),
         ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
         ("mnist", "layers", 3, "there is no setting 'layers': there are epochs, batch, learning_rate, rows"),
@@ -203,7 +203,7 @@ VALUES = st.recursive(
 )
 
 
-@given(name=st.sampled_from(TASKS["en-vi"].family.settings_type.model_fields), value=VALUES)
+@given(name=st.sampled_from(list(TASKS["en-vi"].family.settings_type.model_fields)), value=VALUES)
 def test_whatever_is_set_is_taken_or_told(name, value):
     found = taken_or_told(name, value)
     assert found.startswith((name, "width must")) if isinstance(found, str) else getattr(found, name) == value

@@ -43,10 +43,10 @@ def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
     name, *place = map(str, fault["loc"])
     if fault["type"] == "extra_forbidden":
         return f"there is no {name!r}: there are {', '.join(model.model_fields)}"
-    if fault["type"] == "missing":
-        return f"{name} must have {int(place[0]) + 1} or more items" if place else f"{name} must be given"
+    if fault["type"] == "missing" and not place:
+        return f"{name} must be given"
     known = ALLOWED.get(fault["type"], "").format(**fault.get("ctx", {}))
-    _, _, said = fault["msg"].partition("should ")
-    allowed = f"be {known}" if known else said.replace(" after validation", "")
+    said = fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"
+    allowed = f"be {known}" if known else said
     nullable = not place and type(None) in get_args(model.model_fields[name].annotation)
     return f"{name} must {allowed}{' or null' if nullable else ''}, got {fault['input']!r}"
