@@ -19,7 +19,8 @@ HASH = {"hash": "of the data"}
 def other(value):
     """Something else of the same kind."""
     return {bool: lambda: not value, int: lambda: value + 1, float: lambda: value / 2 + 0.01,
-            str: lambda: f"not {value}", tuple: lambda: tuple(map(other, value)), type(None): lambda: 7}[type(value)]()  # fmt: skip
+            str: lambda: f"not {value}", tuple: lambda: tuple(map(other, value)),
+            type(None): lambda: 7}[type(value)]()  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")  # a name that no schedule has serves here
