@@ -4,7 +4,7 @@
 
 BUGS = """## Bugs that the campaign found
 
-All are fixed. The tests of the walk are in `tests/test_faults.py`, the others in `tests/lab/test_faults_runs.py` and `tests/lab/test_ray.py`.
+All are fixed. The tests of the walk are in `tests/core/test_faults.py`, the others in `tests/lab/test_faults_runs.py` and `tests/lab/test_ray.py`.
 
 | part | bug | fix |
 |---|---|---|
