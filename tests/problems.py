@@ -105,7 +105,7 @@ def climbed(variables, evaluate, perturbation, start=None) -> list[Visited]:
     home = [tensor.detach().double().clone() for tensor in weights]
     visits = []
 
-    def watched(k):
+    def watched(k, *_):
         offset = [tensor.detach().double() - own for tensor, own in zip(weights, home, strict=True)]
         seen = evaluate(k)
         visits.append(Visited(k, seen.loss, offset, [_gradient(tensor) for tensor in weights]))
