@@ -220,7 +220,7 @@ class Training:
         self.optimizer.zero_grad()
         loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
         if self.norms is not None:
-            self.norms.record(epoch=progress.epoch + 1, step=progress.step)
+            self.norms.record(progress.epoch + 1)
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
@@ -324,7 +324,7 @@ class Training:
         """Resume from the checkpoint if there is one. Gradient norms are recorded if asked for or if it has them."""
         saved = self.checkpoints.load(self.checkpoints.last)
         if gradient_norms or (saved and saved.get("norms")):
-            self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
+            self.norms = GradientNorms(self.plain_model, transformer_layers)
         if saved is None:
             return
         try:
