@@ -29,7 +29,7 @@ from gasam.lab.engines.execution import run_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_time import step_times
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
@@ -58,7 +58,7 @@ class Runs:
         method = "baseline" if walk is None else "ga-sam"
         return make(self.task, method, SIZE, seed, origin=self.origin, walk=walk)
 
-    def records(self, plans: Sequence[Plan]) -> list[RunRecord]:
+    def records(self, plans: Sequence[Plan]) -> list[Record]:
         """In the order of the plans."""
         jobs = prepare(plans, self.out)
         engine = LocalEngine(self.jobs)

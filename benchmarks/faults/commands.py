@@ -75,16 +75,16 @@ def warm(folder: Path, names: Sequence[str]) -> None:
     import torch
     from typer.main import get_command
 
-    from gasam.lab import provenance
+    from gasam.lab import record as records
     from gasam.lab.cli import commands as command_line
     from gasam.lab.cli import sessions
     from gasam.lab.engines import choice
 
     torch.set_num_threads(1)
-    code = provenance.code()
-    provenance.code = lambda: dict(code)
-    versions = provenance.versions()
-    provenance.versions = lambda: dict(versions)
+    code = records.code()
+    records.code = lambda: dict(code)
+    versions = records.versions()
+    records.versions = lambda: dict(versions)
     command_line.app = get_command(command_line.app)  # type: ignore[assignment]
     sessions.pictures.save_all = lambda figures, place: []
     sessions.tuning_figures = lambda findings: {}

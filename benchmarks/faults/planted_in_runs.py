@@ -39,7 +39,7 @@ def schedule_state_lost() -> None:
 
 
 def record_before_the_model() -> None:
-    from gasam.lab import records
+    from gasam.lab import record as records
     from gasam.lab.training import run
 
     real = run.RunFolder.write

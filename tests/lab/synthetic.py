@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gasam.lab.paper.studies import relative_cost
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.tasks import find
 from gasam.lab.training import plan
@@ -55,7 +55,7 @@ def record(task, method="baseline", test=80.0, *, size="small", seed=1, settings
         "versions": {},
         "curve": curve,
     }
-    return RunRecord.model_validate(values | changes)
+    return Record.model_validate(values | changes)
 
 
 def records_of(task, scores, **options):

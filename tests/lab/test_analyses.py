@@ -21,7 +21,8 @@ from gasam.analysis.landscape import line, plane
 from gasam.analysis.robustness import robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
-from gasam.lab import analyses, records
+from gasam.lab import analyses
+from gasam.lab import record as records
 from gasam.lab.analyses import KINDS, definition
 from gasam.lab.analyses.comparing import Plotted, baselines, example_count
 from gasam.lab.analyses.definition import Analysis, option
@@ -33,7 +34,7 @@ from gasam.lab.analyses.sharpness import Rises
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.cli import analysis as cli_analysis
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
@@ -473,9 +474,7 @@ def analysed(trained, task, method, **changes):
             run["data"]["hash"] = value
         else:
             run[key] = value
-    return AnalysisRecord(
-        schema=1, kind="spectrum", options={"rows": 512}, run=AnalysedRun.model_validate(run), found={}
-    )
+    return AnalysisRecord(schema=1, kind="spectrum", options={"rows": 512}, run=Summary.model_validate(run), found={})
 
 
 def test_baselines_have_as_many_epochs_and_nearest_to_as_many_gradients_on_the_same_data(trained):

@@ -3,10 +3,10 @@
 import pytest
 
 from gasam.analysis import pictures
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.report.labels import run_labels
 
 
@@ -18,7 +18,7 @@ def seeds_of(trained, *, epochs=(2,)):
         for seed in (1, 2, 3):
             config = run["config"] | {"settings": run["config"]["settings"] | {"epochs": number}}
             values = [seed * place * number / 2 for place in (3, 2, 1)]
-            each = AnalysedRun.model_validate(run | {"name": f"run {number} {seed}", "seed": seed, "config": config})
+            each = Summary.model_validate(run | {"name": f"run {number} {seed}", "seed": seed, "config": config})
             found.append(
                 AnalysisRecord(
                     schema=1,
@@ -62,7 +62,7 @@ def test_planes_share_their_colours_and_six_are_in_a_figure(trained):
     run = records.as_json(records.read(trained["digits baseline"]))
     found = []
     for number in range(1, 8):
-        each = AnalysedRun.model_validate(run | {"name": f"run {number}", "seed": number})
+        each = Summary.model_validate(run | {"name": f"run {number}", "seed": number})
         losses = [[number * (1.0 + x * x + y * y) for x in (-3, 0, 3)] for y in (-3, 0, 3)]
         grid = {"axis": [-1.0, 0.0, 1.0], "losses": losses}
         found.append(

@@ -19,7 +19,7 @@ from gasam.lab.engines.execution import do_all, run_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.engines.local import LocalEngine, cores
 from gasam.lab.errors import InputError
-from gasam.lab.records import read
+from gasam.lab.record import read
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 

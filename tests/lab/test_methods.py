@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gasam.lab.walks import choose
 from torch import nn
 
 from gasam import FreeLB, SharpBackward, asam, ga_sam, recommended
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS, TABLE1, Method
-from gasam.lab.records import EpsilonSource
+from gasam.lab.record import EpsilonSource
 from gasam.lab.training.plan import make
-from gasam.lab.walks import choose
 
 L2, LINF = 2.0, math.inf
 TOKENS = 4096  # fairseq's loss is the sum over a batch

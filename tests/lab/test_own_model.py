@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from gasam.lab import load, records, tasks
+from gasam.lab import load, tasks
+from gasam.lab import record as records
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.errors import InputError

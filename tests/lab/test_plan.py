@@ -8,7 +8,7 @@ import pytest
 
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
-from gasam.lab.records import EpsilonSource
+from gasam.lab.record import EpsilonSource
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import family_on, make
 from local_layout import sentence, write_lines

@@ -20,7 +20,7 @@ from gasam.lab.engines.execution import run_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
-from gasam.lab.records import read, read_analysis
+from gasam.lab.record import read, read_analysis
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from synthetic import record
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.errors import InputError
-from gasam.lab.records import EpsilonSource
+from gasam.lab.record import EpsilonSource
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 

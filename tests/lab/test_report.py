@@ -12,8 +12,8 @@ from synthetic import STEPS, record, records_of, tuned_and_untuned
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
-from gasam.lab.records import AnalysedRun, AnalysisRecord
-from gasam.lab.records import as_json as as_record
+from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import label, run_labels
@@ -347,7 +347,7 @@ def test_a_column_is_defined_once_for_people_and_for_programs():
 
 def analysed(name, *arguments, **options):
     values = as_record(record(*arguments, **options)) | {"name": name}
-    run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields if key in values})
+    run = Summary.model_validate({key: values[key] for key in Summary.model_fields if key in values})
     return AnalysisRecord(schema=1, kind="attack", options={}, run=run, found={})
 
 

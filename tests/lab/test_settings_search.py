@@ -16,8 +16,8 @@ from torch.nn.functional import log_softmax
 
 from gasam.lab.api import settings_frame
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Span, around, parsed_span
+from gasam.lab.record import Metric
 from gasam.lab.report.settings_search import settings_conclusion
 from gasam.lab.search.sampling import FIRST, PercentileRule, propose
 from gasam.lab.search.settings_driver import tune_settings

@@ -19,10 +19,9 @@ from synthetic import finding_of, response
 from gasam.lab.cli import tuning
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.families.encoded import WithheldError
-from gasam.lab.families.family import Metric
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
-from gasam.lab.records import EpsilonSource
+from gasam.lab.record import EpsilonSource, Metric
 from gasam.lab.search.finding import Finding, files, read_all
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.question import Question

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -37,8 +37,21 @@ class Metric:
         """A score as text, with its unit."""
         return f"{value:.{self.decimals}f}{self.unit}"
 
+    def difference(self, value: float) -> str:
+        """A difference of two scores as text, with its sign."""
+        return f"{round(value, self.decimals) + 0.0:+.{self.decimals}f}" if abs(value) < 1000 else f"{value:+,.0f}"
+
+    @property
+    def unit_of_differences(self) -> str:
+        """What a difference of two scores is counted in."""
+        return "points" if self.unit == "%" else self.name
+
     def better(self, new: float, old: float | None) -> bool:
         return old is None or (new > old if self.higher_is_better else new < old)
+
+    def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
+        """The item with the best score."""
+        return max(items, key=score) if self.higher_is_better else min(items, key=score)
 
 
 class DataOfRun(BaseModel):
@@ -164,6 +177,11 @@ def key_of(
 def read(file: Path) -> Record:
     """Read the record of a run; raise `InputError` if the file is not one."""
     return read_as(Record, "a record", file)
+
+
+def read_analysis(file: Path) -> AnalysisRecord:
+    """Read the record of an analysis; raise `InputError` if the file is not one."""
+    return read_as(AnalysisRecord, "the record of an analysis", file)
 
 
 def read_all(folder: Path) -> Iterator[Record]:

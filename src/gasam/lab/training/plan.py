@@ -69,6 +69,11 @@ class Plan:
     def family(self, data: Encoded) -> Family[Any]:
         return self.definition.family(self.settings, data)
 
+    def config(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        settings, walk = self.settings.recorded(), self.walk.model_dump()
+        return {"task": self.task_name, "size": self.size, "settings": settings, "walk": walk}
+
     def key(self, data_hash: str, *more: object) -> str:
         """A hash of the configuration, the same for all seeds and in the records of its runs."""
         return key_of(self.task_name, self.settings.recorded(), self.walk.identity(), data_hash, VERSION, *more)
