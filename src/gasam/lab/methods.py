@@ -67,16 +67,13 @@ class Method:
     def options(self) -> dict[str, Any]:
         """The method's own options with their defaults, such as GSAM's alpha."""
         known = {} if self.make is None else signature(self.make).parameters
-        return {
-            name: each.default for name, each in known.items() if each.kind is each.KEYWORD_ONLY and name not in SIZES
-        }
+        return {name: each.default for name, each in known.items() if each.kind is each.KEYWORD_ONLY}
 
     @property
     def risk(self) -> str:
         return OWN_RISK if callable(self.preset.risk) else self.preset.risk
 
 
-SIZES = ("budget", "cap")
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
 _MEAN = "the mean loss over a walk"
 _ALL = (
