@@ -284,7 +284,7 @@ def _in_words(name: str, value: Any) -> str:
     return words if value is True else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
 
 
-def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | None = None, **given: Any) -> Walk:
+def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | None = None, /, **given: Any) -> Walk:
     """The walk of a method on a task.
 
     It is the paper's at size "paper" where the appendix has an epsilon, and the recommended walk everywhere else.

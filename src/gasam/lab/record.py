@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 import gasam
 from gasam.lab.errors import InputError
@@ -98,7 +98,9 @@ class Summary(BaseModel):
     settings: dict[str, Any]
     walk: dict[str, Any]
     data: DataOfRun
-    metric: Annotated[Metric, Field(strict=False)]
+    metric: Annotated[
+        Metric, BeforeValidator(TypeAdapter(Metric).validate_python)
+    ]  # a strict model takes no dictionary
     valid: FiniteFloat | None
     test: FiniteFloat | None
     gradient_evaluations: int = Field(gt=0)
@@ -155,7 +157,7 @@ class AnalysisRecord(BaseModel):
     schema_version: Literal[2] = Field(alias="schema", default=2)
     kind: str
     options: dict[str, Any]
-    run: Annotated[Summary, Field(strict=False)]
+    run: Summary
     found: dict[str, Any]
     examples: int | None = None
     seconds: float = 0.0
