@@ -144,8 +144,8 @@ def test_equal_time_needs_step_times_and_a_baseline_that_took_as_long():
     long, longest = moved(0.5, 0.02), moved(0.75, 0.01)
     runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", long)]
     runs += records_of("imdb", {"baseline": longest}, settings={"epochs": EPOCHS * 5 // 2})
-    [walk] = {run.configuration for run in runs if run.method == "ga-sam"}
-    times = {run.configuration: 1.0 for run in runs} | {walk: 2.5}
+    [walk] = {run.key for run in runs if run.method == "ga-sam"}
+    times = {run.key: 1.0 for run in runs} | {walk: 2.5}
     assert TIME not in shown(runs)["GA-SAM"]
     found = shown(runs, step_times=times)
     assert found["GA-SAM"][LONG] == f"{interval(moved(1), long)}, epochs {2 * EPOCHS}"

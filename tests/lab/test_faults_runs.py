@@ -17,7 +17,7 @@ from gasam.lab.engines.execution import do_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.errors import InputError
 from gasam.lab.families.subwords import Subwords
-from gasam.lab.records import read
+from gasam.lab.record import read
 from gasam.lab.storage import replaced, save_tensors, write_json
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run

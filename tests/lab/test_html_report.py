@@ -11,7 +11,7 @@ import pytest
 from synthetic import record, records_of
 
 from browser import browser_page  # noqa: F401
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.report import chart_data, html_page
 from gasam.lab.report.answers import answer_of, headline
 from gasam.lab.report.charts import _placed, curves, over_epochs

@@ -48,7 +48,7 @@ def test_every_plan_is_made_once(name, size):
     assert len(set(configs)) == len(configs)
     assert {run.size for run in plans} == {size}
     assert {run.seed for run in plans} == {1, 2, 3, 4}
-    assert {run.choice.epsilon_source.kind for run in plans} == {"paper", "none"}
+    assert {run.walk.source for run in plans} == {"paper", "none"}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -56,7 +56,7 @@ def test_cost_is_what_the_plans_add_up_to(name):
     study = load(name)
     plans = study.plans("paper")
     passes = sum(
-        sum(1 + run.choice.steps * (run.choice.epsilon > 0 and epoch >= run.choice.start_epoch) for epoch in epochs)
+        sum(1 + run.walk.steps * (run.walk.epsilon > 0 and epoch >= run.walk.start_epoch) for epoch in epochs)
         / len(epochs)
         for run in plans
         for epochs in [range(1, run.settings.epochs + 1)]

@@ -19,12 +19,12 @@ from gasam.lab.tables import as_json
 
 SAMPLES = some.lists(some.floats(-100, 100), min_size=2, max_size=6)
 BASELINE = [84.4, 84.5, 84.2, 84.6]
-TUNED = "tuned on validation, 6 tries"
+TUNED = "tuned"
 
 
 def tuned(task, method="ga-sam", test=86.0, *, epsilon, source=TUNED, **options):
     walk = {"epsilon": epsilon, "norm": options.pop("norm", float("inf")), **options.pop("walk", {})}
-    return record(task, method, test, walk=walk, epsilon_source=source, **options)
+    return record(task, method, test, walk=walk, source=source, **options)
 
 
 def verdicts(runs, table="table1", task="imdb", size="small"):

@@ -15,7 +15,7 @@ from gasam.lab.cli.display import errors, failed_because
 from gasam.lab.engines.execution import Engine
 from gasam.lab.engines.jobs import Event, Job
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.tasks import Origin
 
 

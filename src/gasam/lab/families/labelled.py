@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Split
-from gasam.lab.families.family import Family, Metric, Recipe, Score, Share, drawn
+from gasam.lab.families.family import Family, Recipe, Score, Share, drawn
 from gasam.lab.families.prediction import ClassPrediction, Prediction, PredictionOptions
 from gasam.lab.families.spaces import Space, Span, around
+from gasam.lab.record import Metric
 
 EVALUATED_AT_ONCE = 250
 

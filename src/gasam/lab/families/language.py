@@ -14,11 +14,12 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families.family import Family, Metric, Recipe, Score, Share, drawn
+from gasam.lab.families.family import Family, Recipe, Score, Share, drawn
 from gasam.lab.families.line_reader import LineReader, State, exponential
 from gasam.lab.families.prediction import Prediction, PredictionOptions, TextPerplexity
 from gasam.lab.families.spaces import Space, Span, around
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
+from gasam.lab.record import Metric
 
 END = "<eos>"
 

@@ -20,7 +20,7 @@ from gasam.lab.families.prediction import (
     TranslatedText,
     WholeInput,
 )
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.training.stored import find_run
 
 __all__ = ["ClassPrediction", "TextPerplexity", "TrainedRun", "TranslatedText", "load"]
@@ -42,7 +42,7 @@ class TrainedRun:
     """
 
     name: str
-    record: RunRecord
+    record: Record
     family: Family[Any]
     model: nn.Module
     text_column: str = "text"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.errors import InputError
-from gasam.lab.records import RunSummary
 from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
-from gasam.lab.tasks.task_file import described, is_file, load_task, recorded_task
+from gasam.lab.tasks.task_file import described, is_file, load_task
 
 __all__ = [
     "SIZE_NAMES",
@@ -23,7 +22,6 @@ __all__ = [
     "file_field",
     "find",
     "name_of",
-    "of_record",
     "recorded_size",
 ]
 
@@ -59,11 +57,6 @@ def find(reference: str) -> Task:
 def name_of(reference: str) -> str:
     """The name of a task in records, without loading its file."""
     return Path(reference).stem if is_file(reference) else find(reference).name
-
-
-def of_record(record: RunSummary) -> Task:
-    """The task of a run, from its record alone."""
-    return recorded_task(record.task, record.task_file) if record.task_file else find(record.task)
 
 
 def file_field(reference: str) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from gasam.lab.data.corpus import SPLITS, Source
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Family, Metric
+from gasam.lab.families.family import Family
 from gasam.lab.families.own_data import Examples
 from gasam.lab.families.own_model import TASK_COPY, Functions, OwnCorpus, OwnModel
 from gasam.lab.families.own_settings import OwnSettings, settings_with
-from gasam.lab.records import TaskFile
+from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
 
 __all__ = [
@@ -43,6 +45,19 @@ _LOADED: dict[tuple[str, str], Task] = {}
 REQUIRED = ("model", "loss", "data", "metric")
 PLAIN = (int, float, str, bool, tuple, type(None))
 """The types that an argument of `model` may have: those that a record can hold."""
+
+
+class TaskFile(BaseModel):
+    """The user's Python file that defines the task of a search, and what the report of the search needs of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    metric: str
+    higher_is_better: bool
+    unit: str = ""
+    decimals: int = 2
+    settings: dict[str, Any] = {}
 
 
 def is_file(reference: str) -> bool:
