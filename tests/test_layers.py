@@ -32,8 +32,8 @@ LAYERS = (
     "gasam.lab.search",
     "gasam.lab.comparisons",
     "gasam.lab.analyses",
-    "gasam.lab.paper",
     "gasam.lab.report",
+    "gasam.lab.paper",
     "gasam.lab.cli",
     "gasam.lab.api",
 )

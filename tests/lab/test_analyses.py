@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from gasam.lab.report.labels import run_labels
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -35,7 +36,6 @@ from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.cli import analysis as cli_analysis
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
-from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run as train

@@ -1,13 +1,13 @@
 """Pictures of analyses: seeds, baselines and the colours of planes."""
 
 import pytest
+from gasam.lab.report.labels import run_labels
 
 from gasam.analysis import pictures
 from gasam.lab import record as records
 from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.record import AnalysisRecord, Summary
-from gasam.lab.report.labels import run_labels
 
 
 def seeds_of(trained, *, epochs=(2,)):

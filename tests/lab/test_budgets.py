@@ -1,12 +1,12 @@
 """Two budgets and shared masks: which baseline a method is compared with, and no interval from two seeds."""
 
 import pytest
+from gasam.lab.report.frame import group_runs
+from gasam.lab.report.notes import conclusion
 from scipy import stats
 from synthetic import STEPS, record, records_of
 
 from gasam.lab.report.comparison import comparison
-from gasam.lab.report.frame import group_runs
-from gasam.lab.report.notes import conclusion
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]

@@ -4,6 +4,7 @@ import json
 
 import numpy
 import pytest
+from gasam.lab.report.labels import run_labels
 from matplotlib.figure import Figure
 
 from gasam.lab import record as records
@@ -13,7 +14,6 @@ from gasam.lab.analyses.mixtures import Mixtures, drawn_mixture, straight
 from gasam.lab.paper import figures
 from gasam.lab.paper.figures import has_half, layers_of
 from gasam.lab.record import AnalysisRecord, Summary
-from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from tolerances import EXACT
 

@@ -8,16 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from synthetic import record, records_of
-
-from browser import browser_page  # noqa: F401
-from gasam.lab import record as records
-from gasam.lab.report import chart_data, html_page
 from gasam.lab.report.answers import answer_of, headline
 from gasam.lab.report.charts import _placed, curves, over_epochs
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.html_sections import Run, sections
 from gasam.lab.report.run_list import read_runs
+from synthetic import record, records_of
+
+from browser import browser_page  # noqa: F401
+from gasam.lab import record as records
+from gasam.lab.report import chart_data, html_page
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><script>document.title = 'broken'</script> <b> & \"quotes\""

@@ -5,6 +5,9 @@ import re
 
 import numpy
 import pytest
+from gasam.lab.report.frame import group_runs
+from gasam.lab.report.labels import label, run_labels
+from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw, spread
 from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
@@ -15,10 +18,7 @@ from gasam.lab.paper import studies
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import comparison
-from gasam.lab.report.frame import group_runs
-from gasam.lab.report.labels import label, run_labels
 from gasam.lab.report.paper_tables import study_table
-from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw, spread
 from gasam.lab.statistics import paired_difference, summary
 from gasam.lab.tables import Cell, Column, Table, as_json, markdown, of_texts, tabulated
 

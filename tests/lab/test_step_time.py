@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gasam.lab.report.pictures import draw
 from synthetic import records_of
 
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times, step_times
-from gasam.lab.report.pictures import draw
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
 

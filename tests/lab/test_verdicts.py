@@ -2,6 +2,8 @@
 
 import numpy
 import pytest
+from gasam.lab.report.frame import group_runs
+from gasam.lab.report.labels import named
 from hypothesis import assume, given
 from hypothesis import strategies as some
 from scipy import stats
@@ -10,8 +12,6 @@ from synthetic import record, records_of
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import WORDS, judge, judge_figure, paper_difference
 from gasam.lab.report import matching
-from gasam.lab.report.frame import group_runs
-from gasam.lab.report.labels import named
 from gasam.lab.report.matching import paper_of
 from gasam.lab.report.paper_tables import lines, study_table, tally
 from gasam.lab.statistics import Difference, Summary, summary, welch_difference

@@ -33,12 +33,12 @@ def show(analysis: Analysis, runs: Runs, data: DataOptions, place: PlaceOptions,
     """Measure the runs that have no record yet, then print and save the table, the picture and the summary."""
     from gasam.lab.cli.display import console, errors, print_json, print_table, say
     from gasam.lab.cli.measuring import measured
-    from gasam.lab.report.labels import run_labels
+    from gasam.lab.report.comparison import labels as labels_of
     from gasam.lab.tables import as_json
 
     with place.engine(output.cpu) as engine, errors.status("loading") as status:
         found = measured(analysis, runs, output.out, data.origin, engine, status, cpu=output.cpu)
-    labels = run_labels(found)
+    labels = labels_of([each.run for each in found])
     files = analyses.save(analysis, found, labels, output.out)
     table, sentence = analysis.table(found, labels), analysis.sentence(found, labels)
     if output.json:
