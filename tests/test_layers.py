@@ -17,6 +17,7 @@ LAYERS = (
     "gasam.lab.storage",
     "gasam.lab.statistics",
     "gasam.lab.tables",
+    "gasam.lab.output",
     "gasam.lab.record",
     "gasam.lab.theory",
     "gasam.lab.data",
