@@ -54,7 +54,7 @@ def record(
     }
     if source is not None:
         values["walk"]["source"] = source
-    return Record.model_validate(values | more)
+    return Record.model_validate(values | changes)
 
 
 def records_of(task, scores, **options):

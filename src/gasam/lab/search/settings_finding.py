@@ -17,7 +17,7 @@ from gasam.lab.record import Metric, read_as
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.strategy import FINALISTS
 from gasam.lab.tasks import Task
-from gasam.lab.tasks.task_file import TaskFile, recorded_task
+from gasam.lab.tasks.own_model import TaskFile, recorded_task
 
 SCHEMA = 1
 FOLDER = "settings"

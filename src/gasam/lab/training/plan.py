@@ -15,7 +15,7 @@ from gasam.lab.families.family import Family, Recipe
 from gasam.lab.methods import FAMILY, METHODS, Walk, Walks, find_method, walk_for
 from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task
-from gasam.lab.tasks.task_file import absolute, is_file, planned_task
+from gasam.lab.tasks.own_model import absolute, is_file, planned_task
 
 _GIVEN: dict[Hashable, Encoded] = {}
 

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from gasam.lab.data.corpus import Split
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints
-from gasam.lab.tasks.task_file import is_file
+from gasam.lab.tasks.own_model import is_file
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.stored import OwnFile, RunFolder, own_files
