@@ -49,14 +49,14 @@ def _lines(
 
 
 def _line(row: Row, ours: comparison.Row | None, verdict: Verdict | None) -> tuple[dict[str, str], dict[str, Any]]:
-    printed = row.expected.difference
+    printed, slip = row.expected.difference, row.expected.slip
     cost = None if ours is None else ours.relative_cost
     source = "" if ours is None or ours.method == "baseline" else ours.walk.source
     text = {
         "task": row.task,
         "row": row.label,
         "paper": row.expected.text,
-        "paper's difference": "" if printed is None else f"{printed:+}",
+        "paper's difference": "" if printed is None else f"{printed:+}" + (f" (printed {slip})" if slip else ""),
         "walk": source,
         "ours": "not run" if ours is None else ours.score,
         "difference [95% interval]": "" if ours is None else ours.versus(ours.baseline),

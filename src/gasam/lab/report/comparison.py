@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from gasam.lab.methods import METHODS, Walk
+from gasam.lab.methods import METHODS, Walk, find_method
 from gasam.lab.output import FEW, Chart, Table, intervals, lines
 from gasam.lab.record import Metric, Record, Summary
 
@@ -65,12 +65,11 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     mean = statistics.fmean(differences)
     if len(seeds) < FEW:
         return Difference(mean, None, None, len(seeds))
-    if len(set(differences)) == 1:
-        return Difference(mean, mean, mean, len(seeds))
     from scipy import stats  # type: ignore[import-untyped]  # a second that most commands do not need
 
-    found = stats.ttest_rel([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).confidence_interval(0.95)
-    return Difference(mean, float(found.low), float(found.high), len(seeds))
+    # `stats.ttest_rel` gives the same interval, and a warning if the differences are nearly equal.
+    reach = float(stats.t.ppf(0.975, len(seeds) - 1)) * statistics.stdev(differences) / math.sqrt(len(seeds))
+    return Difference(mean, mean - reach, mean + reach, len(seeds))
 
 
 class Row:
@@ -85,6 +84,7 @@ class Row:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda record: record.seed)
         self.first = self.records[0]
+        self.title = find_method(self.first.method).title
         self.key, self.method, self.metric = self.first.key, self.first.method, self.first.metric
         self.walk = Walk.model_validate(self.first.walk)
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
@@ -92,10 +92,6 @@ class Row:
         self.label = ""
         self.baseline: Row | None = None
         self.equal_cost: Row | None = None
-
-    @property
-    def title(self) -> str:
-        return METHODS[self.method].title
 
     @cached_property
     def mean(self) -> float | None:

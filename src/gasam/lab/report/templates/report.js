@@ -39,14 +39,10 @@ const views = new Map();
 // The charts are those of the pictures. Here they fill the page, follow the theme, and their configurations can be hidden.
 function live(text) {
   const spec = JSON.parse(text.replace(/"(#[0-9A-F]{6})"/g, (_, colour) => `"var(--series-${colour.slice(1)}, ${colour})"`));
-  const near = { type: "point", nearest: true, on: "pointerover", clear: "pointerout" };
-  for (const layer of spec.layer) {
-    if (layer.mark.type === "point" && layer.encoding.detail) {  // a point itself is hard to hit
-      layer.params = [{ name: "near", select: near }];
-      layer.encoding.size = { condition: { param: "near", empty: false, value: 110 }, value: 26 };
-    }
-    if (layer.mark.fill === "white") layer.mark.fill = "var(--card)";
-  }
+  const points = spec.layer.filter((layer) => layer.mark.type === "point" && layer.encoding.tooltip);
+  // A point itself is hard to hit, so a larger one without a colour lies above it.
+  spec.layer.push(...points.map((layer) => ({ ...layer, mark: { ...layer.mark, fill: undefined, opacity: 0, size: 250 } })));
+  for (const layer of points) if (layer.mark.fill === "white") layer.mark.fill = "var(--card)";
   const labels = [...new Set(spec.data.values.map((row) => row.label).filter((label) => label !== undefined))];
   if (labels.length) {
     spec.params = [{ name: "shown", value: labels }];
