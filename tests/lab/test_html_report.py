@@ -205,13 +205,13 @@ def test_the_page_answers_to_its_reader(browser_page, page):  # noqa: F811
     assert shown.text_content(".filters output") == f"3 of {every} runs"
 
     marks = shown.locator("#digits-size-tiny .chart >> nth=0").locator("path[aria-roledescription=point]")
-    before = marks.count()
     marks.last.hover()
     shown.wait_for_selector("#vg-tooltip-element.visible")
     assert "GA-SAM" in shown.text_content("#vg-tooltip-element")
+    visible = "document.querySelectorAll('#digits-size-tiny .charts:not(.small) figure:first-child path').length"
+    every = shown.evaluate(visible)
     shown.click("#digits-size-tiny .chip[data-label='GA-SAM']")
-    shown.wait_for_function("before => document.querySelectorAll('#digits-size-tiny figure:first-child "
-                            "path[aria-roledescription=point]').length < before", arg=before)  # fmt: skip
+    shown.wait_for_function(f"every => {visible} < every", arg=every)
 
     colours = "[document.body, document.querySelector('.chart .role-axis-label text'), " \
               "document.querySelector('.chart .mark-line path')].map(part => getComputedStyle(part)).map(" \
