@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gasam.lab.families.encoded import VERSION
+from gasam.lab.methods import APPENDIX
 from gasam.lab.paper.studies import relative_cost
 from gasam.lab.record import Record
 from gasam.lab.search.finding import SCHEMA, Finding
@@ -17,7 +18,8 @@ def record(
     task, method="baseline", test=80.0, *, size="small", seed=1, settings=None, walk=None, source=None, **changes
 ):
     """`test` None is a run that diverged in its second epoch."""
-    made = plan.make(task, method, size, seed, settings=settings, walk=walk)
+    walks = "paper" if "@" not in size and task in APPENDIX.get(method, ()) else None
+    made = plan.make(task, method, size, seed, settings=settings, walk=walk, walks=walks)
     epochs = made.settings.epochs if test is not None else 2
     passes = [STEPS * made.walk.passes(epoch) for epoch in range(1, epochs + 1)]
     curve = [
@@ -25,7 +27,7 @@ def record(
             "epoch": epoch,
             "loss": 1 / epoch,
             "valid": (test or 50) * (1 - 0.3 / epoch),
-            "gradient_evaluations": sum(passes[:epoch]),
+            "gradient_evaluations": int(sum(passes[:epoch])),
             "seconds": 1.5 * epoch,
         }
         for epoch in range(1, epochs + 1)
@@ -54,6 +56,7 @@ def record(
     }
     if source is not None:
         values["walk"]["source"] = source
+    changes["data"] = values["data"] | changes.get("data", {})
     return Record.model_validate(values | changes)
 
 

@@ -89,7 +89,7 @@ class Row:
         *,
         origin: Origin | None = None,
         tuned: Path | None = None,
-        walks: Walks | None = None,
+        walks: Walks = "paper",
     ) -> Plan:
         """The plan of this row.
 
@@ -98,7 +98,7 @@ class Row:
             seed: The seed of the run.
             origin: Where the data is.
             tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
-            walks: "paper" or "recommended" takes the paper's or the recommended walk in every size.
+            walks: "paper" or "recommended": whose walk a row has that sets no epsilon itself.
         """
         made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks=walks)
         if tuned is not None:
