@@ -224,8 +224,10 @@ class Comparison:
         }
 
     def _place(self, row: Row) -> tuple[Any, ...]:
-        order = ("none", "recommended", "tuned", "paper", "given")
-        return list(METHODS).index(row.method), len(self._changed(row)), order.index(row.walk.source), row.walk.size
+        """In the order of methods; first the settings of most runs, and the usual walk."""
+        walk, sources = row.walk, ("none", "recommended", "tuned", "paper", "given")
+        odd = len(self._changed(row)), sources.index(walk.source), walk.same_noise, walk.every, walk.steps
+        return list(METHODS).index(row.method), *odd, walk.size
 
     def _baseline(self, row: Row) -> Row | None:
         plain = [other for other in self.rows if other.method == "baseline"]
