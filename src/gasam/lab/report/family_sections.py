@@ -14,7 +14,7 @@ from gasam.lab.report.judgement import collapsed
 from gasam.lab.report.notes import page_notes
 from gasam.lab.report.pictures import draw
 from gasam.lab.report.section import COST_TITLES, Section, columns, how, links, named, origin, with_lead
-from gasam.lab.tasks import TASKS, asked_size
+from gasam.lab.tasks import TASKS
 
 OTHER_PAPERS = [name for name in FAMILY if name not in TABLE1]
 
@@ -26,7 +26,7 @@ def family_sections(contents: Contents) -> Iterator[Section]:
         times = contents.step_times.get((task, size))
         table, name = comparison(runs, task, size, step_times=times), f"family-{task}-{size}"
         picture = [draw([record for group in groups if not collapsed(group) for record in group.records])]
-        command = f"gasam compare {task} --size {asked_size(task, size)} --methods family{how(groups)}"
+        command = f"gasam compare {task} --size {size} --methods family{how(groups)}"
         parts = [
             columns(
                 with_lead(table, groups),

@@ -15,7 +15,7 @@ from gasam.lab.report.paper_tables import REASON, ROW, VERDICT, lines
 from gasam.lab.report.section import Section, how, origin
 from gasam.lab.report.versions import newest_decided
 from gasam.lab.tables import markdown, tabulated
-from gasam.lab.tasks import TASKS, asked_size
+from gasam.lab.tasks import TASKS
 
 COLUMNS = (ROW, DIFFERENCE, *PAPER, VERDICT, REASON)
 
@@ -25,7 +25,7 @@ def newest_table1_sections(contents: Contents) -> Iterator[Section]:
     for task, groups in _newest_groups(contents).items():
         size, runs = groups[0].size, [record for group in groups for record in group.records]
         methods = ",".join(group.method for group in groups)
-        command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
+        command = f"gasam compare {task} --size {size} --methods {methods}{how(groups)}"
         parts = [
             markdown(tabulated("", COLUMNS, _cells(task, groups))),
             contents.comment("newest", task),

@@ -53,7 +53,7 @@ def _in_turn(contents: Contents, joint: SettingsFinding) -> list[ChosenRuns]:
     """Plain training with the settings that were searched for it, and the walks at these settings."""
     if _search_of_baseline(contents, joint) is None:
         return []
-    size, chosen = joint.definition.recorded_size(), []
+    size, chosen = joint.definition.default_size, []
     for group in groups_of(contents.records, joint.task, size):
         if not group.usual or group.data != joint.data:
             continue
@@ -84,7 +84,7 @@ def _at_once(contents: Contents, joint: SettingsFinding) -> list[ChosenRuns]:
 
 def _search_of_baseline(contents: Contents, joint: SettingsFinding) -> SettingsFinding | None:
     """The search for plain training whose choice became the newest size of the task."""
-    newest = joint.definition.settings(joint.definition.recorded_size())
+    newest = joint.definition.settings(joint.definition.default_size)
     for found in contents.settings:
         best = found.chosen()
         if (found.task, found.method, found.data) != (joint.task, "baseline", joint.data) or best is None:
@@ -96,7 +96,7 @@ def _search_of_baseline(contents: Contents, joint: SettingsFinding) -> SettingsF
 
 def _cost(contents: Contents, joint: SettingsFinding) -> str:
     """The gradient evaluations of the joint search, and of those for settings and walk in turn."""
-    settings, size = _search_of_baseline(contents, joint), joint.definition.recorded_size()
+    settings, size = _search_of_baseline(contents, joint), joint.definition.default_size
     walks = [
         found.gradient_evaluations
         for found in contents.findings

@@ -17,7 +17,7 @@ from gasam.lab.report.tuning import tuning_figures, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.settings_finding import SettingsFinding
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import asked_size, find
+from gasam.lab.tasks import find
 
 
 def one_setting_sections(contents: Contents) -> Iterator[Section]:
@@ -38,7 +38,7 @@ def settings_sections(contents: Contents) -> Iterator[Section]:
 
 
 def _tune_settings(found: SettingsFinding) -> str:
-    size, seeds = asked_size(found.task, found.size), max(len(found.scores(one)) for one in found.trials)
+    size, seeds = found.size, max(len(found.scores(one)) for one in found.trials)
     quantity = "joint" if found.joint else "settings"
     command = f"gasam tune {found.task} --method {found.method} --size {size} --quantity {quantity}"
     given = "".join(f" --set {name}={json.dumps(value)}" for name, value in found.shared.items())
@@ -84,5 +84,5 @@ def _tune(found: Finding) -> str:
     norms = ",".join(dict.fromkeys(f"{one.norm:g}" for one in found.tries))
     low, high = found.exponents
     extent = f"--full-grid --exponents={low},{high}" if found.full_grid else f"--trials {len(found.tries)}"
-    command = f"gasam tune {found.task} --method {found.method} --size {asked_size(found.task, found.size)}"
+    command = f"gasam tune {found.task} --method {found.method} --size {found.size}"
     return f"{command} --quantity {found.quantity} --norms {norms} {extent}"

@@ -41,7 +41,7 @@ from gasam.lab.report.section import (
 from gasam.lab.report.versions import page_of, replaced_versions
 from gasam.lab.statistics import counted
 from gasam.lab.tables import markdown
-from gasam.lab.tasks import SIZE_NAMES, TASKS, asked_size
+from gasam.lab.tasks import SIZE_NAMES, TASKS
 
 HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
 
@@ -92,7 +92,7 @@ def _size_parts(contents: Contents, task: str, size: str) -> list[str]:
     table = comparison_of(groups, task, size, step_times=contents.step_times.get((task, size)))
     judged = with_answers(with_lead(table, groups), groups)
     methods = ",".join(dict.fromkeys(group.method for group in groups))
-    command = f"gasam compare {task} --size {asked_size(task, size)} --methods {methods}{how(groups)}"
+    command = f"gasam compare {task} --size {size} --methods {methods}{how(groups)}"
     runs = [record for group in groups for record in group.records]
     return [
         columns(judged, lambda title: title not in COST_TITLES and not title.startswith(PAPER[0].title)),

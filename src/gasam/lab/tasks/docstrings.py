@@ -43,7 +43,7 @@ FOREIGN = re.compile(
     r"(?:^|_)(?:tests?|testing|conftest|testutils)(?:_|\.|$)|vendor|extern|array_api|uarray|cobyqa|pyprima"
 )
 
-SMALL = replace(imdb.SMALL, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
+SMALL = replace(imdb.SMALL_MODEL, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -130,12 +130,7 @@ TASKS = (
         kind="twin of imdb",
         family=TextClassification,
         source=lambda origin: source(),
-        sizes=sizes(
-            paper=imdb.PAPER,
-            small=SMALL,
-            small_2=replace(SMALL, embedding_scale=imdb.GOOD_SCALE),
-            tiny=imdb.TINY,
-        ),
+        sizes=sizes(paper=imdb.PAPER, small=SMALL, tiny=imdb.TINY),
         chosen_radii={
             "sam": linf(2e-3),
             "asam": linf(5e-2),

@@ -210,7 +210,7 @@ TASKS = (
         ),
         sizes={
             "paper": _well_initialised(imdb.PAPER),
-            "small": _well_initialised(imdb.SMALL),
+            "small": imdb.SMALL_MODEL,
             "tiny": _well_initialised(imdb.TINY),
         },
         borrows_from=("docstrings", "imdb", "en-vi"),
@@ -221,7 +221,7 @@ TASKS = (
         kind="yours",
         family=LanguageModel,
         source=lambda origin: lm(origin.train, origin.valid, origin.test),
-        sizes={"paper": ptb.PAPER, "small": replace(ptb.SMALL, rows=None), "tiny": ptb.TINY},
+        sizes={"paper": ptb.PAPER, "small": replace(ptb.SMALL_MODEL, rows=None), "tiny": ptb.TINY},
         borrows_from=("pydoc", "ptb", "en-vi"),
     ),
     Task(

@@ -26,11 +26,11 @@ PAPER = LSTMSettings(
     length=70,
     hidden=500,
 )
-SMALL = replace(
+SMALL_MODEL = replace(
     PAPER, rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
 )
-TUNED = replace(
-    SMALL,
+SMALL = replace(
+    SMALL_MODEL,
     epochs=24,
     halve_after=9,
     learning_rate=39.0,
@@ -82,7 +82,7 @@ TASKS = (
         kind="paper",
         family=LanguageModel,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, small_3=TUNED, tiny=TINY),
+        sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, tiny=TINY),
         paper_radii={
             "sam": l2(5e-3),
             "asam": linf(5e-4),
