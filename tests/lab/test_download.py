@@ -8,8 +8,8 @@ from PIL import Image
 
 from gasam.lab.cli.listings import get_data
 from gasam.lab.data import published as download
+from gasam.lab.data.files import lines
 from gasam.lab.data.published import HubSplit
-from gasam.lab.data.reading import lines
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import TASKS, de_en, en_vi, imdb, mnist, ptb
 from local_layout import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gasam.lab.data.locations import cache_directory, data_directory
+from gasam.lab.data.corpus import cache_directory, data_directory
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import de_en, en_vi, imdb, mnist, ptb
 from local_layout import (

@@ -73,7 +73,7 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
     if context.invoked_subcommand is not None:
         return
     from gasam.lab.cli.display import print_json, print_table
-    from gasam.lab.data.locations import data_directory
+    from gasam.lab.data.corpus import data_directory
     from gasam.lab.data.published import inspect
     from gasam.lab.tables import Table
     from gasam.lab.tasks import TASKS
@@ -102,7 +102,7 @@ def get(task: opt.TaskName, data_dir: opt.DataDir = None) -> None:
 def get_data(name: str, given: Path | None) -> list[FileState]:
     """Download the missing files of a task."""
     from gasam.lab.data import published
-    from gasam.lab.data.locations import data_directory
+    from gasam.lab.data.corpus import data_directory
     from gasam.lab.tasks import TASKS
 
     known = {task.name: task.published for task in TASKS.values() if task.published}

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from gasam.analysis.objective import Objective
 from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Score, drawn
 from gasam.lab.families.batches import example_count, on_tensors

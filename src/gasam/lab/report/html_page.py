@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gasam.lab import records
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.report import contents
 from gasam.lab.report.answers import headline

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus, Source, cut, permuted
+from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
+from gasam.lab.data.files import fault_at, rows
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
-from gasam.lab.data.reading import fault_at, required, rows
 from gasam.lab.families.classification import TextClassification, TextCNNSettings
 from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus, Source
+from gasam.lab.data.corpus import Corpus, Source, required
+from gasam.lab.data.files import lines
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
-from gasam.lab.data.reading import lines, required
 from gasam.lab.families.language import LanguageModel, LSTMSettings
 from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
 

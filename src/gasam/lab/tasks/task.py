@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gasam.lab.data.corpus import SPLITS, Source, Split
-from gasam.lab.data.locations import data_directory
+from gasam.lab.data.corpus import SPLITS, Source, Split, data_directory
 from gasam.lab.data.published import Published
 from gasam.lab.errors import InputError
 from gasam.lab.families import Family, Recipe
