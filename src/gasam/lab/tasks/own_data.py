@@ -50,7 +50,7 @@ def lm(origin: Origin) -> Source:
 
 
 def translate(origin: Origin) -> Source:
-    """Two aligned files for each split. Pairs of blank lines are left out; of training pairs one blank line suffices."""
+    """Two aligned files for each split. Pairs of blank lines are left out, as are training pairs with one."""
     files = _files("translate", origin, each=2)
 
     def read() -> Corpus:
