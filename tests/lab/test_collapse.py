@@ -22,7 +22,7 @@ def test_a_method_clearly_below_the_baseline_is_marked_with_the_command_that_hel
     cells = {row[0]: row[1] for row in found.rows}
     assert "collapsed" in cells["GA-SAM"]
     assert "collapsed" not in cells["SAM"] + cells["Baseline"]
-    command = "`gasam tune imdb --method ga-sam --size small@1 --train 'my texts.csv' --out runs`"
+    command = "`gasam tune imdb --method ga-sam --size small --train 'my texts.csv' --out runs`"
     [warning] = [note for note in found.notes if "collapsed" in note]
     assert warning.startswith("GA-SAM collapsed")
     assert command in warning
@@ -88,11 +88,11 @@ def test_comparison_of_own_data_names_its_files(command, tmp_path):
 def test_the_summary_compares_ga_sam_with_plain_training_and_the_other_methods():
     """In the size nearest to the paper's; one seed decides nothing."""
     scores = {"baseline": [86.0, 86.1, 86.2], "sam": [80.0, 80.1, 80.2], "ga-sam": [86.5, 86.4, 86.7]}
-    new = records_of("imdb", scores, size="small@2")
+    new = records_of("imdb", scores, size="small")
     old = records_of("imdb", {"baseline": [84.0], "ga-sam": [85.0]})
     table = answers(Contents([*old, *new]))
     [row] = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
-    assert (row["task"], row["size"], row["seeds"]) == ("[imdb](results/imdb.md)", "small@2", "3")
+    assert (row["task"], row["size"], row["seeds"]) == ("[imdb](results/imdb.md)", "small", "3")
     difference = row["GA-SAM minus plain training, equal epochs"]
     assert difference.startswith("+0.43 [")
     assert difference.endswith("] points: better")
@@ -102,9 +102,9 @@ def test_the_summary_compares_ga_sam_with_plain_training_and_the_other_methods()
 
 
 def test_a_method_that_never_walked_is_named():
-    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small@2")
+    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small")
     runs[1].gradient_evaluations = runs[1].updates
-    notes = comparison(runs, "imdb", "small@2").notes
+    notes = comparison(runs, "imdb", "small").notes
     assert any(note.startswith("GA-SAM never walked") for note in notes)
 
 

@@ -135,7 +135,7 @@ def test_search_for_settings_is_a_study_with_its_values(tmp_path):
         SettingsTrial(values={"dropout": 0.5, "schedule": "linear"}, valid=None, curve=(30.0,), **measured),
     )
     found = SettingsFinding(
-        schema=1, name="imdb-small@2-baseline-0-abc", task="imdb", size="small@2", method="baseline", joint=False,
+        schema=1, name="imdb-small-baseline-0-abc", task="imdb", size="small", method="baseline", joint=False,
         seed=0, settings={"epochs": 2}, shared={}, data="hash", trials=trials,
         space={"dropout": Span(0.0, 0.6), "schedule": ("constant", "linear")},
     )  # fmt: skip

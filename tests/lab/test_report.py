@@ -203,7 +203,7 @@ def test_tuned_radii_come_first_and_are_named_so():
 
 def test_the_recommended_walk_comes_before_a_tuned_one():
     tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.1, "cap": 0.1}}
-    runs = [record("imdb", "ga-sam", 88.0, size="small@3", **tuned), record("imdb", "ga-sam", 87.0, size="small@3")]
+    runs = [record("imdb", "ga-sam", 88.0, size="small", **tuned), record("imdb", "ga-sam", 87.0, size="small")]
     first, second = group_runs(runs)
     assert (first.tuned, second.tuned) == (False, True)
     assert label(second) == "GA-SAM (tuned: L-inf budget 0.1 with cap 0.1)"
@@ -211,13 +211,13 @@ def test_the_recommended_walk_comes_before_a_tuned_one():
 
 def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
     runs = tuned_and_untuned()
-    notes = comparison(runs, "imdb", "small@3").notes
+    notes = comparison(runs, "imdb", "small").notes
     assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
     assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
     tuned_lead = "GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) minus other methods"
     assert any(note.startswith(tuned_lead) and "better (SAM: +5.00" in note for note in notes)
     only = [run for run in runs if run.walk.get("budget") != 0.1]
-    notes = comparison(only, "imdb", "small@3").notes
+    notes = comparison(only, "imdb", "small").notes
     assert any(
         note.startswith("Conclusion: GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) is better") for note in notes
     )
@@ -236,7 +236,7 @@ def test_what_all_rows_share_is_said_once():
 def test_settings_that_were_added_later_are_compared_with_their_defaults():
     runs = records_of("imdb", SCORES, settings={"smoothing": 0.1})
     assert "All rows: smoothing 0.1; size small has smoothing 0." in comparison(runs, "imdb", "small").notes
-    tuned = comparison(records_of("imdb", SCORES, size="small@3"), "imdb", "small@3").notes
+    tuned = comparison(records_of("imdb", SCORES, size="small"), "imdb", "small").notes
     [ours] = [note for note in tuned if note.startswith("These runs")]
     assert "smoothing 0.1" in ours
     assert "embedding dropout 0.32" in ours

@@ -142,7 +142,7 @@ def test_each_task_has_a_section_with_a_table_a_picture_its_commits_and_a_comman
     ]
     assert list(imdb.pictures) == ["tuning-imdb-small"]
     assert sum("](../figures/tuning-imdb-small.svg)" in part for part in imdb.parts) == 1
-    command = "gasam tune imdb --method sam --size small@1 --quantity epsilon --norms inf --trials 2"
+    command = "gasam tune imdb --method sam --size small --quantity epsilon --norms inf --trials 2"
     assert f"`{command}`" in imdb.parts[-1]
     assert COMMIT[:7] in imdb.parts[-1]
     assert (twin.title, imdb.title) == ("docstrings, size small: epsilons", "imdb, size small: epsilons")
