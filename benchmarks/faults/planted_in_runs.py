@@ -52,19 +52,20 @@ def record_before_the_model() -> None:
 
 
 def checkpoint_not_atomic() -> None:
-    from gasam.lab.training import checkpoints
 
     @contextmanager
     def in_place(file: Path) -> Iterator[Path]:
         yield file
 
-    checkpoints.replaced = in_place
+    from gasam.lab import storage
+
+    storage.replaced = in_place
 
 
 def file_not_synced() -> None:
     """The rename comes before the content is on the disk."""
     from gasam.lab import storage
-    from gasam.lab.training import checkpoints, stored
+    from gasam.lab.training import stored
 
     @contextmanager
     def replaced(file: Path) -> Iterator[Path]:
@@ -72,7 +73,7 @@ def file_not_synced() -> None:
         yield partial
         partial.replace(file)
 
-    storage.replaced = checkpoints.replaced = stored.replaced = replaced
+    storage.replaced = stored.replaced = replaced
 
 
 def folder_not_synced() -> None:

@@ -20,8 +20,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.families.batches import example_count, on_tensors
 from gasam.lab.families.own_data import Examples, content_hash
 from gasam.lab.report.comparison import comparison
-from gasam.lab.training.loop import Training
-from gasam.lab.training.optimisation import rate_factor
+from gasam.lab.training.loop import Training, rate_factor
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -222,8 +221,8 @@ def test_worthless_is_the_score_before_training(line):
 def test_own_optimizer_keeps_the_rates_of_its_groups(line, tmp_path):
     from accelerate import Accelerator
 
-    from gasam.lab.training.checkpoints import Checkpoints
-    from gasam.lab.training.progress import ignore_update
+    from gasam.lab.storage import Checkpoints
+    from gasam.lab.training.loop import ignore_update
 
     file = line(
         """

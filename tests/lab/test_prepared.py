@@ -17,8 +17,8 @@ from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, encoded
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.checkpoints import Checkpoints
 from local_layout import sentence
 
 SETTINGS = TASKS["lm"].sizes["tiny"]

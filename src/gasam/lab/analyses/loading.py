@@ -17,8 +17,8 @@ from gasam.lab.families import Family
 from gasam.lab.families.batches import example_count, on_tensors
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.records import RunRecord
+from gasam.lab.storage import Weights
 from gasam.lab.tasks import Origin
-from gasam.lab.training.checkpoints import Weights
 from gasam.lab.training.plan import Plan, make
 from gasam.lab.training.stored import FinishedRun, OwnFile, find_run
 

@@ -18,11 +18,11 @@ from gasam.lab.data.corpus import Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
+from gasam.lab.storage import Checkpoints, Weights
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.minimum import Minimum, find_minimum, settle
-from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
-from gasam.lab.training.progress import ignore_update
 
 Labelled = tuple[Tensor, Tensor]
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gasam
-from gasam.lab.cli import analysis, checking, export, listings, paper, prediction, reporting, runs, training, tuning
+from gasam.lab.cli import analysis, checking, listings, paper, prediction, reporting, runs, training, tuning
 
 
 def show_versions(asked: bool) -> None:
@@ -57,7 +57,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     listings.tasks,
     listings.methods,
     tuning.tune,
-    export.export,
     checking.doctor,
     *analysis.COMMANDS,
 )

@@ -29,7 +29,7 @@ StudySize = Annotated[
 
 @expanded
 def reproduce(
-    study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
+    study: Annotated[str, typer.Argument(help="table1 to table5, or figure1 to figure5.")],
     place: EngineOptions,
     output: OutputOptions,
     size: StudySize = "small",

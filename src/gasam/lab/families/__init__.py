@@ -75,7 +75,7 @@ class Recipe:
         betas: The betas of Adam and AdamW.
         weight_decay: The weight decay.
         clip: Maximum norm of the gradient; None for no clipping.
-        schedule: The learning-rate schedule, see `training.optimisation.learning_rate`.
+        schedule: The learning-rate schedule, see `training.loop.rate_factor`.
         warmup: Number of warm-up updates of "inverse_sqrt", "linear" and "cosine".
         halve_after: The last epoch at the full learning rate of "halving".
         average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.

@@ -12,8 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families import Family, Metric, Recipe, Score, drawn
 from gasam.lab.families.line_reader import LineReader, State, exponential

@@ -25,10 +25,9 @@ from gasam.lab.families import Family
 from gasam.lab.families import encoded as encoding
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.records import RunRecord
-from gasam.lab.storage import read_json, replaced, write_json
+from gasam.lab.storage import Checkpoints, read_json, replaced, write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.task_file import TASK_COPY, code_of
-from gasam.lab.training.checkpoints import Checkpoints
 
 DESCRIPTION = "run.json"
 
