@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from benchmarks.measure import interleaved, ratio
 from gasam import Perturbation, SharpBackward
-from gasam.lab.families import Family
+from gasam.lab.families.family import Family
 from gasam.lab.storage import Checkpoints
 from gasam.lab.training.loop import Training, optimizer_for
 from gasam.lab.training.plan import Plan, make

@@ -11,7 +11,6 @@ import random
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -204,7 +203,7 @@ TASKS = (
         kind="twin of mnist",
         family=ImageClassification,
         source=lambda origin: digits(),
-        sizes=sizes(paper=mnist.PAPER, small=replace(mnist.PAPER, epochs=60), tiny=mnist.TINY),
+        sizes=sizes(paper=mnist.PAPER, small=mnist.PAPER.changed(epochs=60), tiny=mnist.TINY),
         chosen_radii={
             "sam": l2(0.05),
             "asam": linf(5e-2),
@@ -222,9 +221,7 @@ TASKS = (
         source=lambda origin: docstrings(),
         sizes=sizes(
             paper=imdb.PAPER,
-            small=replace(
-                imdb.SMALL_MODEL, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000
-            ),
+            small=imdb.SMALL_MODEL.changed(epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000),
             tiny=imdb.TINY,
         ),
         chosen_radii={
@@ -244,7 +241,7 @@ TASKS = (
         source=lambda origin: pydoc(),
         sizes=sizes(
             paper=ptb.PAPER,
-            small=replace(ptb.SMALL_MODEL, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
+            small=ptb.SMALL_MODEL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
             tiny=ptb.TINY,
         ),
         borrows_from=("ptb", "en-vi"),
@@ -257,8 +254,7 @@ TASKS = (
         source=lambda origin: numerals(),
         sizes=sizes(
             paper=translation.PAPER,
-            small=replace(
-                translation.SMALL_MODEL,
+            small=translation.SMALL_MODEL.changed(
                 rows=None,
                 vocabularies=(200, 200),
                 warmup=100,

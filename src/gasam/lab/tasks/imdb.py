@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
@@ -26,12 +25,11 @@ PAPER = TextCNNSettings(
 )
 GOOD_SCALE = 0.1
 """A good standard deviation of the initial embeddings; torch's 1 costs 11 points of accuracy on docstrings."""
-SMALL_MODEL = replace(
-    PAPER, epochs=8, learning_rate=2e-3, dropout=0.2, embedding=32, maps=32, embedding_scale=GOOD_SCALE
+SMALL_MODEL = PAPER.changed(
+    epochs=8, learning_rate=2e-3, dropout=0.2, embedding=32, maps=32, embedding_scale=GOOD_SCALE
 )
-TINY = replace(PAPER, rows=200, epochs=2, batch=32, vocabulary=500, length=20, embedding=16, maps=8)
-SMALL = replace(
-    SMALL_MODEL,
+TINY = PAPER.changed(rows=200, epochs=2, batch=32, vocabulary=500, length=20, embedding=16, maps=8)
+SMALL = SMALL_MODEL.changed(
     epochs=4,
     learning_rate=2e-3,
     schedule="linear",

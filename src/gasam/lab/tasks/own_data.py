@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +198,9 @@ TASKS = (
         family=TextClassification,
         source=classify,
         sizes=sizes(
-            paper=replace(imdb.PAPER, embedding_scale=imdb.GOOD_SCALE),
+            paper=imdb.PAPER.changed(embedding_scale=imdb.GOOD_SCALE),
             small=imdb.SMALL_MODEL,
-            tiny=replace(imdb.TINY, embedding_scale=imdb.GOOD_SCALE),
+            tiny=imdb.TINY.changed(embedding_scale=imdb.GOOD_SCALE),
         ),
         borrows_from=("docstrings", "imdb", "en-vi"),
     ),
@@ -211,7 +210,7 @@ TASKS = (
         kind="yours",
         family=LanguageModel,
         source=lm,
-        sizes=sizes(paper=ptb.PAPER, small=replace(ptb.SMALL_MODEL, rows=None), tiny=ptb.TINY),
+        sizes=sizes(paper=ptb.PAPER, small=ptb.SMALL_MODEL.changed(rows=None), tiny=ptb.TINY),
         borrows_from=("pydoc", "ptb", "en-vi"),
     ),
     Task(
@@ -222,7 +221,7 @@ TASKS = (
         source=translate,
         sizes=sizes(
             paper=translation.DE_EN_PAPER,
-            small=replace(translation.DE_EN_SMALL, rows=None, judged=None),
+            small=translation.DE_EN_SMALL.changed(rows=None, judged=None),
             tiny=translation.DE_EN_TINY,
         ),
         start_epoch=translation.START_EPOCH,

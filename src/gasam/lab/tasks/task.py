@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gasam.lab.data.corpus import SPLITS, Source, Split, data_directory
 from gasam.lab.data.published import Published
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Recipe
+from gasam.lab.families.family import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
 """The sizes that every task has."""
@@ -86,14 +86,14 @@ class Origin:
     def absolute(self) -> Origin:
         """The same places, wherever they are named from."""
         named = {split: ",".join(map(str, self.files(split))) or None for split in SPLITS}
-        return replace(self, data_dir=self.data_dir and self.data_dir.expanduser().absolute(), **named)  # type: ignore[arg-type]
+        return self.changed(data_dir=self.data_dir and self.data_dir.expanduser().absolute(), **named)  # type: ignore[arg-type]
 
     def or_else(self, other: Origin) -> Origin:
         """These places, and those of `other` for what is not given here."""
         given = {
             each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
         }
-        return replace(other, **given)
+        return other.changed(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Task:
         """The settings of a size with some of them replaced."""
         if size not in self.sizes:
             raise InputError(f"size must be one of {', '.join(self.sizes)}, got {size!r}")
-        return self.sizes[size].changed(self.name, overrides)
+        return self.sizes[size].changed(**overrides)
 
     def check(self, origin: Origin) -> None:
         """Raise if the user gives files to a task that has its own data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -96,8 +96,7 @@ PAPER = TransformerSettings(
     vocabularies=(17_192, 7_710),
     units="words",
 )
-SMALL_MODEL = replace(
-    PAPER,
+SMALL_MODEL = PAPER.changed(
     rows=20_000,
     epochs=12,
     batch=1024,
@@ -114,9 +113,8 @@ SMALL_MODEL = replace(
 )
 START_EPOCH = (30, 52)
 """The first epoch with a walk in the paper, and the number of epochs."""
-EN_VI_SMALL = replace(SMALL_MODEL, rows=12_000, vocabularies=(8_000, 4_000))
-TINY = replace(
-    SMALL_MODEL,
+EN_VI_SMALL = SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000))
+TINY = SMALL_MODEL.changed(
     rows=100,
     epochs=2,
     batch=512,
@@ -166,9 +164,9 @@ DE_EN = Layout(
     note="{} subset of the 160k training pairs",
 )
 
-DE_EN_PAPER = replace(PAPER, epochs=70, vocabularies=(8_848, 6_632), units="bpe")
-DE_EN_SMALL = replace(SMALL_MODEL, vocabularies=(5_000, 4_000), units="bpe")
-DE_EN_TINY = replace(TINY, units="bpe")
+DE_EN_PAPER = PAPER.changed(epochs=70, vocabularies=(8_848, 6_632), units="bpe")
+DE_EN_SMALL = SMALL_MODEL.changed(vocabularies=(5_000, 4_000), units="bpe")
+DE_EN_TINY = TINY.changed(units="bpe")
 
 
 def _from_hub(table: list[Row]) -> list[bytes]:
