@@ -53,7 +53,7 @@ def translate(origin: Origin) -> Source:
     files = _files("translate", origin, each=2)
 
     def read() -> Corpus:
-        found = {split: _aligned_pairs(split, *paths, origin.drop_empty) for split, paths in files.items()}
+        found = {split: _aligned_pairs(split, *files[split], drop=origin.drop_empty) for split in files}
         notes = [note for _, note in found.values() if note]
         return _divided({split: pairs for split, (pairs, _) in found.items()}, files, notes=notes)
 
@@ -113,7 +113,7 @@ def _labelled_rows(
     return table, f"{path.name}: dropped {counts}" if empty else ""
 
 
-def _aligned_pairs(split: Split, source: Path, target: Path, drop: bool) -> tuple[list[tuple[str, str]], str]:
+def _aligned_pairs(split: Split, source: Path, target: Path, *, drop: bool) -> tuple[list[tuple[str, str]], str]:
     """The pairs of lines of two files, and a note about those that were dropped because one line is blank.
 
     Training pairs with one blank line are left out in any case.
@@ -184,7 +184,7 @@ def _divided(
             )
         kept = len(whole) - each * len(missing)
         pieces = cut(whole if in_order else permuted(whole), kept, *[each] * (len(missing) - 1))
-        examples = examples | dict(zip(["train", *missing], pieces, strict=True))  # type: ignore[arg-type]
+        examples = examples | dict(zip(["train", *missing], pieces, strict=True))
         manner = "at its end" if in_order else "by a fixed permutation"
         notes = [*notes, f"{names}: {each:,} of the {len(whole):,} examples of {path.name}, held out {manner}"]
     return Corpus(examples["train"], examples["valid"], examples["test"], classes=classes, notes=tuple(notes))

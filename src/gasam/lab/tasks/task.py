@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,14 +86,14 @@ class Origin:
     def absolute(self) -> Origin:
         """The same places, wherever they are named from."""
         named = {split: ",".join(map(str, self.files(split))) or None for split in SPLITS}
-        return self.changed(data_dir=self.data_dir and self.data_dir.expanduser().absolute(), **named)  # type: ignore[arg-type]
+        return replace(self, data_dir=self.data_dir and self.data_dir.expanduser().absolute(), **named)  # type: ignore[arg-type]
 
     def or_else(self, other: Origin) -> Origin:
         """These places, and those of `other` for what is not given here."""
         given = {
             each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
         }
-        return other.changed(**given)
+        return replace(other, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
