@@ -93,8 +93,8 @@ def test_bad_input_is_told_in_one_sentence_and_nothing_is_written(command, files
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("results nowhere", "no records in nowhere: train something first, or name another folder"),
-        ("results .", "torn.json is not a record: "),
+        ("report nowhere", "no records in nowhere: train something first, or name another folder"),
+        ("report .", "torn.json is not a record: "),
         ("methods --task chess", "task must be one of"),
         ("data get digits", "the data of 'digits' cannot be downloaded: name one of imdb, ptb,"),
     ],
@@ -110,7 +110,7 @@ def test_listing_what_is_not_there_is_told(command, tmp_path, monkeypatch, given
 
 def test_a_record_that_lacks_something_is_told(command, tmp_path):
     write_lines(tmp_path / "other.json", ['{"task": "digits"}'])
-    ended = command("results", tmp_path)
+    ended = command("report", tmp_path)
     assert ended.code == 2
     assert ended.err.startswith(f"gasam: {tmp_path / 'other.json'} is not a record: it lacks size, method")
 

@@ -40,7 +40,7 @@ SMALL = SMALL_MODEL.changed(
     embedding_scale=0.13,
     embedding_dropout=0.32,
 )
-"""The settings that a search of 24 trials chose for plain training on validation, see results/settings."""
+"""The settings that a search of 24 trials chose for plain training on validation."""
 
 
 def source(directory: Path) -> Source:

@@ -37,7 +37,7 @@ SMALL = SMALL_MODEL.changed(
     dropout=0.46,
     embedding_range=0.14,
 )
-"""The settings that a search of 16 trials chose for plain training on validation, see results/settings."""
+"""The settings that a search of 16 trials chose for plain training on validation."""
 MEDIUM = PAPER.changed(
     rows=10_000, epochs=14, halve_after=8, batch=20, length=35, hidden=200, dropout=0.5, learning_rate=20.0
 )
