@@ -1,6 +1,6 @@
 """How much of the gain is left when the walk is cheaper.
 
-Decided before any run, on `imdb` and `docstrings`, size small@2:
+Decided before any run, on `imdb` and `docstrings`, size small:
 
 - Variants: the full walk; a walk on every fourth step with weight 4 (the default), with weight 4 and the same dropout
   masks in both passes, and with weight 2; the full walk in the second half of training.
@@ -34,7 +34,7 @@ from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
 
-SIZE = "small@2"
+SIZE = "small"
 SELECTION = {"imdb": (11,), "docstrings": (11, 12)}
 SEEDS = (1, 2, 3)
 TRIALS = ((0.1, 0.01), (0.1, 0.03), (0.1, 0.1), (0.3, 0.1))

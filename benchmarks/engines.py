@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60, help="choose them so that a run takes 30 seconds or more")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=4)
-    parser.add_argument("--size", default="small@2")
+    parser.add_argument("--size", default="small")
     given = parser.parse_args()
     node = {"num_cpus": PARALLEL, "include_dashboard": False, "object_store_memory": 200 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=node)

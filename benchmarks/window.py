@@ -24,7 +24,7 @@ from gasam.lab.engines.local import LocalEngine
 from gasam.lab.storage import write_json
 from gasam.lab.training.plan import Plan, make
 
-TASK, SIZE = "docstrings", "small@2"
+TASK, SIZE = "docstrings", "small"
 SEEDS = (1, 2, 3)
 CAPS = (0.01, 0.03, 0.1)
 EPSILONS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
