@@ -34,7 +34,7 @@ resumed.load_state_dict(checkpoint["sharp"])
 
 assert strengths[0] == 0
 assert strengths[-1] == 1
-assert resumed.strength() == 1
-assert by_steps.strength() == 0
-assert by_hand.strength() == 1
-assert by_fours.strength.weight == 2
+assert resumed.clock.strength() == 1
+assert by_steps.clock.strength() == 0
+assert by_hand.clock.strength() == 1
+assert by_fours.clock.weight == 2

@@ -103,10 +103,10 @@ def test_presets_take_a_budget_and_a_cap(preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rho_is_called_epsilon(preset):
-    with pytest.raises(
-        TypeError, match=rf"{preset.__name__} has no rho, .* called epsilon: .*{preset.__name__}\(0\.05\)"
-    ):
+    with pytest.raises(TypeError, match=r"rho is called epsilon here: write sam\(epsilon=0\.05"):
         preset(rho=0.05)
+    with pytest.raises(TypeError, match="no option 'floor'"):
+        preset(0.05, floor=0.1)
 
 
 @pytest.mark.parametrize(("options", "words"), [

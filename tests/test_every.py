@@ -164,7 +164,7 @@ def test_parts_of_a_schedule_combine():
     sharp = SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2, start=3, warmup=3))
     strengths = []
     for _ in range(8):
-        strengths.append(sharp.strength())
+        strengths.append(sharp.clock.strength())
         sharp(lambda: cross_entropy(model(x), y))
     assert strengths == [0, 0, 0, 0, 0.5, 0, 1, 0]
 
@@ -192,7 +192,7 @@ def test_optimizer_counts_its_passes():
     )
 
     def closure():
-        calls.append(optimizer.strength.step)
+        calls.append(optimizer.clock.state.step)
         loss = cross_entropy(model(x), y)
         loss.backward()
         return loss

@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, bad_pa
     model, passes = model_of(), []
     sharp = entry(model, PRESETS[method](0.1, **OPTIONS[method]), range(1))
     if method == "look_sam":
-        sharp.strength.begin_step(5)  # the next step with a walk
+        sharp.clock.begin_step(5)  # the next step with a walk
     parameters = list(model.parameters())
     kept = copy.deepcopy(sharp.method_state.state_dict(parameters))
     before = [p.detach().clone() for p in parameters]
@@ -375,7 +375,7 @@ def test_parameters_without_a_gradient_are_left_alone(method):
         (lambda: look_sam(0.1, alpha=-1), r"alpha must be a finite number >= 0, got -1"),
         (lambda: wsam(0.1, gamma=1.0), r"gamma must be a number in \[0, 1\), got 1.0"),
         (lambda: friendly_sam(0.1, decay=1), r"decay must be a number in \[0, 1\), got 1"),
-        (lambda: gsam(rho=0.1), r"the radius is called epsilon: write gsam\(0.1\)"),
+        (lambda: gsam(rho=0.1), r"rho is called epsilon here: write sam\(epsilon=0.1"),
         (lambda: replace(look_sam(0.1), steps=2), r"ReusedComponent is defined for one ascent step, got steps=2"),
         (lambda: replace(friendly_sam(0.1), steps=2), r"WithoutRunningMean is defined for one ascent step"),
         (lambda: replace(sam(0.1), risk="worst"), r"risk must be one of 'mean', 'final' or a function of a Step"),

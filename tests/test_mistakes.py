@@ -221,7 +221,7 @@ def test_scale_of_the_gradient_is_read_after_the_function():
 
     sharp = SharpBackward(model, gradient_scale=lambda: seen["rows"])
     returned = sharp(loss)
-    assert sharp.state_dict()["block_sum"][0] == pytest.approx(returned.item() / 12)
+    assert sharp.state_dict()["losses"][0] == pytest.approx(returned.item() / 12)
 
 
 def test_dictionaries_and_outputs_give_their_loss(parts):

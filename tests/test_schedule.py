@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, recommended, sam
-from gasam.schedule import Strength
+from gasam.schedule import Clock
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
@@ -34,11 +34,11 @@ def reference(losses, progress):
     return strengths
 
 
-def strengths_of(strength, losses):
+def strengths_of(clock, losses):
     found = []
     for loss in losses:
-        found.append(strength())
-        strength.count(torch.tensor(loss, dtype=torch.float64))
+        found.append(clock.strength())
+        clock.state = clock.after(torch.tensor(loss, dtype=torch.float64))
     return found
 
 
@@ -49,15 +49,15 @@ LOSSES = st.lists(st.floats(0.1, 3.0) | st.floats(-3.0, -0.1) | st.just(math.nan
 @settings(deadline=None, max_examples=60)
 def test_progress_equals_plain_python(losses, progress):
     losses = [2.0, *losses]  # so that the first block has a loss
-    strength = Strength(Schedule(progress=progress), [])
+    clock = Clock(Schedule(progress=progress), [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a sum of zero
-        assert strengths_of(strength, losses) == pytest.approx(reference(losses, progress), abs=1e-9)
+        assert strengths_of(clock, losses) == pytest.approx(reference(losses, progress), abs=1e-9)
 
 
 def test_walk_reaches_full_strength_when_the_loss_has_fallen_and_weakens_when_it_rises():
     losses = [2.0] * 10 + [1.9] * 100 + [1.0] * 100 + [2.1] * 100
-    found = strengths_of(Strength(Schedule(progress=0.2), []), losses)
+    found = strengths_of(Clock(Schedule(progress=0.2), []), losses)
     assert found[:20] == [0.0] * 20
     assert found[100] == pytest.approx(0.25, abs=0.01)
     assert found[209] == 1.0
@@ -75,13 +75,13 @@ def test_walk_reaches_full_strength_when_the_loss_has_fallen_and_weakens_when_it
     (lambda step: step >= 3, [0, 0, 0, 1, 1, 1]),
 ])  # fmt: skip
 def test_start_and_warmup(schedule, expected):
-    assert strengths_of(Strength(schedule, [], total_steps=6), [1.0] * 6) == pytest.approx(expected)
+    assert strengths_of(Clock(schedule, [], total_steps=6), [1.0] * 6) == pytest.approx(expected)
 
 
 def test_parts_multiply():
     losses = [2.0] * 10 + [1.8] * 50
-    both = strengths_of(Strength(Schedule(progress=0.2, start=15, warmup=9), []), losses)
-    alone = strengths_of(Strength(Schedule(progress=0.2), []), losses)
+    both = strengths_of(Clock(Schedule(progress=0.2, start=15, warmup=9), []), losses)
+    alone = strengths_of(Clock(Schedule(progress=0.2), []), losses)
     ramp = [min(1, max(0, (step - 14) / 10)) for step in range(60)]
     assert both == pytest.approx([a * b for a, b in zip(alone, ramp, strict=True)])
 
@@ -164,15 +164,15 @@ def test_function_of_the_step_is_called_once_a_call():
 
 def test_micro_batches_share_a_strength_and_are_averaged():
     losses = torch.rand(45, 2, dtype=torch.float64).add(0.5).cumsum(0).flip(0)
-    counted = Strength(Schedule(progress=0.2), [], accumulation=2)
-    begun = Strength(Schedule(progress=0.2), [])
+    counted = Clock(Schedule(progress=0.2), [], accumulation=2)
+    begun = Clock(Schedule(progress=0.2), [])
     found = []
     for step, micro in enumerate(losses):
         for loss in micro:
             begun.begin_step(step)
-            found.append((step, counted(), begun()))
-            counted.count(loss)
-            begun.count(loss)
+            found.append((step, counted.strength(), begun.strength()))
+            counted.state = counted.after(loss)
+            begun.state = begun.after(loss)
     expected = reference(losses.mean(1).tolist(), 0.2)
     for step, by_count, by_begin in found:
         assert by_count == pytest.approx(expected[step])
@@ -194,22 +194,22 @@ def test_plain_passes_and_sums_count_as_mean_losses():
     sharp = SharpBackward(model, ga_sam(0.1), schedule=Schedule(progress=0.2), gradient_scale=12)
     sharp.enabled = False
     loss = sharp(lambda: cross_entropy(model(x), y, reduction="sum"))
-    assert sharp.state_dict()["block_sum"] == pytest.approx([loss.item() / 12, 1.0])
+    assert sharp.state_dict()["losses"] == pytest.approx([loss.item() / 12, 1.0])
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan])
 def test_an_initial_loss_without_a_meaning_is_said_once(value):
-    strength = Strength(Schedule(progress=0.2, start=15), [])
+    clock = Clock(Schedule(progress=0.2, start=15), [])
     with pytest.warns(UserWarning, match=r"can't follow the progress .* is (0|nan)") as caught:
-        found = strengths_of(strength, [value] * 40)
+        found = strengths_of(clock, [value] * 40)
     assert len(caught) == 1
     assert found == [0.0] * 15 + [1.0] * 25
 
 
 def test_waiting_for_long_is_said_once():
-    strength = Strength(Schedule(progress=0.2), [])
+    clock = Clock(Schedule(progress=0.2), [])
     with pytest.warns(UserWarning, match=r"has not begun after 10\d\d steps.*schedule=Schedule\(\)") as caught:
-        strengths_of(strength, [2.0] * 1200)
+        strengths_of(clock, [2.0] * 1200)
     assert len(caught) == 1
 
 
@@ -268,8 +268,8 @@ def test_optimizer_keeps_the_schedule(way):
     else:
         again = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1))
         again.load_state_dict(optimizer.state_dict())
-    assert again.strength.state_dict() == optimizer.strength.state_dict()
-    assert again.strength.state_dict()["step"] == 25
+    assert again.clock.state_dict() == optimizer.clock.state_dict()
+    assert again.clock.state_dict()["step"] == 25
 
 
 def test_state_has_the_schedule_only_if_there_is_one():
@@ -291,9 +291,9 @@ def test_nothing_given_is_the_recommended_setting():
     perturbation, schedule = recommended()
     for made in (SharpBackward(model), SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model=model)):
         assert made.perturbation == perturbation
-        assert made.strength.schedule == schedule
-    assert SharpBackward(model, schedule=Schedule()).strength.schedule == Schedule()
-    assert SharpBackward(model, ga_sam(1e-4)).strength.schedule is None
+        assert made.clock.schedule == schedule
+    assert SharpBackward(model, schedule=Schedule()).clock.schedule == Schedule()
+    assert SharpBackward(model, ga_sam(1e-4)).clock.schedule is None
 
 
 def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():

@@ -47,7 +47,7 @@ def settings(name: str) -> dict[str, Any]:
     sharp = VARIANTS[name](nn.Linear(1, 1))
     if sharp is None:
         return {"perturbation": None, "schedule": None}
-    return {"perturbation": as_plain(sharp.perturbation), "schedule": as_plain(sharp.strength.schedule)}
+    return {"perturbation": as_plain(sharp.perturbation), "schedule": as_plain(sharp.clock.schedule)}
 
 
 def as_plain(value: Any) -> Any:

@@ -16,9 +16,8 @@ from gasam.function_fold import make_fold
 from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
 from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass
-from gasam.perturbation import Perturbation, check_perturbation, check_schedule
-from gasam.presets import or_recommended
-from gasam.schedule import Schedule, Strength, StrengthOfStep, group_of
+from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
+from gasam.schedule import Clock, Schedule, StrengthOfStep, group_of
 from gasam.step import MethodState
 from gasam.trace import BETWEEN, OFF, WAITING, Trace, plain_trace
 from gasam.walk import traced_climb
@@ -59,9 +58,7 @@ class Walker:
         self._per_worker = includes(around, per_worker)
         check_overflow(on_overflow, self._per_worker)
         group = process_group or group_of(model, tensors)
-        self.strength = Strength(
-            schedule, tensors, accumulation=accumulation, total_steps=total_steps, process_group=group
-        )
+        self.clock = Clock(schedule, tensors, accumulation=accumulation, total_steps=total_steps, process_group=group)
         self.model = model
         self.around = freezing(model, batchnorm, around)
         self.gradient_scale = gradient_scale
@@ -83,7 +80,7 @@ class Walker:
     @property
     def _folds_this_step(self) -> bool:
         """Whether the risk function changes the gradient of this step, in which `every` skips the walk."""
-        return self.perturbation.folds_between and self.could_walk and self.strength.between_walks
+        return self.perturbation.folds_between and self.could_walk and self.clock.between_walks
 
     def _around_passes(self) -> Around:
         """`around`; for a risk function also synchronised, because it needs the reduced gradient of every pass."""
@@ -101,7 +98,7 @@ class Walker:
     def _reason_for_no_walk(self) -> int:
         if not self.could_walk:
             return OFF
-        return BETWEEN if self.strength.between_walks else WAITING
+        return BETWEEN if self.clock.between_walks else WAITING
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
@@ -177,13 +174,13 @@ class SharpBackward(Walker):
         self.backward = backward
 
     def __repr__(self) -> str:
-        return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.strength.schedule})"
+        return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.clock.schedule})"
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         if not self._knows_function:
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
-        strength = self.strength()
+        strength = self.clock.strength()
         fold, undo = self._prepare(strength)
         with undone_after_failure(undo), undone_after_failure(undo):
             if fold is None:
@@ -200,29 +197,29 @@ class SharpBackward(Walker):
                 trace = self._watch.add(trace)
             else:
                 returned, trace = self._fold_plain_pass(function, fold)
-            self.strength.count(trace.losses[0], trace.loss_scale)
+            self.clock.state = self.clock.after(trace.losses[0], trace.loss_scale)
         self.last, self._knows_function = trace, True
         return returned
 
     def _prepare(self, strength: float) -> tuple[Fold | None, Callable[[], None]]:
         """The fold of this step, None for a plain pass, and a function that undoes the step after a failure."""
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        fold, recall = None, self.strength.remembered()
+        fold, before = None, self.clock.state
         if self.could_walk and strength > 0:
             fold = make_fold(
                 trained,
                 self.perturbation,
                 self.method_state,
                 strength=strength,
-                weight=self.strength.weight,
+                weight=self.clock.weight,
                 separately=self.detailed and not self._per_worker,
                 clean_if_overflow=self.on_overflow == "clean",
             )
         elif self._folds_this_step:
-            fold = make_fold(trained, self.perturbation, self.method_state, strength=self.strength.of_walk())
+            fold = make_fold(trained, self.perturbation, self.method_state, strength=self.clock.strength_of_walk())
 
         def undo() -> None:
-            recall()
+            self.clock.state = before
             if fold is not None:
                 fold.undo()
 
@@ -230,19 +227,19 @@ class SharpBackward(Walker):
 
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
-        return self.could_walk and self.strength() > 0
+        return self.could_walk and self.clock.strength() > 0
 
     def begin_step(self, step: int) -> None:
         """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength."""
-        self.strength.begin_step(step)
+        self.clock.begin_step(step)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
-        state = self.strength.state_dict()
+        state = self.clock.state_dict()
         return state | {METHOD: self.method_state.state_dict(self.parameters)} if self.method_state else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.strength.load_state_dict(state)
+        self.clock.load_state_dict(state)
         self.method_state.load_state_dict(state.get(METHOD, {}), self.parameters)
 
     def _walk(self, function: Callable[[], Any], strength: float, fold: Fold) -> tuple[Any, Trace]:

@@ -31,7 +31,7 @@ from gasam.watch import Watch
 from gasam.weights import Weights, run_again_if_interrupted
 
 _KEPT = (
-    "base", "perturbation", "model", "strength", "before_step", "around", "gradient_scale", "on_overflow", "detailed",
+    "base", "perturbation", "model", "clock", "before_step", "around", "gradient_scale", "on_overflow", "detailed",
     "enabled", "last", "method_state", "_per_worker", "_searched", "_knows_function",
 )  # fmt: skip
 _SCHEDULE, _METHOD = "walk_schedule", "walk_method"  # keys of a state dict
@@ -135,7 +135,7 @@ class SharpnessAware(Walker, Optimizer):
             return self.base.step()
         if not self._knows_function:
             look_at_function(closure)
-        strength = self.strength()
+        strength = self.clock.strength()
         if self.could_walk and strength > 0:
             returned, trace = self._walk(closure, strength)
             self.last = self._watch.add(trace)
@@ -144,9 +144,10 @@ class SharpnessAware(Walker, Optimizer):
         self._knows_function = True
         if self.before_step is not None:
             self.before_step()
+        after = self.clock.after(self.last.losses[0], self.last.loss_scale)
         self.base.step()
         # The base has stepped, so an interrupt may not leave this step out of the schedule.
-        run_again_if_interrupted(partial(self.strength.count, self.last.losses[0], self.last.loss_scale))
+        run_again_if_interrupted(partial(setattr, self.clock, "state", after))
         return returned
 
     def _plain_pass(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
@@ -159,7 +160,11 @@ class SharpnessAware(Walker, Optimizer):
         loss, reason = _loss(returned, parameters), self._reason_for_no_walk()
         if folds:
             fold = make_fold(
-                parameters, self.perturbation, self.method_state, strength=self.strength.of_walk(), by_closure=True
+                parameters,
+                self.perturbation,
+                self.method_state,
+                strength=self.clock.strength_of_walk(),
+                by_closure=True,
             )
             fold.passed(Pass(loss, now(self.gradient_scale)))
             fold.finish()
@@ -167,7 +172,7 @@ class SharpnessAware(Walker, Optimizer):
 
     def _walk(self, closure: Callable[[], Any], strength: float) -> tuple[Any, Trace]:
         """Run the walk, and leave the combined gradient in `.grad`."""
-        weight, around = self.strength.weight, self._around_passes()
+        weight, around = self.clock.weight, self._around_passes()
         if self._per_worker and (self.perturbation.risk == "mean" or weight != 1):
             raise RuntimeError(
                 "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
@@ -238,8 +243,8 @@ class SharpnessAware(Walker, Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of the base, of the schedule if there is one, and the tensors that the method keeps, if any."""
         state = self.base.state_dict()
-        if self.strength.schedule is not None:
-            state |= {_SCHEDULE: self.strength.state_dict()}
+        if self.clock.schedule is not None:
+            state |= {_SCHEDULE: self.clock.state_dict()}
         return state | {_METHOD: self.method_state.state_dict(self._all())} if self.method_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -250,8 +255,8 @@ class SharpnessAware(Walker, Optimizer):
         self.base.load_state_dict(state_dict)
         self.method_state.load_state_dict(of_method, self._all())
         if of_schedule is not None:
-            self.strength.load_state_dict(of_schedule)
-        elif self.strength.schedule is not None:
+            self.clock.load_state_dict(of_schedule)
+        elif self.clock.schedule is not None:
             warnings.warn(
                 f"the state dict has no {_SCHEDULE!r}, so the schedule begins again at step 0",
                 UserWarning,

@@ -1,11 +1,11 @@
-"""`Schedule`, which holds when to walk and how strongly, and `Strength`, its state during a run."""
+"""`Schedule`, which holds when to walk and how strongly, and `Clock`, the position of a run in it."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.sharded import sharding
-from gasam.weights import undone_after_failure
 
 BLOCK = 10
 """Optimizer steps between two updates of the smoothed loss."""
@@ -62,15 +61,30 @@ class Schedule:
 
     def of_step(self, step: int, total_steps: int | None) -> float:
         """The strength that follows from `start` and `warmup` at a step; steps count from 0."""
-        start, warmup = (_in_steps(name, getattr(self, name), total_steps) for name in ("start", "warmup"))
-        return min(1.0, max(0.0, (step - start + 1) / (warmup + 1)))
+        warmup = _in_steps("warmup", self.warmup, total_steps)
+        return min(1.0, max(0.0, (step - self.first_walk(total_steps) + 1) / (warmup + 1)))
+
+    def first_walk(self, total_steps: int | None) -> int:
+        return _in_steps("start", self.start, total_steps)
 
 
 StrengthOfStep = Callable[[int], float]
 
 
-class Strength:
-    """The strength of each step of a run, and the state it depends on: the step and the losses so far.
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a run changes. It is replaced as a whole, so that a failure or an interrupt changes nothing."""
+
+    step: int
+    calls: int  # micro-batches of this step so far
+    steps_in_block: int
+    initial: float | None  # the mean loss of the first block; 0 if it can't be used
+    smoothed: float
+    losses: Tensor  # the sum of the finite losses of this block, and their number
+
+
+class Clock:
+    """The position in a run, and the strength of the walk that follows from it and from the losses so far.
 
     Losses are summed on the device. Every 10 optimizer steps their mean is read, averaged over the processes of the
     group, and smoothed. The strength is therefore the same in every process.
@@ -94,18 +108,9 @@ class Strength:
         self.total_steps = total_steps
         self.process_group = process_group
         self.accumulation = accumulation
-        self.step = 0
         self.manual = False  # whether the training loop calls begin_step
         self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
-        self._calls = 0  # micro-batches of this step so far
-        self._steps_in_block = 0
-        self._initial: float | None = None
-        self._smoothed = 0.0
-        self._without_progress = False  # the initial loss can't be used
-        self._told = False
-        self._step_sum = torch.zeros(2)  # sum of the losses, and their number
-        self._block_sum = torch.zeros(2)  # sum of the steps' mean losses, and their number
-        self._follow_device()
+        self.state = State(0, 0, 0, None, 0.0, self._placed(torch.zeros(2)))
 
     @property
     def weight(self) -> float:
@@ -115,112 +120,82 @@ class Strength:
     @property
     def between_walks(self) -> bool:
         """Whether `every` skips the walk of this step."""
-        return self.step % self._options.every != 0
+        return self.state.step % self._options.every != 0
 
-    def __call__(self) -> float:
+    def strength(self) -> float:
         """The strength of the current step."""
-        return 0.0 if self.between_walks else self.of_walk()
+        return 0.0 if self.between_walks else self.strength_of_walk()
 
-    def of_walk(self) -> float:
+    def strength_of_walk(self) -> float:
         """The strength of a walk in the current step, also if `every` leaves this step out."""
+        return self._strength(self.state)
+
+    def _strength(self, state: State) -> float:
         if callable(self.schedule):
-            return _checked(self.schedule(self.step), self.step)
-        strength = self._options.of_step(self.step, self.total_steps)
-        if self._options.progress is None or self._without_progress:
+            return _checked(self.schedule(state.step), state.step)
+        strength = self._options.of_step(state.step, self.total_steps)
+        if self._options.progress is None or state.initial == 0:
             return strength
-        if self._initial is None:
+        if state.initial is None:
             return 0.0
-        fallen = (self._initial - self._smoothed) / (self._options.progress * abs(self._initial))
+        fallen = (state.initial - state.smoothed) / (self._options.progress * abs(state.initial))
         return strength * min(1.0, max(0.0, fallen))
 
     def begin_step(self, step: int) -> None:
         """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise TypeError(f"step must be a whole number, got {step!r}")
-        recall = self.remembered()
-        with undone_after_failure(recall), undone_after_failure(recall):
-            self.manual = True
-            if step != self.step:
-                self._end_step()
-            self.step = step
+        self.manual = True
+        if step != self.state.step:
+            self.state = replace(self._end_step(self.state), step=step)
 
     @torch.no_grad()
-    def count(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> None:
-        """Count a successful call, with the loss of its clean pass. If this fails, nothing is counted."""
+    def after(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> State:
+        """The state after a successful call, from the loss of its clean pass. Assign it to `state` to count the call.
+
+        Losses that are not finite are left out.
+        """
+        state = self.state
         if self.schedule is None:
-            return
-        recall = self.remembered()
-        with undone_after_failure(recall), undone_after_failure(recall):
-            self._count(loss, loss_scale)
-
-    def remembered(self) -> Callable[[], None]:
-        """A function that sets the state back to the present one. No method changes a tensor of the state in place."""
-        before = dict(self.__dict__)
-        return lambda: self.__dict__.update(before)
-
-    def _count(self, loss: Tensor, loss_scale: Tensor | float | None) -> None:
+            return state
         if self._options.progress is not None:
-            self._follow_device()
-            loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(self._step_sum)
+            sums = self._placed(state.losses)
+            loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(sums)
             finite = loss.isfinite()
-            self._step_sum = self._step_sum + torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)])
-        self._calls += 1
-        if not self.manual and self._calls >= self.accumulation:
-            self._end_step()
-            self.step += 1
+            state = replace(state, losses=sums + torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)]))
+        state = replace(state, calls=state.calls + 1)
+        if self.manual or state.calls < self.accumulation:
+            return state
+        return replace(self._end_step(state), step=state.step + 1)
 
-    def _follow_device(self) -> None:
-        """Move the sums to the device of the model, which may have changed."""
+    def _placed(self, sums: Tensor) -> Tensor:
+        """The sums on the device of the model, which may have changed."""
         device = self._like.device
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        self._step_sum, self._block_sum = self._step_sum.to(device, kind), self._block_sum.to(device, kind)
+        return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
-    def _end_step(self) -> None:
-        if self._calls == 0:
-            return
-        total, number = self._step_sum
-        self._block_sum = self._block_sum + torch.stack([total / number.clamp(min=1), (number > 0).to(number)])
-        self._step_sum = torch.zeros_like(self._step_sum)
-        self._calls = 0
-        self._steps_in_block += 1
-        if self._steps_in_block == BLOCK:
-            self._end_block()
+    def _end_step(self, state: State) -> State:
+        if state.calls == 0:
+            return state
+        steps = (state.steps_in_block + 1) % BLOCK
+        state = replace(state, calls=0, steps_in_block=steps)
+        return state if steps or self._options.progress is None else self._end_block(state)
 
-    def _end_block(self) -> None:
-        self._steps_in_block = 0
-        if self._options.progress is None:
-            return
-        total, number = self._over_processes(self._block_sum).tolist()
-        self._block_sum = torch.zeros_like(self._block_sum)
-        if self._initial is None and not self._without_progress:
-            self._begin(total / number if number else math.nan)
-        elif self._initial is not None and number:
-            self._smoothed = SMOOTHING * self._smoothed + (1 - SMOOTHING) * total / number
-        if (
-            not self._told
-            and self.step >= PATIENCE
-            and self.of_walk() == 0
-            and self._options.of_step(self.step, self.total_steps)
-        ):
-            self._told = True
+    def _end_block(self, state: State) -> State:
+        total, number = self._over_processes(state.losses).tolist()
+        state = replace(state, losses=torch.zeros_like(state.losses))
+        if number and state.initial:
+            state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * total / number)
+        if state.initial is None:
+            return _with_initial_loss(state, total / number if number else math.nan)
+        walking = state.step - self._options.first_walk(self.total_steps)
+        if PATIENCE <= walking < PATIENCE + BLOCK and self._strength(state) == 0:
             warnings.warn(
-                f"the walk has not begun after {self.step} steps, because the loss has not fallen below its initial "
-                f"value {self._initial:.4g}: give schedule=Schedule(), which walks from the start",
+                f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
+                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
                 UserWarning,
                 stacklevel=4,
             )
-
-    def _begin(self, loss: float) -> None:
-        if math.isfinite(loss) and loss != 0:
-            self._initial = self._smoothed = loss
-            return
-        self._without_progress = True
-        warnings.warn(
-            f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-            f"{loss:g}: from now on the strength depends on `start` and `warmup` only",
-            UserWarning,
-            stacklevel=5,
-        )
+        return state
 
     def _over_processes(self, sums: Tensor) -> Tensor:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -231,26 +206,14 @@ class Strength:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers. Reading them synchronises with the device."""
-        return {
-            "step": self.step,
-            "calls": self._calls,
-            "steps_in_block": self._steps_in_block,
-            "initial": self._initial,
-            "smoothed": self._smoothed,
-            "without_progress": self._without_progress,
-            "told": self._told,
-            "step_sum": self._step_sum.tolist(),
-            "block_sum": self._block_sum.tolist(),
-        }
+        return vars(self.state) | {"losses": self.state.losses.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if missing := self.state_dict().keys() - state.keys():
+        names = vars(self.state).keys()
+        if missing := names - state.keys():
             raise KeyError(f"the state of a schedule has no {min(missing)!r}: give a SharpBackward.state_dict()")
-        self.step, self._calls, self._steps_in_block = state["step"], state["calls"], state["steps_in_block"]
-        self._initial, self._smoothed = state["initial"], state["smoothed"]
-        self._without_progress, self._told = state["without_progress"], state["told"]
-        self._step_sum = self._step_sum.new_tensor(state["step_sum"])
-        self._block_sum = self._block_sum.new_tensor(state["block_sum"])
+        losses = self._placed(torch.tensor(state["losses"], dtype=torch.float64))
+        self.state = State(**{name: state[name] for name in names} | {"losses": losses})
 
 
 def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
@@ -261,6 +224,18 @@ def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
     if len(meshes) == 1 and next(iter(meshes)).ndim == 1:
         return next(iter(meshes)).get_group()
     return None
+
+
+def _with_initial_loss(state: State, loss: float) -> State:
+    if math.isfinite(loss) and loss != 0:
+        return replace(state, initial=loss, smoothed=loss)
+    warnings.warn(
+        f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
+        f"{loss:g}: from now on the strength depends on `start` and `warmup` only",
+        UserWarning,
+        stacklevel=5,
+    )
+    return replace(state, initial=0.0)
 
 
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:

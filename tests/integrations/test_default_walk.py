@@ -31,7 +31,7 @@ def strengths(module):
 def test_lightning_uses_the_recommended_walk():
     module = Sharp()
     fit(module, batches(3))
-    assert (module.sharp.perturbation, module.sharp.strength.schedule) == recommended()
+    assert (module.sharp.perturbation, module.sharp.clock.schedule) == recommended()
     assert module.sharp.weights.names[0] == "model.0.weight"
     assert strengths(module) == [0.0] * 3
 
@@ -126,8 +126,8 @@ def trainer_of(tmp_path, rows, **options):
 def test_trainer_uses_the_recommended_walk(tmp_path):
     trainer = SharpnessAwareTrainer(model=classifier(), args=arguments(tmp_path), train_dataset=sentences(8))
     trainer.train()
-    assert (trainer.sharp.perturbation, trainer.sharp.strength.schedule) == recommended()
-    assert trainer.sharp.strength.total_steps == trainer.state.max_steps
+    assert (trainer.sharp.perturbation, trainer.sharp.clock.schedule) == recommended()
+    assert trainer.sharp.clock.total_steps == trainer.state.max_steps
 
 
 @pytest.mark.parametrize("risk", ["mean", "final"])

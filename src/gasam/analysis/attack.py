@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_radius, check_whole
 from gasam.analysis.corruption import applied, length
-from gasam.analysis.objective import Batches, Objective, Watch, back_propagate, examined
-from gasam.analysis.results import Result
+from gasam.analysis.objective import (
+    Batches,
+    Objective,
+    Result,
+    Watch,
+    back_propagate,
+    check_radius,
+    check_whole,
+    examined,
+)
 from gasam.ball import Start, uniform_start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass

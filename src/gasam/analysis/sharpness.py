@@ -12,9 +12,18 @@ from typing import Any
 from torch import nn
 
 from gasam.analysis.attack import random_start, visits_of
-from gasam.analysis.checks import check_number, check_whole
-from gasam.analysis.objective import Batches, Objective, Watch, back_propagate, each, examined, propagate
-from gasam.analysis.results import Result
+from gasam.analysis.objective import (
+    Batches,
+    Objective,
+    Result,
+    Watch,
+    back_propagate,
+    check_number,
+    check_whole,
+    each,
+    examined,
+    propagate,
+)
 from gasam.ball import Start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass

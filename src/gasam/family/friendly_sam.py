@@ -10,9 +10,9 @@ Memory: one running mean of the size of the model, in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from gasam.perturbation import Perturbation, check_at_least_zero, check_below_one
-from gasam.presets import sam, without_rho
+from gasam.perturbation import Perturbation, Size, check_at_least_zero, check_below_one, sam
 from gasam.step import Step
 from gasam.vectors import Vector
 
@@ -39,15 +39,13 @@ class WithoutRunningMean:
         return step.gradient - self.sigma * mean
 
 
-@without_rho
 def friendly_sam(
     epsilon: float | None = None,
     norm: float = 2.0,
     *,
     sigma: float = 1.0,
     decay: float = 0.9,
-    budget: float | None = None,
-    cap: float | None = None,
+    **size: Unpack[Size],
 ) -> Perturbation:
     """Friendly-SAM: SAM that climbs g_0 - sigma m, where m is a running mean of the clean gradients.
 
@@ -56,11 +54,10 @@ def friendly_sam(
     ascent step, because the paper has one.
 
     Args:
-        epsilon: Radius of the ball.
-        norm: p of the ball's norm.
+        epsilon: As in `Perturbation`.
+        norm: As in `Perturbation`.
         sigma: The share of the running mean that is removed. 0 means SAM.
         decay: lambda, the decay of the running mean.
-        budget: Rise of the loss along what is climbed, to first order and in units of the loss, instead of `epsilon`.
-        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+        **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, budget=budget, cap=cap), ascent=WithoutRunningMean(sigma, decay))
+    return replace(sam(epsilon, norm, **size), ascent=WithoutRunningMean(sigma, decay))

@@ -10,9 +10,9 @@ The paper lets the radius follow the learning rate; give a schedule for that. Me
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from gasam.perturbation import Perturbation, check_at_least_zero
-from gasam.presets import sam, without_rho
+from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
 from gasam.step import Step
 from gasam.vectors import Vector
 
@@ -35,14 +35,12 @@ class SurrogateGap:
         return displaced - self.alpha * clean.orthogonal_to(displaced)
 
 
-@without_rho
 def gsam(
     epsilon: float | None = None,
     norm: float = 2.0,
     *,
     alpha: float = 0.4,
-    budget: float | None = None,
-    cap: float | None = None,
+    **size: Unpack[Size],
 ) -> Perturbation:
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
@@ -50,10 +48,9 @@ def gsam(
     parameters. Can't be used with `per_worker`.
 
     Args:
-        epsilon: Radius of the ball.
-        norm: p of the ball's norm.
+        epsilon: As in `Perturbation`.
+        norm: As in `Perturbation`.
         alpha: Weight of the surrogate gap. 0 means SAM. The paper searches from 0.01 to 0.4.
-        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
-        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+        **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, budget=budget, cap=cap), risk=SurrogateGap(alpha))
+    return replace(sam(epsilon, norm, **size), risk=SurrogateGap(alpha))

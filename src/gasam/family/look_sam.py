@@ -11,9 +11,9 @@ Memory: g_v, of the size of the model, in float32; and one more gradient than SA
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from gasam.perturbation import Perturbation, check_at_least_zero
-from gasam.presets import sam, without_rho
+from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
 from gasam.schedule import Schedule
 from gasam.step import Step
 from gasam.vectors import Vector
@@ -43,14 +43,12 @@ class ReusedComponent:
         return newest
 
 
-@without_rho
 def look_sam(
     epsilon: float | None = None,
     norm: float = 2.0,
     *,
     alpha: float = 0.7,
-    budget: float | None = None,
-    cap: float | None = None,
+    **size: Unpack[Size],
 ) -> Perturbation:
     """LookSAM: SAM on every k-th step, and its kept orthogonal component in the steps between.
 
@@ -59,10 +57,9 @@ def look_sam(
     more than one ascent step, because the paper has one. Can't be used with `per_worker`.
 
     Args:
-        epsilon: Radius of the ball.
-        norm: p of the ball's norm.
+        epsilon: As in `Perturbation`.
+        norm: As in `Perturbation`.
         alpha: Length of the kept component in the steps between, relative to the gradient.
-        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
-        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+        **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, budget=budget, cap=cap), risk=ReusedComponent(alpha))
+    return replace(sam(epsilon, norm, **size), risk=ReusedComponent(alpha))

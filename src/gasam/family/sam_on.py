@@ -7,11 +7,11 @@ for the parameters of normalisation layers. All parameters are trained with the 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 from torch import nn
 
-from gasam.perturbation import Perturbation
-from gasam.presets import sam, without_rho
+from gasam.perturbation import Perturbation, Size, sam
 
 
 def normalisation(module: nn.Module) -> bool:
@@ -20,19 +20,15 @@ def normalisation(module: nn.Module) -> bool:
     return any(name.endswith("Norm") for name in names)
 
 
-@without_rho
-def sam_on(
-    epsilon: float | None = None, norm: float = 2.0, *, budget: float | None = None, cap: float | None = None
-) -> Perturbation:
+def sam_on(epsilon: float | None = None, norm: float = 2.0, **size: Unpack[Size]) -> Perturbation:
     """SAM-ON: SAM whose walk moves the parameters of normalisation layers only; all parameters are trained.
 
     Mueller et al., NeurIPS 2023. Refuses a model without normalisation layers, and parameters without their model. The
     radius is larger than SAM's, because few weights move.
 
     Args:
-        epsilon: Radius of the ball.
-        norm: p of the ball's norm.
-        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
-        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+        epsilon: As in `Perturbation`.
+        norm: As in `Perturbation`.
+        **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, budget=budget, cap=cap), perturb=normalisation)
+    return replace(sam(epsilon, norm, **size), perturb=normalisation)

@@ -10,9 +10,9 @@ Memory: one more gradient than SAM.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from gasam.perturbation import Perturbation, check_below_one
-from gasam.presets import sam, without_rho
+from gasam.perturbation import Perturbation, Size, check_below_one, sam
 from gasam.step import Step
 from gasam.vectors import Vector
 
@@ -35,14 +35,12 @@ class WeightedSharpness:
         return clean + self.gamma / (1 - self.gamma) * (displaced - clean)
 
 
-@without_rho
 def wsam(
     epsilon: float | None = None,
     norm: float = 2.0,
     *,
     gamma: float = 0.9,
-    budget: float | None = None,
-    cap: float | None = None,
+    **size: Unpack[Size],
 ) -> Perturbation:
     """WSAM: the clean loss plus the sharpness L(w + a) - L(w), with the weight v = gamma / (1 - gamma).
 
@@ -52,11 +50,10 @@ def wsam(
     with dropout share the masks (`same_noise`) or lower gamma. Can't be used with `per_worker`.
 
     Args:
-        epsilon: Radius of the ball.
-        norm: p of the ball's norm.
+        epsilon: As in `Perturbation`.
+        norm: As in `Perturbation`.
         gamma: Weight of the sharpness, from 0 (plain training) over 0.5 (SAM) to below 1. The paper recommends 0.8 to
             0.95.
-        budget: First-order rise of the loss, in units of the loss, instead of `epsilon`.
-        cap: Largest |a_i| relative to |w_i|, for each tensor. None means no cap.
+        **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, budget=budget, cap=cap), risk=WeightedSharpness(gamma))
+    return replace(sam(epsilon, norm, **size), risk=WeightedSharpness(gamma))

@@ -73,7 +73,7 @@ class SharpnessAwareModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if self.sharp.strength.schedule is not None or self.sharp.method_state:
+        if self.sharp.clock.schedule is not None or self.sharp.method_state:
             checkpoint[_STATE] = _of_all(self.sharp.state_dict())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -119,8 +119,8 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
             check_parts(self.sharp, self, "configure_sharp_backward")
             check_optimizers(self._trainer.optimizers, "SharpnessAwareModule")
             self._checked = self._trainer
-            if self.sharp.strength.total_steps is None:
-                self.sharp.strength.total_steps = _total_steps(self._trainer)
+            if self.sharp.clock.total_steps is None:
+                self.sharp.clock.total_steps = _total_steps(self._trainer)
         self.sharp.begin_step(self._trainer.global_step)
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
         self._arguments = (args, kwargs)

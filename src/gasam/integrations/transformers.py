@@ -18,8 +18,7 @@ from gasam.backward import METHOD, SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
-from gasam.perturbation import Perturbation, check_perturbation
-from gasam.presets import or_recommended
+from gasam.perturbation import Perturbation, check_perturbation, or_recommended
 from gasam.scales import Weight, one, weight_rms
 from gasam.schedule import Schedule, StrengthOfStep
 
@@ -92,8 +91,8 @@ class SharpnessAwareTrainerMixin(_Trainer):
             check_parts(sharp, model, "create_sharp_backward")
             check_optimizers(filter(None, [self.optimizer]), "SharpnessAwareTrainer")
             self._checked = True
-        if sharp.strength.total_steps is None:
-            sharp.strength.total_steps = self.state.max_steps
+        if sharp.clock.total_steps is None:
+            sharp.clock.total_steps = self.state.max_steps
         sharp.begin_step(self.state.global_step)
         items = _items(self, model, inputs, num_items_in_batch)
         first = FirstPass(sharp, model)
@@ -115,7 +114,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         state = self.sharp.state_dict()
         kept = state.pop(METHOD, None)
-        if self.sharp.strength.schedule is not None:
+        if self.sharp.clock.schedule is not None:
             self._state_file(output_dir).write_text(json.dumps(state))
         if kept is not None:
             torch.save(kept, self._method_file(output_dir))
@@ -127,7 +126,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
         state, file = self.sharp.state_dict(), self._state_file(checkpoint)
         if file.exists():
             state = json.loads(file.read_text())
-        elif self.sharp.strength.schedule is not None:
+        elif self.sharp.clock.schedule is not None:
             warnings.warn(f"{file} is missing, so the schedule begins again at step 0", stacklevel=2)
         kept = self._method_file(checkpoint)
         if kept.exists():

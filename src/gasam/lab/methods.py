@@ -51,7 +51,7 @@ class Method:
     def options(self) -> dict[str, Any]:
         """The method's own options with their defaults, such as GSAM's alpha."""
         known = {} if self.make is None else signature(self.make).parameters
-        return {name: each.default for name, each in known.items() if name not in ("epsilon", "norm", "budget", "cap")}
+        return {name: each.default for name, each in known.items() if name not in ("epsilon", "norm", "size")}
 
 
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
