@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TASK_FILES = sorted((ROOT / "examples" / "tasks").glob("*.py"))  # tests/lab/test_own_model.py trains them
 PUBLIC = ["gasam", "gasam.analysis", "gasam.lab", "gasam.lab.prediction", "gasam.lab.theory"]
-IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "coming-from.md", "own-model.md", "size.md"}
+IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "experiments.md"}
 BLOCKS = [
     (page.name, block)
     for page in PAGES

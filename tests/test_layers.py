@@ -17,6 +17,7 @@ LAYERS = (
     "gasam.lab.storage",
     "gasam.lab.statistics",
     "gasam.lab.tables",
+    "gasam.lab.output",
     "gasam.lab.provenance",
     "gasam.lab.records",
     "gasam.lab.theory",

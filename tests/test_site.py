@@ -112,7 +112,7 @@ def test_reference_shows_signatures(site):
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["", "guide/", "own-model/", "reference/", "results/"])
+@pytest.mark.parametrize("name", ["", "guide/", "experiments/", "reference/", "results/"])
 def test_page_fits_the_window_without_errors(address, browser_page, name, width):  # noqa: F811
     opened = browser_page(address + name, width=width)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width

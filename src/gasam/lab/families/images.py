@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.files import InputFile, fault_at
 from gasam.lab.errors import InputError
+from gasam.lab.families.classification import Classification, ClassifierSettings
 from gasam.lab.families.family import Sizes
-from gasam.lab.families.labelled import Classification, ClassifierSettings
 
 
 class MLPSettings(ClassifierSettings):

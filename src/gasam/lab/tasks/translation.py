@@ -9,8 +9,7 @@ from pathlib import Path
 from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import aligned, lines
 from gasam.lab.data.published import HubSplit, Published, Row, WebFile, as_lines
-from gasam.lab.families.marian import TransformerSettings
-from gasam.lab.families.translation import Translation
+from gasam.lab.families.translation import TransformerSettings, Translation
 from gasam.lab.tasks.task import Radius, Task, filter_wise, linf, sizes
 
 
