@@ -28,7 +28,6 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gasam import SharpBackward
 from gasam.lab import provenance, storage
 from gasam.lab.cli import main
-from gasam.lab.training import run as run_module
 from gasam.lab.training import stored
 from gasam.lab.training.loop import Training
 
@@ -190,8 +189,29 @@ def without_times(value):
 class Run:
     """One command, what an undisturbed run of it leaves, and how many disk operations and training steps it has."""
 
-    words = ("train", "digits", "--size", "tiny", "--cpu", "--set", "rows=80", "--set", "learning_rate=0.01",
-             "--method", "ga-sam", "--epochs", "3", "--walk-start", "1", "--walk-warmup", "4")  # fmt: skip
+    words = tuple(
+        [
+            "train",
+            "digits",
+            "--size",
+            "tiny",
+            "--cpu",
+            "--set",
+            "rows=80",
+            "--set",
+            "learning_rate=0.01",
+            "--epochs",
+            "3",
+            "--method",
+            "ga-sam",
+            "--epsilon",
+            "0.01",
+            "--walk-start",
+            "1",
+            "--walk-warmup",
+            "4",
+        ]
+    )
 
     def __init__(self, folder):
         self.out, self.log, counts = folder / "out", folder / "log.txt", folder / "counts.json"
@@ -299,13 +319,16 @@ def after_resume(change):
 
 
 def record_before_the_model():
-    real = run_module.RunFolder.write
+    write, clean, waiting = stored.RunFolder.write, storage.Checkpoints.clean, []
 
-    def write(self, model, family, record, *rest):
-        run_module.records.write(self.path.parent / f"{self.path.name}.json", record)
-        real(self, model, family, record, *rest)
+    def late(self):
+        for folder, given in waiting:
+            write(folder, *given)
+        waiting.clear()
+        clean(self)
 
-    run_module.RunFolder.write = write
+    stored.RunFolder.write = lambda self, *given: waiting.append((self, given))
+    storage.Checkpoints.clean = late
 
 
 @contextmanager
