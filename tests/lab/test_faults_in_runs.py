@@ -190,8 +190,8 @@ class Run:
     """One command, what an undisturbed run of it leaves, and how many disk operations and training steps it has."""
 
     words = (
-        "train", "digits", "--size", "tiny", "--cpu", "--set", "rows=80", "--set", "learning_rate=0.01", "--epochs", "3",
-        "--method", "ga-sam", "--epsilon", "0.01", "--walk-start", "1", "--walk-warmup", "4",
+        "train", "digits", "--size", "tiny", "--cpu", "--set", "rows=80", "--set", "learning_rate=0.01",
+        "--epochs", "3", "--method", "ga-sam", "--epsilon", "0.01", "--walk-start", "1", "--walk-warmup", "4",
     )  # fmt: skip
 
     def __init__(self, folder):
