@@ -214,8 +214,8 @@ def how_it_was_run(runs: Sequence[Record]) -> str:
     hours = sum(record.seconds for record in runs) / 3600
     return (
         f"## How it was run\n\n{len(runs)} runs took {hours:,.0f} hours of training on {' and '.join(machines)}, "
-        f"without a GPU. They come from {len(commits)} commits; each line of `results/runs.jsonl` names its own, with all "
-        "settings. Models and, except on imdb, training data are a fraction of the paper's.\n"
+        f"without a GPU. They come from {len(commits)} commits; each line of `results/runs.jsonl` names its own, "
+        "with all settings. Models and, except on imdb, training data are a fraction of the paper's.\n"
     )
 
 

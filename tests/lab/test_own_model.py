@@ -17,7 +17,7 @@ from gasam.lab import load, tasks
 from gasam.lab import record as records
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.data.corpus import SPLITS
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.report.comparison import comparison
@@ -136,9 +136,6 @@ def test_identity_is_of_the_text_not_of_the_place(line, tmp_path):
     wider = make(changed.task, settings={"width": 2})
     assert wider.key("data") != changed.key("data")
     assert wider.config()["settings"]["width"] == 2
-
-
-def test_records_of_built_in_tasks_have_no_new_key(trained):
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(line, tmp_path):

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gasam.lab.analyses import restored
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.output import Chart, Table, styled
 from gasam.lab.record import AnalysisRecord, Record, read, read_analysis
