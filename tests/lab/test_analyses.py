@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from gasam.lab.report.labels import run_labels
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -36,6 +35,7 @@ from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.cli import analysis as cli_analysis
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.report.comparison import labels as labels_of
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run as train
@@ -493,11 +493,14 @@ def test_every_run_has_a_label_of_its_own(trained):
         analysed(trained, "digits", "ga-sam"),
         analysed(trained, "ptb", "ga-sam"),
     ]
-    labels = run_labels(found)
+    labels = labels_of([each.run for each in found])
     assert len(set(labels)) == len(labels)
-    assert run_labels([found[0]]) == ["Baseline"]
-    assert run_labels([found[0], found[6]]) == ["Baseline", "GA-SAM"]
-    assert run_labels([found[6], found[7]]) == ["digits: GA-SAM", "ptb: GA-SAM"]
+    assert labels_of([each.run for each in [found[0]]]) == ["Baseline"]
+    assert labels_of([each.run for each in [found[0], found[6]]]) == ["Baseline", "GA-SAM"]
+    assert labels_of([each.run for each in [found[6], found[7]]]) == [
+        "digits, size tiny: GA-SAM",
+        "ptb, size tiny: GA-SAM",
+    ]
 
 
 def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained, tmp_path):
@@ -505,7 +508,7 @@ def test_an_accuracy_and_a_perplexity_have_panels_and_words_of_their_own(trained
     analysis = Robustness(radii=(0.1, 0.5), steps=1, restarts=0, judged=20, rows=16)
     files = [trained[f"{task} {method}"] for task in ("digits", "ptb") for method in ("baseline", "ga-sam")]
     found = [analyses.run(analysis, file, tmp_path, Origin(), cpu=True) for file in files]
-    labels = run_labels(found)
+    labels = labels_of([each.run for each in found])
     assert labels == ["digits: Baseline", "digits: GA-SAM", "ptb: Baseline", "ptb: GA-SAM"]
     [figure] = analysis.draw(found, labels)
     left, right = figure.axes

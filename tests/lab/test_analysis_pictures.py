@@ -1,13 +1,13 @@
 """Pictures of analyses: seeds, baselines and the colours of planes."""
 
 import pytest
-from gasam.lab.report.labels import run_labels
 
 from gasam.analysis import pictures
 from gasam.lab import record as records
 from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.report.comparison import labels as labels_of
 
 
 def seeds_of(trained, *, epochs=(2,)):
@@ -34,7 +34,7 @@ def seeds_of(trained, *, epochs=(2,)):
 
 def test_seeds_are_one_line_with_error_bars_and_a_second_baseline_is_dashed(trained):
     found = seeds_of(trained, epochs=(2, 4))
-    [figure] = Spectrum(k=3).draw(found, run_labels(found))
+    [figure] = Spectrum(k=3).draw(found, labels_of([each.run for each in found]))
     [axes] = figure.axes
     first, second = (line for line in axes.lines if not line.get_label().startswith("_"))
     assert list(first.get_ydata()) == [6.0, 4.0, 2.0]
@@ -53,7 +53,7 @@ def test_one_point_for_each_run_is_a_list_of_dots(trained):
     found = seeds_of(trained)
     for each in found:
         each.found["values"] = each.found["values"][:1]
-    [figure] = Spectrum(k=1).draw(found, run_labels(found))
+    [figure] = Spectrum(k=1).draw(found, labels_of([each.run for each in found]))
     [axes] = figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["Baseline, 3 seeds"]
     assert axes.get_xlabel() == "eigenvalue at number 1"
@@ -70,7 +70,7 @@ def test_planes_share_their_colours_and_six_are_in_a_figure(trained):
         found.append(
             AnalysisRecord(schema=2, kind="plane", options=LossPlane(points=3).options(), run=each, found=grid)
         )
-    figures = LossPlane(points=3).draw(found, run_labels(found))
+    figures = LossPlane(points=3).draw(found, labels_of([each.run for each in found]))
     shown = [[axes for axes in figure.axes if axes.get_xlabel()] for figure in figures]
     assert list(map(len, shown)) == [6, 1]
     limits = {axes.collections[0].get_clim() for some in shown for axes in some}

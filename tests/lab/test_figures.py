@@ -4,7 +4,6 @@ import json
 
 import numpy
 import pytest
-from gasam.lab.report.labels import run_labels
 from matplotlib.figure import Figure
 
 from gasam.lab import record as records
@@ -14,6 +13,7 @@ from gasam.lab.analyses.mixtures import Mixtures, drawn_mixture, straight
 from gasam.lab.paper import figures
 from gasam.lab.paper.figures import has_half, layers_of
 from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.report.comparison import labels as labels_of
 from gasam.lab.tasks import Origin
 from tolerances import EXACT
 
@@ -141,7 +141,7 @@ def test_every_run_of_a_shift_study_is_shown(trained):
     runs = [Summary.model_validate(run | {"name": f"run {seed}", "seed": seed}) for seed in (1, 2)]
     options = Mixtures().options()
     analysed = [AnalysisRecord(schema=1, kind="mixtures", options=options, run=each, found=found) for each in runs]
-    labels = run_labels(analysed)
+    labels = labels_of([each.run for each in analysed])
     [figure] = Mixtures().draw(analysed, labels)
     assert isinstance(figure, Figure)
     assert [axes.get_title("left") for axes in figure.axes if axes.get_visible()] == [

@@ -179,7 +179,8 @@ def test_a_collapse_comes_with_the_command_that_helps_and_a_perplexity_collapses
 
 
 def test_models_that_guess_and_methods_that_never_walked_are_named():
-    guess = records_of("imdb", {"baseline": [50.4], "ga-sam": [60.0]}, **NOISE)
+    waits = record("imdb", "ga-sam", 60.0, walk={"walk_progress": 0.2}, **NOISE)
+    guess = [record("imdb", test=50.4, **NOISE), waits]
     guess[1].gradient_evaluations = guess[1].updates
     notes = " ".join(Comparison.of(guess)[0].notes())
     assert "Baseline is no better than guessing (50.00%)" in notes
