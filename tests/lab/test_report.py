@@ -10,7 +10,7 @@ from scipy import stats
 from synthetic import STEPS, record, records_of
 
 from gasam.lab.errors import InputError
-from gasam.lab.report.comparison import SAME, Comparison, labels, paired, run_list
+from gasam.lab.report.comparison import SAME, Comparison, paired, run_list
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]
@@ -160,8 +160,6 @@ def test_other_data_is_another_comparison():
     mine = {"hash": "mine", "encoding": 1, "files": ["mine.csv"]}
     runs = [record("imdb"), record("imdb", "ga-sam"), record("imdb", "ga-sam", data=mine)]
     assert [each.title for each in Comparison.of(runs)] == ["imdb, size small", "imdb, size small, mine.csv"]
-    assert labels(runs)[1:] == ["imdb, size small: GA-SAM", "imdb, size small, mine.csv: GA-SAM"]
-    assert labels(runs[:2]) == ["Baseline", "GA-SAM"]
 
 
 @pytest.mark.parametrize(("score", "error", "marked"), [(76.5, 0.1, True), (77.5, 0.1, False), (76.5, 2.0, False)])

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from gasam.lab.methods import METHODS, Walk, find_method
 from gasam.lab.output import FEW, Chart, Table, intervals, lines
-from gasam.lab.record import Metric, Record, Summary
+from gasam.lab.record import AnalysisRecord, Metric, Record
 
 Standing = Literal["better", "worse", "no clear difference"]
 DURATION = {"epochs", "halve_after"}
@@ -461,12 +461,9 @@ def run_list(records: Sequence[Record], title: str) -> Table:
     return Table(title, rows, values=values)
 
 
-def labels(found: Sequence[Summary]) -> list[str]:
-    """The label of the configuration of each run; the task, size and data stand before it where they differ."""
-    comparisons = Comparison.of(found)
-    named = {row.key: (each, row.label) for each in comparisons for row in each.rows}
-    several = len(comparisons) > 1
-    return [f"{each.title}: {label}" if several else label for each, label in (named[run.key] for run in found)]
+def configuration_labels(found: Sequence[AnalysisRecord]) -> dict[str, str]:
+    """The label of each configuration of analysed runs, by the key of the run."""
+    return {row.key: row.label for each in Comparison.of([a.run for a in found]) for row in each.rows}
 
 
 def described(metric: Metric) -> str:

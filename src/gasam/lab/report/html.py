@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -132,12 +132,8 @@ def _analysed(analyses: Iterable[AnalysisRecord], comparison: Comparison) -> lis
     for each in analyses:
         if each.run.key in labels:
             groups.setdefault(json.dumps([each.kind, each.options], sort_keys=True), []).append(each)
-    found = [(restored(group[0]), group, [labels[each.run.key] for each in group]) for group in groups.values()]
-    return [Analysed(_table(kind.table(some, names)), []) for kind, some, names in found]
-
-
-def _table(old: Any) -> Table:
-    return Table(old.title, [dict(zip(old.columns, row, strict=True)) for row in old.rows], old.notes)
+    found = [(restored(group[0]), group) for group in groups.values()]
+    return [Analysed(kind.table(some, labels), kind.charts(some, labels)) for kind, some in found]
 
 
 def _step_times(folder: Path) -> dict[str, float]:
