@@ -71,6 +71,7 @@ def _table(
 ) -> None:
     from gasam.lab.cli.sessions import run_many, show
     from gasam.lab.paper import studies
+    from gasam.lab.paper.results import paper_table
 
     study = studies.load(name)
     plans = study.plans(size, tasks, seeds, origin=origin, tuned=output.out if tuned else None)
