@@ -26,9 +26,9 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 
 from gasam import SharpBackward
-from gasam.lab import provenance, storage
+from gasam.lab import storage
 from gasam.lab.cli import main
-from gasam.lab.training import finished
+from gasam.lab.training import loop
 from gasam.lab.training.loop import Training
 
 KILLED, CRASHED = 137, 70
@@ -265,9 +265,8 @@ def signalled_at(number, which=signal.SIGTERM):
 def undisturbed(tmp_path_factory, shared, data_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GASAM_CACHE", str(shared / "cache"))
-        code, versions = provenance.code(), provenance.versions()  # read once, because that takes a third of the time
-        patch.setattr(provenance, "code", lambda: dict(code))
-        patch.setattr(provenance, "versions", lambda: dict(versions))
+        known = loop.code()  # read once, because that takes a third of the time
+        patch.setattr(loop, "code", lambda: dict(known))
         patch.setattr(sys, "argv", sys.argv)
         before = signal.getsignal(signal.SIGTERM)
         yield Run(tmp_path_factory.mktemp("faults"))
