@@ -28,7 +28,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gasam import SharpBackward
 from gasam.lab import storage
 from gasam.lab.cli import main
-from gasam.lab.training import loop
+from gasam.lab.training import finished, loop
 from gasam.lab.training.loop import Training
 
 KILLED, CRASHED = 137, 70
