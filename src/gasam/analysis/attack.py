@@ -16,7 +16,6 @@ from gasam.analysis.checks import check_radius, check_whole
 from gasam.analysis.corruption import applied, length
 from gasam.analysis.objective import Batches, Objective, Watch, back_propagate, examined
 from gasam.analysis.results import Result
-from gasam.ball import Start, uniform_start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation

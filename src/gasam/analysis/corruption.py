@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gasam.analysis.checks import check_choice, check_number, check_radius, check_real, check_shape, check_whole
 from gasam.analysis.objective import trained
-from gasam.ball import uniform_start
 from gasam.perturbation import Perturbation
-from gasam.portions import wide
+from gasam.pieces import wide
+from gasam.walk import uniform_start
 from gasam.weights import displaced
 
 Offset = Mapping[str, Tensor]

@@ -14,8 +14,8 @@ from gasam.analysis.checks import check_number, check_radius, check_real, check_
 from gasam.analysis.corruption import Offset, applied, held, matched
 from gasam.analysis.objective import Batches, Objective, Watch, examined, propagate, trained
 from gasam.analysis.results import Result
-from gasam.ball import inverse
-from gasam.portions import wide
+from gasam.pieces import wide
+from gasam.scales import inverse
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from gasam.analysis.attack import random_start, visits_of
 from gasam.analysis.checks import check_number, check_whole
 from gasam.analysis.objective import Batches, Objective, Watch, back_propagate, each, examined, propagate
 from gasam.analysis.results import Result
-from gasam.ball import Start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation

@@ -18,7 +18,7 @@ from gasam.analysis.lanczos import Product, largest, random_normal, random_signs
 from gasam.analysis.objective import Batches, Named, Objective, each, examined, twice_differentiable
 from gasam.analysis.products import GIBIBYTE, Products, connected
 from gasam.analysis.results import Result
-from gasam.portions import wide
+from gasam.pieces import wide
 
 
 @dataclass(frozen=True)
