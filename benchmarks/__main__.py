@@ -1,7 +1,4 @@
-"""Measure everything, or the parts named; write results.json and docs/performance.md.
-
-`python -m benchmarks faults` injects faults instead, and writes docs/reliability.md.
-"""
+"""Measure everything, or the parts named; write results.json and docs/performance.md."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -42,10 +38,6 @@ def commit() -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["faults"]:
-        from benchmarks.faults.__main__ import main as inject
-
-        sys.exit(inject(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all unless named")
     parser.add_argument("--rounds", type=int, default=50, help="rounds of the interleaved timings (default 50)")

@@ -14,10 +14,9 @@ from accelerate import Accelerator
 
 from benchmarks.measure import interleaved, ratio
 from gasam import Perturbation, SharpBackward
-from gasam.lab.families import Family
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training
-from gasam.lab.training.optimisation import optimizer_for
+from gasam.lab.families.family import Family
+from gasam.lab.storage import Checkpoints
+from gasam.lab.training.loop import Training, optimizer_for
 from gasam.lab.training.plan import Plan, make
 
 TASKS = {"docstrings": "TextCNN", "pydoc": "LSTM", "numerals": "Transformer"}

@@ -16,8 +16,7 @@ from torch.autograd import grad
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import interleaved, ratio
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.analysis.products import Matrix
 from gasam.analysis.spectrum import top_eigenvalues
 

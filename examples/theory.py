@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis import CrossEntropy, Objective
 from gasam.lab.theory import (
     DIVERGENCES,
     agreement,

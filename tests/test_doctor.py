@@ -1,70 +1,78 @@
 """The doctor on this machine's CPU: it passes here, notices what is wrong, and survives crashes."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from gasam import doctor, doctor_checks
-from gasam.portions import Portion
+from gasam import doctor, reference
 
-SOURCE = str(Path(doctor.__file__).parents[1])
+ORIGINAL = doctor.problem
+
+
+def crash(name, device):
+    os.kill(os.getpid(), signal.SIGILL)
 
 
 def test_everything_is_fine_on_the_cpu():
-    command = [sys.executable, "-m", "gasam.doctor", "--device", "cpu", "--json"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": SOURCE}, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["ok"]
-    status = {each["check"]: each["status"] for each in found["findings"]}
-    for name in doctor_checks.TYPES:
-        assert status[f"{name} walk"] == doctor_checks.OK
-        assert status[f"{name} restore"] == doctor_checks.OK
-    assert status["no synchronisation"] == status["time"] == doctor_checks.OK
-    assert found["machine"]["torch"] == torch.__version__
+    found = doctor.in_own_process(doctor.of_type, "bfloat16", "cpu")
+    assert found.status == doctor.OK, found
+    for name in ("float64", "float32", "float16"):
+        assert "the same bits after 4 walks and an interrupted one; error " in doctor.of_type(name, "cpu")
+    assert doctor.synchronisation("", "cpu")
+    assert doctor.machine("cpu")["torch"] == torch.__version__
 
 
-def test_a_crash_is_reported_with_its_cure(monkeypatch):
-    """A real process that dies by the signal of an illegal instruction."""
-    die = f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"
-    original = subprocess.run
-    monkeypatch.setattr(
-        doctor.subprocess, "run", lambda command, **options: original([sys.executable, "-c", die], **options)
-    )
-    (finding,) = doctor.in_own_process("bfloat16", "cpu")
-    assert finding.status == doctor_checks.FAILED
+def test_a_crash_is_reported_with_its_cure():
+    finding = doctor.in_own_process(crash, "bfloat16", "cpu")
+    assert finding.status == doctor.FAILED
     assert "illegal instruction" in finding.detail
     assert "ONEDNN_MAX_CPU_ISA" in finding.detail
 
 
-def test_a_restore_that_loses_bits_fails(monkeypatch):
-    monkeypatch.setattr(Portion, "restore", lambda self: None)
-    findings = {each.check: each for each in doctor_checks.of_type("float32", "cpu")}
-    assert findings["float32 restore"].status == doctor_checks.FAILED
+class Changing(nn.Module):
+    """Writes to its weights, or reads a value, in each pass."""
+
+    def __init__(self, model, how):
+        super().__init__()
+        self.model, self.how = model, how
+
+    def forward(self, x):
+        with torch.no_grad():
+            if self.how == "writes":
+                self.model[0].weight.mul_(1.01)
+            else:
+                self.model[0].weight.sum().item()
+        return self.model(x)
 
 
-def test_a_wrong_walk_fails(monkeypatch):
-    original = Portion.displace
-    monkeypatch.setattr(Portion, "displace", lambda self, values, factor: original(self, values, factor * 1.5))
-    findings = {each.check: each for each in doctor_checks.of_type("float32", "cpu")}
-    assert findings["float32 walk"].status == doctor_checks.FAILED
+def with_model(how):
+    def problem(dtype, device):
+        model, x, y = ORIGINAL(dtype, device)
+        return Changing(model, how), x, y
+
+    return problem
+
+
+def test_other_bits_fail(monkeypatch):
+    monkeypatch.setattr(doctor, "problem", with_model("writes"))
+    with pytest.raises(ArithmeticError, match="1 of 6 tensors have other bits"):
+        doctor.of_type("float32", "cpu")
+
+
+def test_another_walk_fails(monkeypatch):
+    original = reference.walk
+    monkeypatch.setattr(reference, "walk", lambda *args, **options: original(*args, **options | {"cap": 1e-4}))
+    with pytest.raises(ArithmeticError, match="against the float64 reference"):
+        doctor.of_type("float32", "cpu")
 
 
 def test_a_step_that_synchronises_fails(monkeypatch):
-    original = Portion.displace
-    monkeypatch.setattr(
-        Portion, "displace", lambda self, values, factor: original(self, values, factor * factor.sum().item())
-    )
-    finding = doctor_checks.guarded("no synchronisation", lambda: doctor_checks.synchronisation("cpu"))
-    assert finding.status == doctor_checks.FAILED
+    monkeypatch.setattr(doctor, "problem", with_model("reads"))
+    with pytest.raises(RuntimeError):
+        doctor.synchronisation("", "cpu")
 
 
 def test_an_unknown_device_is_refused(capsys):

@@ -1,10 +1,9 @@
-"""Faults in the walk, the planted bugs that a campaign must notice, and the bugs that one has found."""
+"""Faults in the walk that once lost something."""
 
 import warnings
 
 import pytest
 import torch
-from benchmarks.faults import page, planted, processes, walk
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam
@@ -14,71 +13,6 @@ from gasam.watch import Watch
 from gasam.weights import run_again_if_interrupted
 from problems import batch, network
 from tolerances import same_bits
-
-
-def test_no_fault_loses_anything():
-    found = walk.run(seed=11, faults=120)
-    assert found["lost"] == []
-    assert found["faults"] == 120
-    assert len(found["kinds"]) == len(walk.KINDS)
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [
-        "the restore skips one tensor",
-        "the restore ignores interrupts",
-        "a half-finished pass leaves its gradients",
-        "a failed step advances the schedule",
-        "the method keeps NaN",
-    ],
-)
-def test_campaign_notices_a_planted_bug(bug):
-    assert planted.run(names=[bug])[bug] is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", planted.BUGS)
-def test_campaign_notices_every_planted_bug(bug):
-    assert planted.run(names=[bug])[bug] is not None
-
-
-def test_faults_follow_from_the_seed():
-    first, second = (walk.run(seed=5, faults=20) for _ in range(2))
-    assert first | {"seconds": 0} == second | {"seconds": 0}
-
-
-def test_page_is_up_to_date():
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(page.results())
-
-
-@pytest.mark.parametrize(
-    ("part", "faults", "bugs"),
-    [("walk", 10_000, 8), ("processes", 300, 0), ("runs", 1_000, 8), ("cluster", 5, 0), ("inputs", 500, 0)],
-)
-def test_recorded_campaign_is_large_and_lost_nothing(part, faults, bugs):
-    if part not in page.results():
-        pytest.skip(f"no campaign is recorded: run `python -m benchmarks faults --only {part}`")
-    found = page.results()[part]
-    assert found["faults"] >= faults
-    assert found["lost"] == []
-    assert len(found.get("planted", {})) >= bugs
-    assert None not in found.get("planted", {}).values()
-
-
-@pytest.mark.slow
-def test_no_fault_in_two_processes_loses_anything():
-    found = processes.campaign(seed=1, size="sample")
-    assert found["lost"] == []
-    assert found["faults"] == sum(map(sum, processes.SIZES["sample"].values()))
-
-
-def test_page_is_made_from_the_parts_that_there_are():
-    text = page.page({"cluster": {"faults": 3, "lost": ["a record"], "kinds": {"node killed": 3}}})
-    assert "| a Ray cluster | 3 | 1 |" in text
-    assert "| node killed | 3 |" in text
-    assert "| the walk, one process | not run |" in text
-    assert "## Faults in the walk" not in text
 
 
 class Once:

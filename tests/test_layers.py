@@ -19,7 +19,6 @@ LAYERS = (
     "gasam.lab.tables",
     "gasam.lab.provenance",
     "gasam.lab.records",
-    "gasam.lab.tracking",
     "gasam.lab.theory",
     "gasam.lab.data",
     "gasam.lab.families",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gasam.backward import SharpBackward
-from gasam.contexts import same_noise, unchanged_state
-from gasam.passes import Pass, back, call, now
+from gasam.contexts import same_noise, together, unchanged_state
+from gasam.schedule import Clock
 from gasam.trace import Detail, Trace
-from gasam.walk import traced_climb
+from gasam.watch import Watch
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
 """The sizes that are tested by default, as multiples of the perturbation's size."""
@@ -40,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`. Printing it shows a table; `draw` makes a picture.
+    """The result of `range_test`. Printing it shows a table.
 
     Args:
         unit: The unit of the sizes, "budget" or "epsilon".
@@ -55,8 +54,7 @@ class RangeTest:
     @property
     def without_signal(self) -> list[str]:
         """Groups whose gradient is only rounding noise, so that they have no meaningful cosines."""
-        judged = {name for row in self.rows for name in row.cosines}
-        return [name for name in self.groups if name not in judged]
+        return [name for name in self.groups if not any(name in row.cosines for row in self.rows)]
 
     def turning_point(self) -> tuple[float, str] | None:
         """The smallest size at which the gradient of a group turns (its cosine is below 0), and this group."""
@@ -65,56 +63,26 @@ class RangeTest:
                 return row.size, min(row.cosines, key=lambda name: row.cosines[name])
         return None
 
-    @property
-    def _article(self) -> str:
-        return "an" if self.unit == "epsilon" else "a"
-
     def summary(self) -> str:
+        unit = ("an " if self.unit == "epsilon" else "a ") + self.unit
         turn = self.turning_point()
-        if turn is None:
-            found = f"No group's gradient turns up to {self._article} {self.unit} of {self.rows[-1].size:.3g}."
-            limited = [row.size for row in self.rows if row.capped == 1]
-            if limited:
-                found += f" All groups are capped from {limited[0]:.3g} on: give a larger cap to see more."
-            return found
-        return f"The gradient of {turn[1]} turns at {self._article} {self.unit} of {turn[0]:.3g}: stay well below it."
+        if turn is not None:
+            return f"The gradient of {turn[1]} turns at {unit} of {turn[0]:.3g}: stay well below it."
+        found = f"No group's gradient turns up to {unit} of {self.rows[-1].size:.3g}."
+        limited = [row.size for row in self.rows if row.capped == 1]
+        return found + (f" All groups are capped from {limited[0]:.3g} on: give a larger cap." if limited else "")
 
     def __str__(self) -> str:
-        head = f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"
-        lines = [
+        lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"]
+        lines += [
             f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g} {row.largest_ratio:10.3g}"
             f" {row.lowest_cosine:14.3f}  {row.largest}"
             for row in self.rows
         ]
-        if self.without_signal:
-            names = ", ".join(self.without_signal[:3]) + (", ..." if len(self.without_signal) > 3 else "")
-            lines.append(f"Left out, because their gradient is only rounding noise: {names}.")
-        return "\n".join([head, *lines, self.summary()])
-
-    def draw(self, file: str | Path) -> None:
-        """Draw the rise, |a|/|w| and the cosines against the size. Needs matplotlib."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ImportError("draw needs matplotlib: pip install matplotlib") from None
-        figure = Figure(figsize=(11, 3.2), layout="constrained")
-        rises, ratios, cosines = figure.subplots(1, 3)
-        sizes = [row.size for row in self.rows]
-        rises.plot(sizes, [row.predicted for row in self.rows], label="predicted")
-        rises.plot(sizes, [row.measured for row in self.rows], label="measured")
-        rises.set(ylabel="rise of the loss", yscale="symlog")
-        rises.legend()
-        ratios.plot(sizes, [row.ratio for row in self.rows], label="all weights")
-        ratios.plot(sizes, [row.largest_ratio for row in self.rows], label="largest of a group")
-        ratios.set(ylabel="|a| / |w|", yscale="log")
-        ratios.legend()
-        for name in self.groups:
-            cosines.plot(sizes, [row.cosines.get(name, math.nan) for row in self.rows], lw=0.8)
-        cosines.axhline(0, color="black", lw=0.6)
-        cosines.set(ylabel="cosine of each group's gradients")
-        for axes in (rises, ratios, cosines):
-            axes.set(xscale="log", xlabel=self.unit)
-        figure.savefig(file)
+        if names := self.without_signal:
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            lines.append(f"Left out, because their gradient is only rounding noise: {shown}.")
+        return "\n".join([*lines, self.summary()])
 
 
 def range_test(
@@ -137,64 +105,58 @@ def range_test(
         sizes: The values of epsilon or budget to test, in the unit of the perturbation. By default 12 sizes from 1/64
             to 32 times the perturbation's size.
     """
-    unit = "epsilon" if sharp.perturbation.budget is None else "budget"
-    if sharp.perturbation.size == 0:
-        raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {sharp.perturbation}")
-    if sizes is None:
-        sizes = [sharp.perturbation.size * multiple for multiple in SIZES]
-    batches = list(batches)
+    walk, batches = sharp.perturbation, list(batches)
+    if walk.size == 0:
+        raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {walk}")
+    sizes = [walk.size * multiple for multiple in SIZES] if sizes is None else sizes
     if not batches or not sizes or min(sizes) <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
-    rows = list[Row]()
-    groups = dict[str, None]()
+    unit = "epsilon" if walk.budget is None else "budget"
+    probe = copy.copy(sharp)
+    probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
+    probe.method_state, probe.around = sharp.method_state.unchanged(), together(same_noise(), sharp.around)
+    rows, groups = list[Row](), dict[str, None]()
     with unchanged_state(sharp.model, sharp.parameters):
         for size in sorted(sizes):
-            strength = size / sharp.perturbation.size
-            traces = [_walk(sharp, strength, partial(loss_function, batch)) for batch in batches]
-            for trace in traces:
-                groups |= dict.fromkeys(_detail(trace).labels)
+            step_size = None if walk.step_size is None else walk.step_size * size / walk.size
+            changed: dict[str, Any] = {unit: size, "step_size": step_size}
+            probe.perturbation = replace(walk, **changed)
+            traces = [_walk(probe, partial(loss_function, batch)) for batch in batches]
+            groups |= dict.fromkeys(label for _, detail in traces for label in detail.labels)
             rows.append(_row(size, traces))
     return RangeTest(unit, tuple(groups), tuple(rows))
 
 
-def _walk(sharp: SharpBackward, strength: float, function: Callable[[], Any]) -> Trace:
-    noise = same_noise()
-
-    def evaluate(k: int) -> Pass:
-        for parameter in sharp.parameters:
-            parameter.grad = None
-        with noise(k, False), sharp.around(k, k == sharp.perturbation.steps):
-            loss, _ = call(function)
-            factor = back(loss, sharp.backward, 1.0)
-        scale = now(sharp.gradient_scale)
-        return Pass(loss.detach().clone().reshape(()), factor * scale, scale)
-
-    state = sharp.method_state.unchanged()
-    return traced_climb(sharp.weights, evaluate, sharp.perturbation, strength=strength, detailed=True, state=state)
+def _walk(probe: SharpBackward, function: Callable[[], Any]) -> tuple[Trace, Detail]:
+    for parameter in probe.parameters:
+        parameter.grad = None
+    probe(function)
+    assert probe.last is not None
+    assert probe.last.detail is not None
+    return probe.last, probe.last.detail
 
 
-def _detail(trace: Trace) -> Detail:
-    assert trace.detail is not None
-    return trace.detail
-
-
-def _row(size: float, traces: Sequence[Trace]) -> Row:
-    metrics = [trace.metrics() for trace in traces]
-    name, largest = max((trace.groups.largest_ratio() for trace in traces if trace.groups), key=lambda each: each[1])
-    cosines = dict[str, list[float]]()
-    for detail in map(_detail, traces):
-        assert detail.cosines is not None
-        found = zip(detail.labels, detail.cosines.tolist(), detail.with_signal.tolist(), strict=True)
-        for label, cosine, has_signal in found:
-            if has_signal:
+def _row(size: float, traces: Sequence[tuple[Trace, Detail]]) -> Row:
+    metrics = [trace.metrics() for trace, _ in traces]
+    ratios, cosines = dict[str, float](), dict[str, list[float]]()
+    for _, detail in traces:
+        ratios |= {label: max(ratio, ratios.get(label, 0.0)) for label, ratio in _by_group(detail, detail.ratios)}
+        signal = dict(_by_group(detail, detail.with_signal))
+        for label, cosine in () if detail.cosines is None else _by_group(detail, detail.cosines):
+            if signal[label]:
                 cosines.setdefault(label, []).append(cosine)
+    largest = max(ratios, key=lambda label: ratios[label], default="no group")
     return Row(
         size=size,
-        predicted=fmean([each["predicted_rise"] for each in metrics]),
-        measured=fmean([float(trace.rise) for trace in traces if trace.rise is not None]),
-        ratio=fmean([each["perturbation_ratio"] for each in metrics]),
-        largest_ratio=largest,
-        largest=name,
-        capped=fmean([each["capped"] for each in metrics]),
+        predicted=fmean(each["predicted_rise"] for each in metrics),
+        measured=fmean(each["rise"] for each in metrics),
+        ratio=fmean(each["perturbation_ratio"] for each in metrics),
+        largest_ratio=ratios.get(largest, 0.0),
+        largest=largest,
+        capped=fmean(each["capped"] for each in metrics),
         cosines={label: fmean(values) for label, values in cosines.items()},
     )
+
+
+def _by_group(detail: Detail, values: Any) -> Iterable[tuple[str, float]]:
+    return zip(detail.labels, values.nan_to_num().tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Dense curvature matrices, made independently by torch.func, and small nets of every kind."""
+"""What the tests of the analyses share: a small problem, dense curvature matrices by torch.func, and small nets."""
 
 import torch
 from torch import nn
@@ -6,7 +6,20 @@ from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from problems import network
+from gasam.analysis import CrossEntropy, Objective
+from problems import batch, network
+
+OBJECTIVE = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
+
+
+def uneven(dtype=torch.float64):
+    """Twelve examples in batches of five and seven."""
+    x, y = batch(dtype, rows=12)
+    return [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
 
 
 def row_losses(z, y):

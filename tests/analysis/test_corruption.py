@@ -4,15 +4,13 @@ import math
 
 import pytest
 import torch
-from classified import bits
+from curvature import bits
 from torch import nn
 
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
 from gasam.pieces import wide
 from problems import network
 from tolerances import EXACT, flat, same_bits
-
-NORMS = (1.2, 1.5, 2.0, 3.0, 20.0, math.inf)
 
 
 def convolution(dtype=torch.float32) -> nn.Sequential:
@@ -24,8 +22,8 @@ def matrices(model):
     return [p.detach().clone() for p in model.parameters() if p.ndim >= 2]
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("norm", [1.2, 2.0, 20.0, math.inf])
 def test_random_corruption_has_the_norm_it_says(norm, dtype):
     model = convolution(dtype)
     offset = random_corruption(model, 0.07, norm, seed=3)
@@ -72,9 +70,15 @@ def test_applied_holds_the_sum_rounded_once(dtype):
     assert same_bits(model.parameters(), home)
 
 
-@pytest.mark.parametrize("levels", [2, 3, 4, 8, 12, 16])
-@pytest.mark.parametrize("per", ["tensor", "channel"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("levels", "per", "dtype"),
+    [
+        (2, "tensor", torch.float32),
+        (3, "channel", torch.float64),
+        (8, "channel", torch.float32),
+        (16, "tensor", torch.float64),
+    ],
+)
 def test_quantised_has_few_levels_and_errs_by_half_a_step(levels, per, dtype):
     model = convolution(dtype)
     home, before = bits(model), matrices(model)
@@ -93,28 +97,17 @@ def test_quantised_has_few_levels_and_errs_by_half_a_step(levels, per, dtype):
             assert rounded.abs().max() == pytest.approx(row.abs().max().item())
 
 
-def test_quantised_vectors_when_asked_and_zero_stays_zero():
+def test_quantised_zeros_stay_zeros():
     model = network()
     with torch.no_grad():
         model[0].weight.zero_()
-    home = bits(model)
-    with quantised(model, 2, "channel", vectors=True):
+    with quantised(model, 2, "channel"):
         assert not model[0].weight.any()
-        assert len(model[0].bias.unique()) <= 3
-        assert not torch.equal(model[0].bias, home[1])
-    assert same_bits(model.parameters(), home)
 
 
-def test_quantised_in_low_precision_restores_bits():
-    model, home = network(torch.bfloat16), bits(network(torch.bfloat16))
-    with quantised(model, 4):
-        assert len(model[0].weight.unique()) <= 15
-        assert not torch.equal(model[0].weight, home[0])
-    assert same_bits(model.parameters(), home)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.1, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fraction", "dtype"), [(0.0, torch.float32), (0.001, torch.float32), (0.5, torch.bfloat16), (0.99, torch.float32)]
+)
 def test_pruned_zeroes_the_fraction_and_the_smallest(fraction, dtype):
     model = convolution(dtype)
     home, before = bits(model), flat(matrices(model))
@@ -148,7 +141,7 @@ def test_pruned_takes_the_first_of_equals():
 
 @pytest.mark.parametrize("corrupted", [lambda m: quantised(m, 4), lambda m: pruned(m, 0.5)])
 def test_weights_come_back_when_interrupted(corrupted):
-    model, home = convolution(), bits(convolution())
+    model, home = convolution(torch.bfloat16), bits(convolution(torch.bfloat16))
 
     def interrupted():
         with corrupted(model):
@@ -157,40 +150,6 @@ def test_weights_come_back_when_interrupted(corrupted):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert same_bits(model.parameters(), home)
-
-
-def enter(context):
-    with context:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("action", "sentence"),
-    [
-        (lambda m: random_corruption(m, -1.0), "radius must be a finite number > 0, got -1.0"),
-        (lambda m: random_corruption(m, True), "radius must be a finite number > 0, got True"),
-        (lambda m: random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
-        (lambda m: random_corruption(m, 1.0, seed=-1), "seed must be a whole number >= 0, got -1"),
-        (lambda m: enter(quantised(m, 1)), "bits must be a whole number from 2 to 16, got 1"),
-        (lambda m: enter(quantised(m, 17)), "bits must be .* got 17"),
-        (lambda m: enter(quantised(m, 8.0)), "bits must be .* got 8.0"),
-        (lambda m: enter(quantised(m, 8, "row")), "per must be one of 'tensor', 'channel', got 'row'"),
-        (lambda m: enter(pruned(m, 1.0)), "fraction must be a finite number >= 0 and < 1, got 1.0"),
-        (lambda m: enter(pruned(m, 0.1, among="layer")), "among must be one of 'tensor', 'model', got 'layer'"),
-        (lambda m: enter(pruned(m, -0.1)), "fraction must be .* got -0.1"),
-        (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
-        (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),
-        (lambda m: enter(applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got \(2,\)"),
-        (lambda m: enter(applied(m, {"0.bias": 1.0})), "got float"),
-        (lambda m: enter(applied(m, [torch.ones(2)])), "offset must be a dictionary of tensors .* got list"),
-    ],
-)
-def test_bad_input_gets_one_sentence(action, sentence):
-    model, home = network(), bits(network())
-    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
-        action(model)
-    assert "\n" not in str(caught.value)
     assert same_bits(model.parameters(), home)
 
 

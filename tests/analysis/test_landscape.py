@@ -6,12 +6,11 @@ import json
 
 import pytest
 import torch
-from classified import OBJECTIVE, uneven
+from curvature import OBJECTIVE, uneven
 from torch import nn
 
 from gasam.analysis.landscape import filter_normalised, line, plane, random_directions
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective, mean_loss
+from gasam.analysis.objective import CrossEntropy, Objective, mean_loss
 from problems import batch, network
 from tolerances import EXACT, error, same_bits
 
@@ -55,10 +54,9 @@ def test_line_along_a_part_of_the_weights():
     assert error(found.losses[0], direct(model, lambda name, w: w + 2 if name == "0.bias" else w)) < EXACT
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_line_towards_another_model_takes_its_statistics_along(seed):
+def test_line_towards_another_model_takes_its_statistics_along():
     """Buffers too, but not beyond the ends."""
-    model, other = normalised_network(seed), normalised_network(seed + 5)
+    model, other = normalised_network(0), normalised_network(5)
     ends, home = other.state_dict(), bits(model)
     found = line(model, OBJECTIVE, uneven(), ALPHAS, other=ends)
 
@@ -136,15 +134,6 @@ def test_filter_normalised_has_the_norms_of_the_filters(dtype):
     assert not found["0.weight"][1].any()
     assert not found["1.weight"].any()
     assert not found["0.bias"].any()
-    vectors = filter_normalised(direction, weights, vectors=True)
-    assert vectors["1.weight"].norm().item() == pytest.approx(6.0)
-    assert not vectors["1.bias"].any()  # as long as the weights: zero
-
-
-def test_filter_normalised_takes_a_number_for_a_vector():
-    found = filter_normalised({"gain": torch.tensor(-3.0)}, {"gain": torch.tensor(2.0)}, vectors=True)
-    assert found["gain"] == -2
-    assert filter_normalised({"gain": torch.tensor(-3.0)}, {"gain": torch.tensor(2.0)})["gain"] == 0
 
 
 def run(kind, model, objective, batches, watch=None):
@@ -157,9 +146,15 @@ def run(kind, model, objective, batches, watch=None):
     return plane(model, objective, batches, points=3, watch=watch)
 
 
-@pytest.mark.parametrize("kind", ["direction", "other", "plane"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("call", [None, 0, 1, 5])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "call"),
+    [
+        ("direction", torch.bfloat16, None),
+        ("direction", torch.float32, 1),
+        ("other", torch.bfloat16, 5),
+        ("plane", torch.float32, 5),
+    ],
+)
 def test_all_is_as_before_also_when_interrupted(kind, dtype, call):
     model = nn.Sequential(network(dtype), nn.BatchNorm1d(3).to(dtype))
     model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
@@ -195,50 +190,3 @@ def test_loss_that_is_not_finite_is_told():
     objective = Objective(lambda m, b: torch.log(m.weight), lambda loss, b: loss.reshape(1))
     found = line(model, objective, [0], [1.0], other={"weight": -torch.ones(1, 1)})
     assert found.as_json()["losses"] == ["nan"]
-
-
-def along(model, **options):
-    return line(model, OBJECTIVE, uneven(), [0.0, 1.0], **options)
-
-
-@pytest.mark.parametrize(
-    ("action", "sentence"),
-    [
-        (lambda m: along(m), "give either direction, .* or other"),
-        (lambda m: along(m, direction={}, other={}), "give either direction, .* or other"),
-        (lambda m: along(m, direction={"nose": torch.ones(1)}), "direction has 'nose', which is no parameter"),
-        (
-            lambda m: along(m, direction={"0.bias": torch.ones(1)}),
-            r"direction\['0.bias'\] must be .*\(5,\), got \(1,\)",
-        ),
-        (lambda m: along(m, direction=torch.ones(1)), "direction must be a dictionary of tensors .* got Tensor"),
-        (lambda m: along(m, other={}), r"other lacks '0.weight': give all weights, such as the state_dict\(\)"),
-        (
-            lambda m: along(m, other=m.state_dict() | {"nose": torch.ones(1)}),
-            "other has 'nose', which is not in the model",
-        ),
-        (
-            lambda m: along(m, other=m.state_dict() | {"0.bias": torch.ones(1)}),
-            r"other\['0.bias'\] must be .*got \(1,\)",
-        ),
-        (lambda m: along(m, other=m), "other must be a state dict .* got Sequential"),
-        (lambda m: line(m, OBJECTIVE, uneven(), [], direction={}), "alphas is empty"),
-        (lambda m: line(m, OBJECTIVE, uneven(), 0.5, direction={}), "alphas must be a list of numbers, got 0.5"),
-        (
-            lambda m: line(m, OBJECTIVE, uneven(), ["a"], direction={}),
-            "an alpha of alphas must be a finite number, got",
-        ),
-        (lambda m: plane(m, OBJECTIVE, uneven(), radius=0), "radius must be a finite number > 0, got 0"),
-        (lambda m: plane(m, OBJECTIVE, uneven(), points=2), "points must be a whole number >= 3, got 2"),
-        (lambda m: plane(m, OBJECTIVE, uneven(), points=10), "points must be odd, .* got 10"),
-        (lambda m: plane(m, OBJECTIVE, uneven(), [{}]), "directions must be two dictionaries .* got 1"),
-        (lambda m: plane(m, OBJECTIVE, uneven(), [{}, {"nose": 1}]), r"directions\[1\] has 'nose'"),
-        (lambda m: plane(m, OBJECTIVE, uneven(), seed=-1), "seed must be a whole number >= 0"),
-        (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which is not in weights"),
-        (lambda m: filter_normalised({"a": torch.ones(2)}, {"a": torch.ones(3)}), r"direction\['a'\] must be .*\(3,\)"),
-    ],
-)
-def test_bad_input_gets_one_sentence(action, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
-        action(network())
-    assert "\n" not in str(caught.value)

@@ -2,12 +2,19 @@
 
 import pytest
 import torch
-from classified import OBJECTIVE, uneven
+from curvature import OBJECTIVE, uneven
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.likelihoods import CrossEntropy, SquaredError
-from gasam.analysis.objective import Objective, back_propagate, each, examined, gradient, mean_loss
+from gasam.analysis.objective import (
+    CrossEntropy,
+    Objective,
+    SquaredError,
+    back_propagate,
+    examined,
+    gradient,
+    mean_loss,
+)
 from problems import batch, network
 from tolerances import EXACT, error, flat
 
@@ -84,32 +91,3 @@ def test_likelihoods_are_torch_losses_by_row():
     targets = torch.randn(4, 5, 3)
     squares = SquaredError()(outputs, (None, targets))
     assert torch.allclose(squares.mean(), nn.functional.mse_loss(outputs, targets))
-
-
-@pytest.mark.parametrize(
-    ("action", "sentence"),
-    [
-        (lambda m: mean_loss(m, OBJECTIVE, []), "batches is empty"),
-        (
-            lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: o.sum()), uneven()),
-            r"one loss per example.*shape \(\)",
-        ),
-        (
-            lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: o), uneven()),
-            r"one loss per example.*\(5, 3\)",
-        ),
-        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, lambda o, b: 1.0), uneven()), "got float"),
-        (lambda m: mean_loss(m, Objective(lambda m, b: m(b[0])[:, None], CrossEntropy()), uneven()), "for targets"),
-        (lambda m: mean_loss(m, Objective(OBJECTIVE.forward, SquaredError()), uneven()), "same shape"),
-        (lambda m: gradient(nn.ReLU(), OBJECTIVE, uneven()), "no parameter that requires a gradient"),
-        (lambda m: gradient(m, OBJECTIVE, iter(uneven())), r"list\(batches\)"),
-    ],
-)
-def test_bad_input_gets_one_sentence(action, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
-        action(network())
-    assert "\n" not in str(caught.value)
-
-
-def test_each_gives_what_it_is_given():
-    assert list(each([1, 2])) == [1, 2]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from gasam.lab import records
 from gasam.lab.engines.local import main_module_hidden, process_context
-from gasam.lab.tracking import session
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -37,7 +36,7 @@ def killed_at(out, task, method, moment, number, walk=None):
         "record": (records, "write"),
     }[place]
     setattr(owner, method_name, _killing(getattr(owner, method_name), number, getattr(signal, name)))
-    run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True)
+    run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True, gradient_norms=True)
 
 
 def _killing(function, number, how):
@@ -51,16 +50,3 @@ def _killing(function, number, how):
         return function(*arguments, **options)
 
     return killer
-
-
-def killed_while_tracked(out):
-    """Killed when the second epoch is in the event file, and not yet counted."""
-    write = session.write_json
-
-    def killer(file, state):
-        if state["rows"] == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(file, state)
-
-    session.write_json = killer
-    run(make("digits", "ga-sam", "tiny", settings={"epochs": 3}), out, cpu=True, track="tensorboard")

@@ -27,10 +27,10 @@ CASES = {
     "train digits --size huge": "size must be one of paper, small@2, small@1, tiny, got 'huge'",
     "train digits --seed -1": "seed must be a whole number from 0 to 2147483647, got -1",
     "train digits --epochs 0": "epochs must be > 0, got 0",
-    "train digits --set depth=3": "digits has no setting 'depth': it has epochs, batch,",
+    "train digits --set depth=3": "there is no setting 'depth': there are epochs, batch,",
     "train digits --set batch": "--set must look like name=value, got 'batch'",
     "train digits --set batch=many": "batch must be a whole number, got 'many'",
-    "train digits --set optimizer=rmsprop": "optimizer must be one of adam, adamw, sgd, got 'rmsprop'",
+    "train digits --set optimizer=rmsprop": "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'",
     "train digits --epsilon 0.1": "the baseline does not walk: leave out --epsilon, or name a method",
     "train digits --method sam --norm x": "--norm must be a number > 1 or inf, got 'x'",
     "train digits --method sam --norm 1": "norm must be a number > 1 or math.inf, got 1.0",
@@ -93,8 +93,8 @@ def test_bad_input_is_told_in_one_sentence_and_nothing_is_written(command, files
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("results nowhere", "no records in nowhere: train something first, or name another folder"),
-        ("results .", "torn.json is not a record: "),
+        ("report nowhere", "no records in nowhere: train something first, or name another folder"),
+        ("report .", "torn.json is not a record: "),
         ("methods --task chess", "task must be one of"),
         ("data get digits", "the data of 'digits' cannot be downloaded: name one of imdb, ptb,"),
     ],
@@ -110,7 +110,7 @@ def test_listing_what_is_not_there_is_told(command, tmp_path, monkeypatch, given
 
 def test_a_record_that_lacks_something_is_told(command, tmp_path):
     write_lines(tmp_path / "other.json", ['{"task": "digits"}'])
-    ended = command("results", tmp_path)
+    ended = command("report", tmp_path)
     assert ended.code == 2
     assert ended.err.startswith(f"gasam: {tmp_path / 'other.json'} is not a record: it lacks size, method")
 

@@ -5,8 +5,6 @@ from scipy import stats
 from synthetic import STEPS, record, records_of
 
 from gasam.lab.report.comparison import comparison
-from gasam.lab.report.contents import Contents
-from gasam.lab.report.findings import of_task
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.notes import conclusion
 
@@ -45,43 +43,6 @@ def interval(ours, theirs):
 def test_without_a_longer_baseline_there_is_one_budget():
     found = shown(records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}))
     assert LONG not in found["GA-SAM"]
-
-
-def test_a_task_page_names_the_walks_that_differ_clearly_at_both_budgets():
-    scores = {"baseline": BASELINE, "sam": moved(0.1), "asam": moved(-1), "ga-sam": moved(1)}
-    runs = [*records_of("imdb", scores), *longer("imdb", moved(1, 0.02))]
-    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "corrected" in sentence]
-    long = f"plain training (epochs {2 * EPOCHS})"
-    assert told == [
-        "Size small, at equal epochs, corrected for 3 walks: better than plain training: GA-SAM; worse than plain "
-        "training: ASAM.",
-        f"Size small, at equal gradient evaluations, corrected for 3 walks: worse than {long}: SAM, ASAM.",
-    ]
-    two_seeds = [run for run in runs if run.seed < 3]
-    assert not [sentence for sentence in of_task(Contents(two_seeds), "imdb") if "corrected" in sentence]
-
-
-def test_a_cheap_walk_has_no_second_opponent_of_equal_cost():
-    """A walk on every 10th step costs as much as plain training within 10%."""
-    cheap = [
-        record(
-            "imdb", method, score, seed=seed, walk={"walk_every": 10}, gradient_evaluations=int(1.08 * STEPS * EPOCHS)
-        )
-        for method, shift in (("sam", 1), ("ga-sam", 2))
-        for seed, score in enumerate(moved(shift), 1)
-    ]
-    told = of_task(Contents([*records_of("imdb", {"baseline": BASELINE}), *cheap]), "imdb")
-    assert [each.partition(",")[2].partition(",")[0] for each in told if "corrected" in each] == [" at equal epochs"]
-
-
-def test_a_task_page_names_walks_that_cannot_be_judged():
-    scores = {"baseline": BASELINE, "sam": moved(0.1), "asam": moved(-1), "ga-sam": [85.0, 50.0, 85.1, 50.2]}
-    runs = records_of("imdb", scores)
-    told = [sentence for sentence in of_task(Contents(runs), "imdb") if "corrected" in sentence]
-    assert told == [
-        "Size small, at equal epochs, corrected for 2 walks: worse than plain training: ASAM; left out, because the "
-        "scores vary far more than those of the others: GA-SAM."
-    ]
 
 
 def test_each_method_stands_beside_both_baselines():

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from synthetic import record, records_of
+from synthetic import records_of
 
 from gasam.lab.report.comparison import comparison
-from gasam.lab.report.contents import Contents
-from gasam.lab.report.summary import answers
 
 NOISE = {"test_error": 0.5, "worthless": 50.0}
 
@@ -83,22 +81,6 @@ def test_comparison_of_own_data_names_its_files(command, tmp_path):
     assert ended.code == 0, ended.err
     [note] = [note for note in json.loads(ended.out)["notes"] if "collapsed" in note]
     assert f"gasam tune classify --method ga-sam --size tiny --train '{file}' --set epochs=8 --out" in note
-
-
-def test_the_summary_compares_ga_sam_with_plain_training_and_the_other_methods():
-    """In the size nearest to the paper's; one seed decides nothing."""
-    scores = {"baseline": [86.0, 86.1, 86.2], "sam": [80.0, 80.1, 80.2], "ga-sam": [86.5, 86.4, 86.7]}
-    new = records_of("imdb", scores, size="small@2")
-    old = records_of("imdb", {"baseline": [84.0], "ga-sam": [85.0]})
-    table = answers(Contents([*old, *new]))
-    [row] = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
-    assert (row["task"], row["size"], row["seeds"]) == ("[imdb](results/imdb.md)", "small@2", "3")
-    difference = row["GA-SAM minus plain training, equal epochs"]
-    assert difference.startswith("+0.43 [")
-    assert difference.endswith("] points: better")
-    assert (row["GA-SAM is better than"], row["gradient evaluations"]) == ("SAM", "2.00x")
-    assert answers(Contents(old)).rows[0][3:] == ("+1.00 points", "2.00x"), "one seed decides nothing"
-    assert answers(Contents([record("imdb")])).rows == ()
 
 
 def test_a_method_that_never_walked_is_named():

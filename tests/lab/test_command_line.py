@@ -88,10 +88,12 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
     without = command(*arguments, "--steps=2", "--norm=2.0", "--epsilon=1e-2", "--set=hidden=[9]", "--set=rows=null")
     assert f"model: {file.with_suffix('')} is missing: use another --out to train it again" in without.out
 
-    [table] = json.loads(command("results", tmp_path, "--json").out)
-    assert table["title"] == "digits, size tiny"
-    assert [row["method"] for row in table["rows"]] == ["ga-sam"]
-    assert f"{record['test']:.2f} (1 seed)" in command("results", tmp_path).out
+    listed = json.loads(command("report", tmp_path, "--json").out)
+    assert [(run["task"], run["method"], run["test"]) for run in listed["runs"]] == [
+        ("digits", "ga-sam", record["test"])
+    ]
+    assert f"{record['test']:.2f}" in command("report", tmp_path).out
+    assert command("report", tmp_path, "--csv").out.startswith("task,size,data,")
 
 
 def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
@@ -172,13 +174,12 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
 
 
 HELP = {
-    (): ["train", "compare", "reproduce", "results", "report", "tasks", "methods", "data", "Exit codes"],
+    (): ["train", "compare", "reproduce", "report", "tasks", "methods", "data", "Exit codes"],
     ("train",): ["--method", "--size", "--seed", "--epsilon", "--norm", "--steps", "--scale", "--granularity",
                  "--epochs", "--same-noise", "--train", "--text-column", "--data-dir", "--set", "--out", "--json"],
     ("compare",): ["--methods", "--seeds", "--jobs", "--walk", "--valid", "--label-column"],
     ("reproduce",): ["table1", "--tasks", "--seeds", "--jobs"],
-    ("results",): ["--write", "--json"],
-    ("report",): ["--html", "--json"],
+    ("report",): ["--html", "--csv", "--json"],
     ("tasks",): ["--json"],
     ("methods",): ["--task"],
     ("data",): ["--data-dir", "get"],

@@ -16,9 +16,9 @@ from gasam.lab.families.encoded import WithheldError, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.labelled import accuracy
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.optimisation import optimizer_for, rate_factor
+from gasam.lab.training.loop import optimizer_for, rate_factor
 from gasam.lab.walks import choose
 from tolerances import EXACT, error, same_bits
 

@@ -1,4 +1,4 @@
-"""A sample of the fault campaigns of runs and of inputs, and the repairs that the whole campaigns led to."""
+"""Faults in runs and files that once lost something."""
 
 import _thread
 import errno
@@ -24,32 +24,6 @@ from gasam.lab.training.run import run
 from local_layout import write_lines
 
 ROOT = Path(__file__).parents[2]
-
-
-def campaign(name):
-    """The figures of a sample, and its exit code."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "faults", "--only", name, "--size", "sample"],
-        capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert ended.stdout, ended.stderr
-    return json.loads(ended.stdout), ended.returncode
-
-
-def test_a_sample_of_faults_in_runs_loses_nothing_and_catches_planted_bugs():
-    found, code = campaign("runs")
-    assert found["lost"] == []
-    assert found["faults"] > 40
-    assert len(found["planted"]) >= 4
-    assert None not in found["planted"].values()
-    assert code == 0
-
-
-def test_a_sample_of_broken_inputs_is_told_in_sentences():
-    found, code = campaign("inputs")
-    assert found["lost"] == []
-    assert found["faults"] > 40
-    assert code == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not sync folders")

@@ -11,12 +11,10 @@ from gasam.lab.analyses import definition
 from gasam.lab.analyses.loading import load
 from gasam.lab.analyses.mixtures import Mixtures, drawn_mixture, straight
 from gasam.lab.paper import figures
-from gasam.lab.paper.figures import doubling, has_half, layers_of
+from gasam.lab.paper.figures import has_half, layers_of
 from gasam.lab.records import AnalysedRun, AnalysisRecord
 from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
-from gasam.lab.training.plan import make
-from gasam.lab.training.run import run
 from tolerances import EXACT
 
 
@@ -215,19 +213,6 @@ def test_table4_has_the_papers_radii_and_a_search_for_runs_that_know_something(r
     assert ended.out.count("Metric under corrupted weights") == 3
 
 
-def test_substitutions_are_those_after_the_epochs_named(reproduce, own_trained, tmp_path):
-    for epochs in (1, 2):
-        plan = make("imdb", "baseline", "tiny", settings={"epochs": epochs, "average": 1})
-        run(plan, own_trained, cpu=True)
-    ended, found = reproduce("substitutions", "--tasks", "imdb")
-    assert "2 of 2 runs are already there, not run again" in ended.err
-    first, second = found["records"]
-    assert [record["run"]["config"]["settings"]["epochs"] for record in (first, second)] == [1, 2]
-    assert first["found"]["norms"] != second["found"]["norms"]
-    assert f"{second['found']['curvature']['cosine']:.2f}" in found["sentence"]
-    assert [doubling(last) for last in (1, 2, 10)] == [[1], [1, 2], [1, 2, 4, 8, 10]]
-
-
 def test_json_for_other_programs(command, own_trained):
     ended = command("reproduce", "figure4", "--size", "tiny", "--cpu", "--out", own_trained, "--json")
     assert ended.code == 0
@@ -239,6 +224,6 @@ def test_json_for_other_programs(command, own_trained):
 def test_an_unknown_study_is_refused_with_all_names(command, tmp_path):
     ended = command("reproduce", "figure9", "--out", tmp_path)
     assert ended.code == 2
-    known = "figure1, figure2, figure3, figure4, figure5, substitutions, table1, table2, table3, table4, table5"
+    known = "figure1, figure2, figure3, figure4, figure5, table1, table2, table3, table4, table5"
     assert ended.err == f"gasam: study must be one of {known}, got 'figure9'\n"
     assert all(study.title for study in figures.FIGURE_STUDIES.values())

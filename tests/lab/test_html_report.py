@@ -17,6 +17,7 @@ from gasam.lab.report.answers import answer_of, headline
 from gasam.lab.report.charts import _placed, curves, over_epochs
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.html_sections import Run, sections
+from gasam.lab.report.run_list import read_runs
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><script>document.title = 'broken'</script> <b> & \"quotes\""
@@ -58,7 +59,7 @@ def folder(tmp_path_factory):
 def page(folder, shared):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GASAM_CACHE", str(shared / "cache"))
-        html_page.write(html_page.of_folder(folder), folder / "report.html")
+        html_page.write(html_page.of_runs(read_runs(folder)[0], folder), folder / "report.html")
     return folder / "report.html"
 
 
@@ -179,7 +180,7 @@ def test_what_is_missing_is_absent():
 
 
 def test_step_times_come_from_the_table_of_a_comparison(folder):
-    [section] = [section for section in html_page.of_folder(folder) if section.task == "digits"]
+    [section] = [section for section in html_page.of_runs(read_runs(folder)[0], folder) if section.task == "digits"]
     [chart] = [chart for chart in section.charts if chart.title == "Score against step time"]
     values = chart.spec["data"]["values"]
     assert {row["label"]: row["cost"] for row in values} == {"Baseline": 1.0, "GA-SAM": 2.2}

@@ -1,7 +1,6 @@
 """Sizes: the paper's appendix written a second time, the models it describes, and settings that are refused."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -160,29 +159,29 @@ def fault(task, **settings):
         ("imdb", "epochs", 2.5, "epochs must be a whole number, got 2.5"),
         ("imdb", "epochs", True, "epochs must be a whole number, got True"),
         ("imdb", "batch", None, "batch must be a whole number, got None"),
-        ("imdb", "rows", 0, "rows must be > 0, got 0"),
+        ("imdb", "rows", 0, "rows must be > 0 or null, got 0"),
         ("imdb", "rows", "all", "rows must be a whole number or null, got 'all'"),
-        ("imdb", "learning_rate", "fast", "learning_rate must be a finite number, got 'fast'"),
+        ("imdb", "learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
         ("imdb", "learning_rate", math.nan, "learning_rate must be a finite number, got nan"),
         ("imdb", "learning_rate", -1, "learning_rate must be > 0, got -1"),
         ("imdb", "weight_decay", -0.1, "weight_decay must be >= 0, got -0.1"),
-        ("imdb", "dropout", 1.0, "dropout must be in [0, 1), got 1.0"),
-        ("imdb", "optimizer", "rmsprop", "optimizer must be one of adam, adamw, sgd, got 'rmsprop'"),
-        ("imdb", "windows", 3, "windows must be a list of whole numbers, got 3"),
-        ("imdb", "windows", (), "windows must be a list of whole numbers, got ()"),
-        ("imdb", "windows", (3, 0), "windows must be > 0, got (3, 0)"),
+        ("imdb", "dropout", 1.0, "dropout must be < 1, got 1.0"),
+        ("imdb", "optimizer", "rmsprop", "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'"),
+        ("imdb", "windows", 3, "windows must be a list, got 3"),
+        ("imdb", "windows", (), "windows must have at least 1 item, got ()"),
+        ("imdb", "windows", (3, 0), "windows must be > 0, got 0"),
         (
             "ptb",
             "schedule",
             "sine",
-            "schedule must be one of constant, halving, inverse_sqrt",
+            "schedule must be one of 'constant', 'halving', 'inverse_sqrt'",
         ),
-        ("ptb", "clip", 0, "clip must be > 0, got 0"),
-        ("en-vi", "units", "letters", "units must be one of words, bpe, got 'letters'"),
-        ("en-vi", "vocabularies", (9,), "vocabularies must be a list of 2 whole numbers, got (9,)"),
-        ("en-vi", "betas", (0.9, 1.0), "betas must be in [0, 1), got (0.9, 1.0)"),
+        ("ptb", "clip", 0, "clip must be > 0 or null, got 0"),
+        ("en-vi", "units", "letters", "units must be one of 'words' or 'bpe', got 'letters'"),
+        ("en-vi", "vocabularies", (9,), "vocabularies must have more items, got (9,)"),
+        ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),
         ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
-        ("mnist", "layers", 3, "mnist has no setting 'layers': it has epochs, batch, learning_rate, rows"),
+        ("mnist", "layers", 3, "there is no setting 'layers': there are epochs, batch, learning_rate, rows"),
     ],
 )
 def test_a_setting_that_cannot_be_is_told_in_one_sentence(task, name, value, told):
@@ -190,8 +189,8 @@ def test_a_setting_that_cannot_be_is_told_in_one_sentence(task, name, value, tol
 
 
 def test_null_takes_a_limit_away_and_a_whole_number_is_the_same_number():
-    assert TASKS["ptb"].settings("tiny", rows=None, clip=None) == replace(
-        TASKS["ptb"].sizes["tiny"], rows=None, clip=None
+    assert TASKS["ptb"].settings("tiny", rows=None, clip=None) == TASKS["ptb"].sizes["tiny"].model_copy(
+        update={"rows": None, "clip": None}
     )
     settings = TASKS["imdb"].settings("tiny", dropout=0, learning_rate=1)
     assert (repr(settings.dropout), repr(settings.learning_rate)) == ("0.0", "1.0")
@@ -204,7 +203,7 @@ VALUES = st.recursive(
 )
 
 
-@given(name=st.sampled_from(TASKS["en-vi"].family.settings_type.names()), value=VALUES)
+@given(name=st.sampled_from(list(TASKS["en-vi"].family.settings_type.model_fields)), value=VALUES)
 def test_whatever_is_set_is_taken_or_told(name, value):
     found = taken_or_told(name, value)
     assert found.startswith((name, "width must")) if isinstance(found, str) else getattr(found, name) == value

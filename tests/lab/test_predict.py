@@ -19,7 +19,7 @@ from gasam.lab import load
 from gasam.lab.analyses.loading import load as load_with_data
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
+from gasam.lab.families.family import Family
 from gasam.lab.families.prediction import PredictionOptions
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import make

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, encoded
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.checkpoints import Checkpoints
 from local_layout import sentence
 
 SETTINGS = TASKS["lm"].sizes["tiny"]
@@ -59,7 +58,7 @@ def same(first, second):
 def test_encoded_data_is_made_once(tmp_path, text):
     counted = Counted(text)
     first = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
-    again = encoded(LanguageModel, counted.source, replace(SETTINGS, dropout=0.3, epochs=9), tmp_path / "cache")
+    again = encoded(LanguageModel, counted.source, SETTINGS.changed(dropout=0.3, epochs=9), tmp_path / "cache")
     assert counted.reads == 1
     assert same(first, again)
     assert first.hash == counted.read().digest()
@@ -68,7 +67,7 @@ def test_encoded_data_is_made_once(tmp_path, text):
 
 
 def test_what_a_size_leaves_out_is_noted(tmp_path, text):
-    fewer = encoded(LanguageModel, Counted(text).source, replace(SETTINGS, rows=7), tmp_path)
+    fewer = encoded(LanguageModel, Counted(text).source, SETTINGS.changed(rows=7), tmp_path)
     assert fewer.notes == ("from a test", "7 of the 20 training examples are used in this size")
 
 
@@ -94,7 +93,7 @@ def test_a_damaged_file_is_made_again(tmp_path, text, damage):
 
 def test_other_settings_or_content_give_another_file(tmp_path, text):
     made = [encoded(LanguageModel, Counted(text).source, settings, tmp_path / "cache")
-            for settings in (SETTINGS, replace(SETTINGS, rows=5), replace(SETTINGS, vocabulary=7))]  # fmt: skip
+            for settings in (SETTINGS, SETTINGS.changed(rows=5), SETTINGS.changed(vocabulary=7))]  # fmt: skip
     assert [len(data.shared["words"]) for data in made[1:]] != [len(data.shared["words"]) for data in made[:2]]
     text.write_text(text.read_text() + "one more line\n")
     changed = encoded(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache")
@@ -104,7 +103,7 @@ def test_other_settings_or_content_give_another_file(tmp_path, text):
 
 def test_an_encoding_that_fails_leaves_no_file(tmp_path):
     source = Source("pairs", lambda: Corpus([("a b c", "d e f")] * 9, [("a", "d")], [("a", "d")]))
-    settings = replace(TASKS["translate"].sizes["tiny"], length=2)
+    settings = TASKS["translate"].sizes["tiny"].changed(length=2)
     with pytest.raises(InputError, match="no training pair"):
         encoded(Translation, source, settings, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

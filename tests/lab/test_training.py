@@ -1,65 +1,65 @@
-"""The training loop: every task and method, equal to a loop written out, repeatable, and resumable at any moment."""
+"""The training loop: equal to a loop written out, repeatable, resumable after every kill, followed by a tracker."""
 
-import json
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
 from accelerate import Accelerator
 from killed_processes import exit_code, killed_at
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, ga_sam
-from gasam.lab.methods import METHODS
+from gasam.lab.errors import InputError
 from gasam.lab.records import as_json, read
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training
+from gasam.lab.training.loop import Training, WalkMeans
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
+from gasam.trace import CLIMBED, NOT_FINITE, Trace
 
 PAPER_AND_TWINS = [name for name, task in TASKS.items() if task.kind != "yours"]
+TWICE = ("digits", "pydoc", "ptb", "numerals")
+"""One task of each family; they are trained again."""
 TIMES = ("seconds", "evaluation_seconds", "commit", "dirty")
+FOLDER = [".lock", "encoding.json", "model.safetensors", "run.json"]
+SCHEDULE = {"budget": 0.1, "cap": 0.01, "walk_progress": 0.05, "walk_warmup": 0.5}
 
 
-def timeless(record):
+def timeless(record, *without):
     """A record without what may differ between two runs of the same."""
     record = as_json(record)
     kept = {key: value for key, value in record.items() if key not in TIMES}
-    curve = [{key: value for key, value in row.items() if key != "seconds"} for row in record["curve"]]
+    curve = [{key: value for key, value in row.items() if key not in ("seconds", *without)} for row in record["curve"]]
     return kept | {"curve": curve}
 
 
+def training_of(plan, folder):
+    data = plan.data()
+    checkpoints = Checkpoints(folder / plan.name(data.hash))
+    return Training(plan, plan.family(data), checkpoints, print, Accelerator(cpu=True))
+
+
 @pytest.mark.parametrize("task", PAPER_AND_TWINS)
-def test_every_task_trains_two_epochs_and_the_same_seed_gives_the_same_record(task, tmp_path):
+def test_every_task_trains_and_the_same_seed_gives_the_same_record(task, tmp_path):
     plan = make(task, "ga-sam", "tiny")
     first = run(plan, tmp_path / "first", cpu=True)
-    again = run(plan, tmp_path / "again", cpu=True)
-    other = run(replace(plan, seed=2), tmp_path / "other", cpu=True)
-
-    assert timeless(first) == timeless(again)
-    assert [row["loss"] for row in other.curve] != [row["loss"] for row in first.curve]
     assert [row["epoch"] for row in first.curve] == [1, 2]
     assert first.valid is not None
     assert first.test is not None
-    late = plan.choice.start_epoch - 1
-    assert first.gradient_evaluations == first.updates // 2 * (late + (2 - late) * (plan.choice.steps + 1))
-    [name] = (tmp_path / "first").glob("*.json")
-    assert json.loads(name.read_text()) == as_json(first)
-    assert sorted(file.name for file in (tmp_path / "first" / name.stem).iterdir()) == FOLDER
-
-
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.make is None])
-def test_every_method_trains_and_counts_its_gradients(method, tmp_path):
-    plan = make("pydoc", method, "tiny", settings={"epochs": 1, "rows": 60})
-    record = run(plan, tmp_path, cpu=True)
-    passes = 1 if method == "baseline" else 2
-    assert record.gradient_evaluations == passes * record.updates
-    assert record.diverged is False
+    name = plan.name(plan.data().hash)
+    assert sorted(file.name for file in (tmp_path / "first" / name).iterdir()) == FOLDER
+    assert timeless(read(tmp_path / "first" / f"{name}.json")) == timeless(first)
+    if task in TWICE:
+        assert timeless(run(plan, tmp_path / "again", cpu=True)) == timeless(first)
+        other = run(replace(plan, seed=2), tmp_path / "other", cpu=True)
+        assert [row["loss"] for row in other.curve] != [row["loss"] for row in first.curve]
 
 
 def test_loop_equals_one_written_out(tmp_path):
@@ -68,15 +68,14 @@ def test_loop_equals_one_written_out(tmp_path):
     record = run(plan, tmp_path, cpu=True)
 
     data, settings = plan.data(), plan.settings
-    training = Training(plan, plan.family(data), Checkpoints(tmp_path / "x"), print, Accelerator(cpu=True))
-    torch.manual_seed(training.seed_for("model"))
+    torch.manual_seed(training_of(plan, tmp_path / "x").seed_for("model"))
     model = plan.family(data).model()
     optimizer = torch.optim.SGD(model.parameters(), 50.0)
     sharp = SharpBackward(model.parameters(), ga_sam(1e-3))
     stream = data["train"].long()
     rows = len(stream) // settings.batch
     columns = stream[: rows * settings.batch].view(settings.batch, rows).t()
-    losses, weights = [], []
+    losses, weights, norms = [], [], []
     for epoch in range(2):
         state, total, count = None, 0.0, 0
         optimizer.param_groups[0]["lr"] = 50.0 * 0.5**epoch
@@ -90,6 +89,7 @@ def test_loop_equals_one_written_out(tmp_path):
 
             optimizer.zero_grad()
             value, state = sharp(loss)
+            norms.append((epoch, [float(p.grad.double().norm()) for p in model.parameters()]))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
             total, count = total + float(value), count + 1
@@ -100,38 +100,32 @@ def test_loop_equals_one_written_out(tmp_path):
     assert best.keys() == weights[record.best_epoch - 1].keys() - tied
     assert all(torch.equal(tensor, weights[record.best_epoch - 1][name]) for name, tensor in best.items())
 
-
-FOLDER = [".lock", "encoding.json", "model.safetensors", "run.json"]
+    watched = run(plan, tmp_path / "norms", cpu=True, gradient_norms=True)
+    for epoch, row in enumerate(watched.curve):
+        means = [fmean(column) for column in zip(*(found for e, found in norms if e == epoch), strict=True)]
+        assert list(row["gradient_norms"].values()) == pytest.approx(means, rel=1e-5), "folded, before clipping"
+    assert timeless(watched, "gradient_norm", "layer_gradient_norms", "gradient_norms") == timeless(record)
 
 
 @pytest.mark.parametrize(
-    ("task", "moment", "number"),
+    ("task", "moment", "number", "walk"),
     [
-        ("pydoc", "SIGKILL-step", 30),
-        ("pydoc", "SIGKILL-write", 2),
-        ("pydoc", "SIGTERM-step", 20),
-        ("numerals", "SIGKILL-step", 5),
-        ("numerals", "SIGKILL-move", 3),
-        ("numerals", "SIGKILL-move", 9),  # the weights and the tokenisers are stored, the description is not
-        ("numerals", "SIGINT-step", 4),
-        ("numerals", "SIGKILL-record", 1),
+        ("pydoc", "SIGKILL-step", 130, SCHEDULE),
+        ("numerals", "SIGKILL-move", 9, None),  # the weights are stored, the description is not
+        ("numerals", "SIGKILL-record", 1, None),
+        ("numerals", "SIGINT-step", 4, None),
     ],
 )
-@pytest.mark.parametrize("walk", [None, {"budget": 0.1, "cap": 0.01, "walk_progress": 0.05, "walk_warmup": 0.5}])
-def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp_path, tmp_path_factory):
-    """Best checkpoints, averaged ones, and a state that is carried from batch to batch; with a schedule and without."""
-    if walk and (task, moment) not in (("pydoc", "SIGKILL-step"), ("pydoc", "SIGTERM-step")):
-        pytest.skip("the schedule is saved with all else: two moments are enough")
-    whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}-{bool(walk)}", tmp_path / "killed"
+def test_a_killed_run_continues_and_ends_bit_equal(task, moment, number, walk, tmp_path, tmp_path_factory):
+    """Best weights and averaged ones, a schedule, gradient norms in mid-epoch."""
+    whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}", tmp_path / "killed"
     plan = make(task, "ga-sam", "tiny", settings={"epochs": 3}, walk=walk)
-    expected = run(plan, whole, cpu=True)
-    if walk:
-        assert expected.updates < expected.gradient_evaluations < 2 * expected.updates
-
+    expected = run(plan, whole, cpu=True, gradient_norms=True)
     stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
     assert exit_code(killed_at, killed, task, "ga-sam", moment, number, walk) in stopped
     assert not list(killed.glob("*.json"))
-    record = run(plan, killed, cpu=True)
+    asked = moment != "SIGINT-step"  # a checkpoint with norms goes on recording them without being asked
+    record = run(plan, killed, cpu=True, gradient_norms=asked)
 
     assert timeless(record) == timeless(expected)
     name = plan.name(plan.data().hash)
@@ -139,6 +133,23 @@ def test_a_killed_run_goes_on_and_ends_bit_equal(task, moment, number, walk, tmp
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert sorted(file.name for file in (killed / name).iterdir()) == FOLDER
+
+
+def test_gradient_norms_cannot_be_had_afterwards(tmp_path):
+    plan = make("digits", "baseline", "tiny")
+    training_of(plan, tmp_path).save()
+    for kind in ("last.pt", ".json"):
+        with pytest.raises(InputError, match=rf"{kind} has no gradient norms: choose another --out"):
+            run(plan, tmp_path, cpu=True, gradient_norms=True)
+        run(plan, tmp_path, cpu=True)
+
+
+def test_a_trial_has_no_test_split_and_no_model(tmp_path):
+    plan = make("digits", "ga-sam", "tiny")
+    trial = run(plan, tmp_path / "trial", cpu=True, test=False)
+    assert trial.test is None
+    assert trial.valid == run(plan, tmp_path / "run", cpu=True).valid
+    assert not list((tmp_path / "trial").glob("*/model.safetensors"))
 
 
 def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
@@ -157,3 +168,79 @@ def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
     weights = [load_file(tmp_path / where / file.stem / "model.safetensors") for where in ("alone", "shared")]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("walk", [SCHEDULE | {"walk_every": 2}, {"epsilon": 1e-3, "steps": 2}])
+def test_the_row_of_an_epoch_has_the_means_of_its_walks(tmp_path, monkeypatch, walk):
+    seen, call = [], SharpBackward.__call__
+
+    def noting(self, function):
+        returned = call(self, function)
+        seen.append((len(self.last.losses), self.last.metrics()))
+        return returned
+
+    monkeypatch.setattr(SharpBackward, "__call__", noting)
+    record = run(make("digits", "ga-sam", "tiny", walk=walk), tmp_path, cpu=True)
+    steps = record.updates // len(record.curve)
+    for number, row in enumerate(record.curve):
+        walks = [metrics for passes, metrics in seen[number * steps : (number + 1) * steps] if passes > 1]
+        assert row.get("walk", {"walks": 0})["walks"] == len(walks)
+        if not walks:
+            continue
+        for name in ("strength", "rise"):
+            assert row["walk"][name] == pytest.approx(fmean(each[name] for each in walks), rel=1e-5)
+        assert row["walk"]["ratio"] == pytest.approx(fmean(each["perturbation_ratio"] for each in walks), rel=0.2)
+
+
+def test_plain_training_has_no_walks_and_walks_that_are_not_finite_are_only_counted(tmp_path):
+    settings = {"epochs": 1, "rows": 60}
+    plain = run(make("pydoc", "baseline", "tiny", settings=settings), tmp_path, cpu=True)
+    assert plain.curve[0].keys() == {"epoch", "loss", "valid", "gradient_evaluations", "seconds"}
+    assert plain.gradient_evaluations == plain.updates
+    noisy = run(make("pydoc", "freelb", "tiny", settings=settings), tmp_path, cpu=True)
+    assert noisy.curve[0]["walk"].keys() == {"walks", "strength", "rise"}, "|a| of embeddings' outputs has no ratio"
+
+    walks, accelerator = WalkMeans(torch.device("cpu")), Accelerator(cpu=True)
+    for last, outcome in ((1.25, CLIMBED), (float("nan"), NOT_FINITE)):
+        losses, norms = (torch.tensor(1.0), torch.tensor(last)), (torch.tensor(0.0), torch.tensor(0.5))
+        walks.add(Trace(losses, norms, torch.tensor(outcome)))
+    row = {"walks": 2, "strength": 1.0, "ratio": 0.25, "rise": 0.25}
+    assert walks.row(accelerator, 2.0) == {"walk": row}
+
+
+def test_a_tracker_gets_every_number_of_the_record_once(tmp_path):
+    """Also of a run that was interrupted after the second epoch."""
+    plan, calls = make("digits", "ga-sam", "tiny", settings={"epochs": 3}), []
+
+    def stopping(update):
+        calls.append(update)
+        if update.epoch == 3 and len(calls) < 100:
+            calls.extend([update] * 100)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, cpu=True, track="tensorboard", on_update=stopping)
+    record = run(plan, tmp_path, cpu=True, track="tensorboard")
+    folder = tmp_path / "tensorboard" / plan.name(plan.data().hash)
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    for name, read_row in {"loss": lambda row: row["loss"], "walk/rise": lambda row: row["walk"]["rise"]}.items():
+        assert [(event.step, event.value) for event in found.Scalars(name)] == [
+            (row["epoch"], pytest.approx(read_row(row), rel=1e-6)) for row in record.curve
+        ]
+    assert found.Scalars("final/test")[0].value == pytest.approx(record.test, rel=1e-6)
+    assert list(folder.glob("*/hparams.yml")), "the configuration"
+
+
+def test_a_tracker_that_fails_gives_one_note_and_training_continues(command, tmp_path):
+    """The tracker cannot write: a file is where its folder should be."""
+    (tmp_path / "tensorboard").write_text("")
+    common = ("digits", "--size", "tiny", "--cpu", "--out", tmp_path, "--json", "--track")
+    trained = command("train", *common, "tensorboard")
+    assert trained.code == 0
+    [note] = [line for line in trained.err.splitlines() if "tensorboard" in line]
+    assert note.startswith("- tensorboard failed (")
+    assert note.endswith("training continues without it")
+    for name, told in (("paper", "--track must be one of aim"), ("comet_ml", "comet_ml is not installed: run `pip")):
+        refused = command("train", *common, name)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert told in refused.err

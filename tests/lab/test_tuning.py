@@ -18,8 +18,8 @@ from synthetic import finding_of, response
 
 from gasam.lab.cli import tuning
 from gasam.lab.engines.jobs import prepare
-from gasam.lab.families import Metric
 from gasam.lab.families.encoded import WithheldError
+from gasam.lab.families.family import Metric
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
 from gasam.lab.records import EpsilonSource

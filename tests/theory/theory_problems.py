@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.theory import settle
 
 RIDGE = 0.1

@@ -4,17 +4,10 @@ from gasam.analysis.attack import Attack, attack, plain
 from gasam.analysis.corruption import applied, pruned, quantised, random_corruption
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.analysis.landscape import Line, Plane, filter_normalised, line, plane
-from gasam.analysis.likelihoods import CrossEntropy, SquaredError
-from gasam.analysis.objective import Objective, gradient, mean_loss
+from gasam.analysis.objective import CrossEntropy, Objective, SquaredError, gradient, mean_loss
 from gasam.analysis.robustness import TABLE4, Curve, HalfRadius, Point, half_radius, robustness
 from gasam.analysis.sharpness import Sharpness, sharpness
 from gasam.analysis.spectrum import Density, Eigenvalues, spectral_density, top_eigenvalues
-from gasam.analysis.substitutions import (
-    FisherSubstitution,
-    NormSubstitution,
-    fisher_substitution,
-    norm_substitution,
-)
 
 __all__ = [
     "TABLE4",
@@ -23,11 +16,9 @@ __all__ = [
     "Curve",
     "Density",
     "Eigenvalues",
-    "FisherSubstitution",
     "GradientNorms",
     "HalfRadius",
     "Line",
-    "NormSubstitution",
     "Objective",
     "Plane",
     "Point",
@@ -36,12 +27,10 @@ __all__ = [
     "applied",
     "attack",
     "filter_normalised",
-    "fisher_substitution",
     "gradient",
     "half_radius",
     "line",
     "mean_loss",
-    "norm_substitution",
     "plain",
     "plane",
     "pruned",

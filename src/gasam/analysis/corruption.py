@@ -10,8 +10,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_choice, check_number, check_radius, check_real, check_shape, check_whole
-from gasam.analysis.objective import trained
+from gasam.analysis.objective import (
+    check_choice,
+    check_number,
+    check_radius,
+    check_real,
+    check_shape,
+    check_whole,
+    trained,
+)
 from gasam.perturbation import Perturbation
 from gasam.pieces import wide
 from gasam.walk import uniform_start
@@ -59,21 +66,21 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
 
 
 @contextmanager
-def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor", *, vectors: bool = False) -> Iterator[None]:
+def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor") -> Iterator[None]:
     """Quantise the weights inside the block, and restore them bit for bit.
 
     Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1).
     This gives 2^bits - 1 levels and an error of at most s / 2. The levels are rounded to the weights' type.
+    Tensors with fewer than two dimensions, such as biases, do not change.
 
     Args:
         model: The model.
         bits: Bits per weight, from 2 to 16.
         per: What shares a step size s: each "tensor", or each "channel", which is a row of the first dimension.
-        vectors: Also quantise vectors such as biases and gains, which usually stay unchanged.
     """
     check_whole("bits", bits, 2, 16)
     check_choice("per", per, get_args(Per))
-    weights = _corruptible(model, vectors)
+    weights = _corruptible(model)
     with held(weights, [_rounded(weight.detach(), bits, per) for weight in weights]):
         yield
 
@@ -93,7 +100,7 @@ def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterat
     """
     check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
     check_choice("among", among, get_args(Among))
-    weights = _corruptible(model, vectors=False)
+    weights = _corruptible(model)
     values = [weight.detach() for weight in weights]
     groups = [values] if among == "model" else [[value] for value in values]
     with held(weights, [kept for group in groups for kept in _without_smallest(group, fraction)]):
@@ -133,9 +140,9 @@ def matched(model: nn.Module, offset: Offset, argument: str) -> dict[str, nn.Par
     return weights
 
 
-def _corruptible(model: nn.Module, vectors: bool) -> list[nn.Parameter]:
+def _corruptible(model: nn.Module) -> list[nn.Parameter]:
     check_real(dict(model.named_parameters()))
-    weights = [w for w in model.parameters() if w.is_floating_point() and w.numel() and (vectors or w.ndim >= 2)]
+    weights = [w for w in model.parameters() if w.is_floating_point() and w.numel() and w.ndim >= 2]
     if not weights:
         raise ValueError("model has no weights of two or more dimensions: give a model with a weight matrix")
     return weights
@@ -143,8 +150,8 @@ def _corruptible(model: nn.Module, vectors: bool) -> list[nn.Parameter]:
 
 def _rounded(weight: Tensor, bits: int, per: Per) -> Tensor:
     exact = weight.to(wide(weight.dtype))
-    by_row = per == "channel" and weight.ndim >= 2
-    largest = exact.abs().amax(tuple(range(1, weight.ndim)), keepdim=True) if by_row else exact.abs().amax()
+    over = tuple(range(1, weight.ndim))
+    largest = exact.abs().amax(over, keepdim=True) if per == "channel" else exact.abs().amax()
     step = largest / float(2 ** (bits - 1) - 1)
     return torch.where(step > 0, exact / step, 0.0).round() * step
 

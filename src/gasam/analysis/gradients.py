@@ -1,4 +1,4 @@
-"""Gradient norms during training, by tensor and by layer, as in Figures 4 and 5 of the paper."""
+"""Mean gradient norms of training epochs, by tensor and by layer, as in Figures 4 and 5 of the paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,13 @@ NamedTensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class Norms:
-    """|g_i|_2 at one step or, if `step` is None, the mean over the steps of an epoch that had a gradient.
+    """The means of |g_i|_2 over the steps of an epoch that had a gradient.
 
     The norm of a layer is the root of the sum of its tensors' squared norms; `whole` is that of all tensors. A norm is
     None if there was no gradient (which differs from a gradient of zero) or if it is not finite.
     """
 
     epoch: int
-    step: int | None
     tensors: dict[str, float | None]
     layers: dict[str, float | None]
     whole: float | None
@@ -35,78 +34,47 @@ class Norms:
         return asdict(self)
 
 
-class _Step(NamedTuple):
-    epoch: int
-    step: int
-    norms: Tensor  # of the tensors, the layers and all tensors together
-    present: tuple[bool, ...]  # which tensors had a gradient
-
-
-class _Epoch(NamedTuple):
-    total: Tensor  # sum of the norms of its steps
-    counts: list[int]  # for each norm, the steps that had it; known without synchronising
-    last_step: int
-
-
 class GradientNorms:
     """Records the norms of the gradients in `.grad` in any training loop, without synchronising with the device.
 
         norms = GradientNorms(model)
         ...
         loss.backward()
-        norms.record(epoch=epoch, step=step)  # before clipping and zero_grad; with a GradScaler after unscale_
+        norms.record(epoch)  # before clipping and zero_grad; with a GradScaler after unscale_
 
     After SharpBackward this is the combined gradient of all passes, which the optimizer uses. Only sparse gradients
-    make a GPU synchronise, because they are coalesced first.
+    make a GPU synchronise, because they are coalesced first. The memory does not grow with the number of steps.
 
     Args:
         model: A module, or its tensors by name.
         layers: Maps the name of a tensor to the name of its layer; by default the module that owns the tensor.
-        every_step: False keeps only the sums of each epoch, so that memory does not grow with the number of steps.
     """
 
-    def __init__(self, model: NamedTensors, layers: Layers | None = None, *, every_step: bool = True) -> None:
+    def __init__(self, model: NamedTensors, layers: Layers | None = None) -> None:
         weights = _checked_tensors(model)
         self.names, self._weights = list(weights), list(weights.values())
         self.labels = [_label(name, layers) for name in self.names]
         self.layers = list(dict.fromkeys(self.labels))
-        self.every_step = every_step
         of_layer = [[label == layer for label in self.labels] for layer in self.layers]
         own, every = torch.eye(len(weights), dtype=torch.bool), torch.ones(1, len(weights), dtype=torch.bool)
         self._members = torch.cat([own, torch.tensor(of_layer), every])  # one row per norm: the tensors it includes
-        self._steps: list[_Step] = []
-        self._epochs: dict[int, _Epoch] = {}
+        # Of each epoch, the sum of each norm, and the number of steps that had it, which needs no synchronisation.
+        self._epochs: dict[int, tuple[Tensor, list[int]]] = {}
 
     @torch.no_grad()
-    def record(self, *, epoch: int, step: int) -> None:
-        """Record the gradients of one step. Steps must grow within an epoch; otherwise number both as you like."""
+    def record(self, epoch: int) -> None:
+        """Record the gradients of one step of an epoch."""
         gradients = [weight.grad for weight in self._weights]
-        present = tuple(gradient is not None for gradient in gradients)
-        norms, found = self._norms(gradients), self._found(present)
-        before = self._epochs.get(epoch)
-        if before is None:
-            self._epochs[epoch] = _Epoch(norms, [int(there) for there in found], step)
-        elif step <= before.last_step:
-            raise ValueError(
-                f"step must grow within an epoch, got {step} after {before.last_step} in epoch {epoch}: "
-                "if you resume from a checkpoint, load the state of the recorder as well"
-            )
-        else:
-            counts = [count + there for count, there in zip(before.counts, found, strict=True)]
-            self._epochs[epoch] = _Epoch(before.total + norms, counts, step)
-        if self.every_step:
-            self._steps.append(_Step(epoch, step, norms, present))
-
-    def by_step(self) -> list[Norms]:
-        if not self.every_step:
-            raise ValueError("every_step=False keeps no single steps: use by_epoch, or record with every_step=True")
-        if not self._steps:
-            return []
-        norms = torch.stack([kept.norms for kept in self._steps]).tolist()
-        return [
-            self._read(kept.epoch, kept.step, numbers, self._found(kept.present))
-            for kept, numbers in zip(self._steps, norms, strict=True)
-        ]
+        device = self._weights[0].device
+        self._members, none = self._members.to(device), torch.zeros((), device=device)
+        squares = torch.stack([none if g is None else squared_norm(g).to(device) for g in gradients]).double()
+        # Not a matrix product, because one infinite square would then make every norm NaN.
+        norms = torch.where(self._members, squares, 0.0).sum(1).sqrt_()
+        present = [gradient is not None for gradient in gradients]
+        layers = {label for label, there in zip(self.labels, present, strict=True) if there}
+        found = [*present, *(layer in layers for layer in self.layers), any(present)]
+        total, counts = self._epochs.get(epoch, (torch.zeros_like(norms), [0] * len(found)))
+        self._epochs[epoch] = total + norms, [count + there for count, there in zip(counts, found, strict=True)]
 
     def by_epoch(self) -> list[Norms]:
         return [self.mean(epoch) for epoch in self._epochs]
@@ -115,64 +83,26 @@ class GradientNorms:
         """The mean over the steps of one epoch."""
         if epoch not in self._epochs:
             raise ValueError(f"epoch must be one that was recorded, one of {sorted(self._epochs)}, got {epoch}")
-        kept = self._epochs[epoch]
-        means = [total / max(count, 1) for total, count in zip(kept.total.tolist(), kept.counts, strict=True)]
-        return self._read(epoch, None, means, kept.counts)
-
-    def as_json(self) -> dict[str, Any]:
-        steps = [norms.as_json() for norms in self.by_step()] if self.every_step else None
-        return {"steps": steps, "epochs": [mean.as_json() for mean in self.by_epoch()]}
+        total, counts = self._epochs[epoch]
+        sums = zip(total.tolist(), counts, strict=True)
+        means = [norm / count if count and math.isfinite(norm) else None for norm, count in sums]
+        tensors = dict(zip(self.names, means[: len(self.names)], strict=True))
+        layers = dict(zip(self.layers, means[len(self.names) : -1], strict=True))
+        return Norms(epoch, tensors, layers, whole=means[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain values, for `torch.load(weights_only=True)`. It does not change later."""
-        steps = self._steps
-        return {
-            "names": list(self.names),
-            "labels": list(self.labels),
-            "every_step": self.every_step,
-            "epochs": {epoch: tuple(kept) for epoch, kept in self._epochs.items()},
-            "steps": [(kept.epoch, kept.step) for kept in steps],
-            "norms": torch.stack([kept.norms for kept in steps]) if steps else None,
-            "present": torch.tensor([kept.present for kept in steps]) if steps else None,
-        }
+        return {"names": list(self.names), "labels": list(self.labels), "epochs": dict(self._epochs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        ours = {"names": self.names, "labels": self.labels, "every_step": self.every_step}
-        for key, value in ours.items():
+        for key, value in {"names": self.names, "labels": self.labels}.items():
             if key not in state or state[key] != value:
                 raise ValueError(
-                    f"state must come from a recorder with the same tensors, layers and every_step, but its {key!r} "
-                    "differs: create the recorder with the same arguments"
+                    f"state must come from a recorder with the same tensors and layers, but its {key!r} differ: "
+                    "create the recorder with the same arguments"
                 )
         device = self._weights[0].device
-        self._epochs = {
-            epoch: _Epoch(total.to(device), list(counts), last_step)
-            for epoch, (total, counts, last_step) in state["epochs"].items()
-        }
-        self._steps = []
-        if state["steps"]:
-            saved = zip(state["steps"], state["norms"].to(device), state["present"].tolist(), strict=True)
-            self._steps = [_Step(epoch, step, norms, tuple(present)) for (epoch, step), norms, present in saved]
-
-    def _norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The norms of the tensors, the layers and all tensors together, in double precision; 0 without a gradient."""
-        device = self._weights[0].device
-        self._members = self._members.to(device)
-        none = torch.zeros((), device=device)
-        squares = torch.stack([none if g is None else squared_norm(g).to(device) for g in gradients]).double()
-        # Not a matrix product, because one infinite square would then make every norm NaN.
-        return torch.where(self._members, squares, 0.0).sum(1).sqrt_()
-
-    def _found(self, present: Sequence[bool]) -> list[bool]:
-        """Which norms exist, given which tensors have a gradient."""
-        layers = {label for label, there in zip(self.labels, present, strict=True) if there}
-        return [*present, *(layer in layers for layer in self.layers), any(present)]
-
-    def _read(self, epoch: int, step: int | None, norms: Sequence[float], found: Sequence[int]) -> Norms:
-        values = [norm if there and math.isfinite(norm) else None for norm, there in zip(norms, found, strict=True)]
-        tensors = dict(zip(self.names, values[: len(self.names)], strict=True))
-        layers = dict(zip(self.layers, values[len(self.names) : -1], strict=True))
-        return Norms(epoch, step, tensors, layers, whole=values[-1])
+        self._epochs = {epoch: (total.to(device), list(counts)) for epoch, (total, counts) in state["epochs"].items()}
 
 
 _NUMBERED = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers?|blocks?|h)\.(\d+)\.")
@@ -211,7 +141,7 @@ def _label(name: str, layers: Layers | None) -> str:
 def _checked_tensors(model: NamedTensors) -> dict[str, Tensor]:
     if isinstance(model, nn.Module):
         model = model.named_parameters()
-    pairs = list(model.items() if isinstance(model, Mapping) else model)
+    pairs: Sequence[Any] = list(model.items() if isinstance(model, Mapping) else model)
     if not pairs:
         raise ValueError("model has no parameters to record: give a model with parameters, or its named_parameters()")
     for pair in pairs:

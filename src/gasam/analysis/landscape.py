@@ -10,10 +10,21 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_number, check_radius, check_real, check_shape, check_whole
 from gasam.analysis.corruption import Offset, applied, held, matched
-from gasam.analysis.objective import Batches, Objective, Watch, examined, propagate, trained
-from gasam.analysis.results import Result
+from gasam.analysis.objective import (
+    Batches,
+    Objective,
+    Result,
+    Watch,
+    check_number,
+    check_radius,
+    check_real,
+    check_shape,
+    check_whole,
+    examined,
+    propagate,
+    trained,
+)
 from gasam.pieces import wide
 from gasam.scales import inverse
 
@@ -135,14 +146,14 @@ def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]
     return directions
 
 
-def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = False) -> dict[str, Tensor]:
+def filter_normalised(direction: Offset, weights: Offset) -> dict[str, Tensor]:
     """d_f |w_f| / |d_f| for each filter f, which is a row of a tensor's first dimension.
+
+    Vectors become zero, as is usual, because moving unit gains by their norm would dominate the result.
 
     Args:
         direction: The direction d by parameter name.
         weights: The weights w, with at least the names of the direction.
-        vectors: Normalise each vector, such as a bias or a gain, as one filter. By default vectors become zero, as is
-            usual, because moving unit gains by their norm would dominate the result.
     """
     for name, values in direction.items():
         if name not in weights:
@@ -152,10 +163,11 @@ def filter_normalised(direction: Offset, weights: Offset, *, vectors: bool = Fal
     normalised = {}
     for name, given in direction.items():
         values, weight = given.to(wide(given.dtype)), weights[name].detach()
-        over = tuple(range(1 if weight.ndim >= 2 else 0, weight.ndim))
+        if weight.ndim < 2:
+            normalised[name] = torch.zeros_like(values)
+            continue
+        over = tuple(range(1, weight.ndim))
         size = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
-        if weight.ndim < 2 and not vectors:
-            size = torch.zeros_like(size)
         normalised[name] = values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
     return normalised
 

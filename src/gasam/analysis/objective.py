@@ -1,17 +1,19 @@
-"""`Objective`, which computes the losses of examples, and functions for the mean loss and its gradient."""
+"""`Objective`, which computes the losses of examples, what all measurements share, and checks of their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
 
-from gasam.analysis.checks import check_real
 from gasam.passes import Pass, uninterrupted
 
 Batches = Iterable[Any]
@@ -40,6 +42,60 @@ class Objective:
                 'use reduction="none" for a loss of torch'
             )
         return losses
+
+
+def second_part(batch: Any) -> Tensor:
+    """The targets of a batch that is a pair of inputs and targets."""
+    return batch[1]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The mean cross-entropy of each row, for outputs (rows, .., classes) and targets (rows, ..) of class numbers.
+
+    Args:
+        targets: Returns the targets of a batch; by default its second part.
+        ignored: Targets with this value, such as padding, do not count. A row without other targets has loss 0.
+        label_smoothing: As in torch's `cross_entropy`, from 0 to 1.
+    """
+
+    targets: Callable[[Any], Tensor] = second_part
+    ignored: int = -100
+    label_smoothing: float = 0.0
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+        targets = self.targets(batch)
+        if targets.shape != outputs.shape[:-1]:
+            raise ValueError(
+                f"outputs must have the shape of the targets and a last dimension for the classes, got outputs "
+                f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}"
+            )
+        losses = cross_entropy(
+            outputs.flatten(0, -2),
+            targets.flatten().long(),
+            ignore_index=self.ignored,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        if targets.ndim == 1:
+            return losses
+        counted = (targets != self.ignored).flatten(1).sum(1).clamp(min=1)
+        return losses.view(len(targets), -1).sum(1) / counted
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """The mean squared error of each row, for outputs and targets of the same shape (rows, ..)."""
+
+    targets: Callable[[Any], Tensor] = second_part
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+        targets = self.targets(batch)
+        if targets.shape != outputs.shape:
+            raise ValueError(
+                f"outputs and targets must have the same shape, got {tuple(outputs.shape)} and {tuple(targets.shape)}"
+            )
+        return torch.square(outputs - targets).reshape(len(targets), -1).mean(1)
 
 
 def mean_loss(model: nn.Module, objective: Objective, batches: Batches) -> float:
@@ -148,3 +204,68 @@ def twice_differentiable() -> Iterator[None]:
     """Use kernels with second derivatives, which fused attention and cuDNN's LSTM do not have."""
     with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
         yield
+
+
+class Result:
+    """A frozen dataclass that can be written as JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values. Infinity and NaN become "inf", "-inf" and "nan", which `float` reads; None was not measured."""
+        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+
+def plain_value(value: object) -> Any:
+    """The value in a form that JSON can hold. A function becomes its name."""
+    if isinstance(value, Result):
+        return value.as_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return getattr(value, "__name__", repr(value)) if callable(value) else value
+
+
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        allowed = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
+
+
+def check_number(
+    name: str, value: object, allowed: str = "", is_allowed: Callable[[float], bool] = lambda value: True
+) -> None:
+    """`allowed` describes in words the condition that `is_allowed` checks for a finite number."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not is_allowed(value):  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be a finite number{allowed and ' ' + allowed}, got {value!r}")
+
+
+def check_radius(value: object, name: str = "radius") -> None:
+    check_number(name, value, "> 0", lambda radius: radius > 0)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_shape(argument: str, name: str, values: object, like: Tensor) -> None:
+    if not isinstance(values, Tensor) or values.shape != like.shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"{argument}[{name!r}] must be a tensor of the weight's shape {tuple(like.shape)}, got {found}"
+        )
+
+
+def check_real(weights: Mapping[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        if weight.is_complex():
+            raise TypeError(
+                f"parameter {name!r} has type {weight.dtype}, but only real floating-point weights can be moved: "
+                "make torch.view_as_real of it the parameter"
+            )

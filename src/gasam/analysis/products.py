@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from gasam.analysis.checks import check_choice
-from gasam.analysis.likelihoods import CrossEntropy, SquaredError
-from gasam.analysis.objective import Batches, Named, Objective, each
+from gasam.analysis.objective import Batches, CrossEntropy, Named, Objective, SquaredError, check_choice, each
 
 Matrix = Literal["empirical_fisher", "fisher", "hessian"]
 Parts = Sequence[Tensor]

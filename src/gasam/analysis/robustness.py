@@ -6,16 +6,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gasam.analysis.attack import attack, passes_of, plain
-from gasam.analysis.checks import check_choice, check_number, check_radius, check_whole
 from gasam.analysis.corruption import applied, length, random_corruption
-from gasam.analysis.objective import Batches, Objective, Watch, examined, propagate
-from gasam.analysis.results import Result
+from gasam.analysis.objective import (
+    Batches,
+    Objective,
+    Result,
+    Watch,
+    check_choice,
+    check_number,
+    check_radius,
+    check_whole,
+    examined,
+    propagate,
+)
 
 TABLE4: dict[float, tuple[float, ...]] = {2.0: (0.05, 0.1, 0.2), math.inf: (1e-4, 2e-4, 5e-4)}
 START, SMALLEST, LARGEST = 1e-3, 1e-7, 1.0  # radii of the search, relative to the size of the weights
@@ -74,12 +83,6 @@ class Curve(Result):
     clean_metric: float
     points: tuple[Point, ...]
     floor: float = 0.0
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Curve:
-        points = tuple(map(Point.from_json, record["points"]))
-        numbers = {name: float(record[name]) for name in ("norm", "clean_loss", "clean_metric", "floor")}
-        return cls(**{**record, **numbers, "points": points})
 
     def kept(self, metric: float) -> float:
         """The share of the clean metric: (metric - floor) / (clean - floor), or clean / metric if lower is better.
@@ -166,16 +169,17 @@ def robustness(
     check_number("factor", factor, "> 1", lambda value: value > 1)
     check_number("floor", floor)
     wanted = None if radii is None else _checked_radii(radii)
-    found = {point.radius: point for point in known}
     with examined(model, batches) as weights:
         loss = propagate(model, objective, batches)
         clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, _judged(model, metric), (), floor)
+        found = {point.radius: point for point in known}
+        subject = _Subject(model, objective, batches, metric, clean, seed, watch)
 
         def measure(radius: float) -> Point:
             for at, point in found.items():
                 if math.isclose(at, radius, rel_tol=1e-6):
                     return point
-            found[radius] = _measured(model, objective, batches, metric, clean, radius, seed, watch)
+            found[radius] = subject.at(radius)
             if keep is not None:
                 keep(found[radius])
             return found[radius]
@@ -183,8 +187,7 @@ def robustness(
         if wanted is None:
             n = sum(weight.numel() for weight in weights.values())
             # The p-norm of an offset with entries +-c that has the 2-norm of the weights.
-            unit = length(weights.values(), 2.0) * n ** (1 / norm - 0.5)
-            _search(clean, measure, unit, factor)
+            _search(clean, measure, length(weights.values(), 2.0) * n ** (1 / norm - 0.5), factor)
         else:
             for radius in wanted:
                 measure(radius)
@@ -230,37 +233,39 @@ def _between(curve: Curve, low: float, before: float, high: float, after: float)
     return HalfRadius(low ** (1 - part) * high**part, low, high, None)
 
 
-def _measured(
-    model: nn.Module,
-    objective: Objective,
-    batches: Batches,
-    metric: Metric,
-    clean: Curve,
-    radius: float,
-    seed: int,
-    watch: Watch | None,
-) -> Point:
-    ball = plain(radius, clean.norm, clean.steps)
-    passes = passes_of(ball, clean.restarts)
-    total = passes + 1 + 2 * clean.draws
+class _Subject(NamedTuple):
+    """What is measured at every radius."""
 
-    def count(done: int, of: int = total) -> None:
-        if watch is not None:
-            watch(done, total)
+    model: nn.Module
+    objective: Objective
+    batches: Batches
+    metric: Metric
+    clean: Curve
+    seed: int
+    watch: Watch | None
 
-    found = attack(model, objective, batches, ball, restarts=clean.restarts, seed=seed, watch=count)
-    with found.applied(model):
-        attacked = _judged(model, metric)
-    count(passes + 1)
-    if not clean.draws:
-        return Point(radius, found.loss, attacked, None, None)
-    losses, metrics = list[float](), list[float]()
-    for draw in range(clean.draws):
-        with applied(model, random_corruption(model, radius, clean.norm, seed=seed + draw)):
-            losses.append(propagate(model, objective, batches))
-            metrics.append(_judged(model, metric))
-        count(passes + 3 + 2 * draw)
-    return Point(radius, found.loss, attacked, sum(losses) / clean.draws, sum(metrics) / clean.draws)
+    def at(self, radius: float) -> Point:
+        model, clean = self.model, self.clean
+        ball = plain(radius, clean.norm, clean.steps)
+        passes = passes_of(ball, clean.restarts)
+        total = passes + 1 + 2 * clean.draws
+
+        def count(done: int, of: int = total) -> None:
+            if self.watch is not None:
+                self.watch(done, total)
+
+        found = attack(model, self.objective, self.batches, ball, restarts=clean.restarts, seed=self.seed, watch=count)
+        with found.applied(model):
+            attacked = _judged(model, self.metric)
+        count(passes + 1)
+        losses, metrics = list[float](), list[float]()
+        for draw in range(clean.draws):
+            with applied(model, random_corruption(model, radius, clean.norm, seed=self.seed + draw)):
+                losses.append(propagate(model, self.objective, self.batches))
+                metrics.append(_judged(model, self.metric))
+            count(passes + 3 + 2 * draw)
+        means = [sum(values) / len(values) if values else None for values in (losses, metrics)]
+        return Point(radius, found.loss, attacked, *means)
 
 
 @torch.no_grad()

@@ -11,10 +11,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_whole
-from gasam.analysis.gram import Examples, gram
 from gasam.analysis.lanczos import Eigen, largest, largest_of, quadrature, random_normal, random_signs
-from gasam.analysis.objective import Batches, Objective, examined, twice_differentiable
+from gasam.analysis.objective import Batches, Objective, check_whole, examined, twice_differentiable
+from gasam.analysis.per_example import Examples, gram
 from gasam.analysis.products import GIBIBYTE, Matrix, Products, Work, check_matrix
 
 Method = Literal["gram", "lanczos", "dense"]

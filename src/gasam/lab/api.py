@@ -170,7 +170,7 @@ def trials_frame(finding: Finding) -> DataFrame:
 
 
 def runs(folder: str | Path = "runs") -> DataFrame:
-    """The finished runs of a folder as a frame, with the columns of `gasam runs --csv`."""
+    """The finished runs of a folder as a frame, with the columns of `gasam report --csv`."""
     found, _ = read_runs(Path(folder))
     return _frame(found, Path(folder))
 

@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, get_args
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+ALLOWED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "literal_error": "one of {expected}",
+    "greater_than": "> {gt:g}",
+    "greater_than_equal": ">= {ge:g}",
+    "less_than": "< {lt:g}",
+    "less_than_equal": "<= {le:g}",
+}
+"""What is allowed by the kind of pydantic's error; other kinds are said in pydantic's words."""
+
 
 class InputError(ValueError):
     """Invalid input. The message is one sentence that names the input, what is allowed and the cure.
@@ -12,3 +33,20 @@ class InputError(ValueError):
 
 class InterruptedWithoutResumeError(Exception):
     """The user interrupted a command that does not continue where it stopped. The message says how far it came."""
+
+
+def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault that pydantic found in values for `model`, in one sentence."""
+    fault = error.errors(include_url=False)[0]
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    name, *place = map(str, fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no {name!r}: there are {', '.join(model.model_fields)}"
+    if fault["type"] == "missing" and not place:
+        return f"{name} must be given"
+    known = ALLOWED.get(fault["type"], "").format(**fault.get("ctx", {}))
+    said = fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"
+    allowed = f"be {known}" if known else said
+    nullable = not place and type(None) in get_args(model.model_fields[name].annotation)
+    return f"{name} must {allowed}{' or null' if nullable else ''}, got {fault['input']!r}"

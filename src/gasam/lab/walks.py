@@ -11,7 +11,7 @@ from torch import nn
 
 from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended, same_noise
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
+from gasam.lab.families.family import Family
 from gasam.lab.methods import Method, Moved, find_method
 from gasam.lab.records import EpsilonSource
 from gasam.lab.tasks import Radius, Task, find

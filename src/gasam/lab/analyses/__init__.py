@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from gasam.analysis.results import plain_value
+from gasam.analysis.objective import plain_value
 from gasam.lab import provenance, records
 from gasam.lab.analyses.comparing import Measure
 from gasam.lab.analyses.definition import KINDS, Analysis, Labels, Measurement

@@ -16,7 +16,7 @@ from gasam.lab.engines.jobs import Job, OnEvent
 from gasam.lab.engines.shipping import Files, read_files
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tasks import Origin
-from gasam.lab.training.progress import OnUpdate
+from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.stored import find_run
 
 

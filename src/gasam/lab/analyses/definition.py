@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from gasam.analysis.results import plain_value
+from gasam.analysis.objective import plain_value
 from gasam.lab.analyses.comparing import Measure, Plotted, compared, panels
 from gasam.lab.analyses.loading import LoadedRun, checked
 from gasam.lab.errors import InputError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +16,13 @@ from gasam.lab.analyses.definition import Analysis
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.data.corpus import Split
 from gasam.lab.errors import InputError
-from gasam.lab.families import drawn
+from gasam.lab.families.family import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
+from gasam.lab.storage import Checkpoints, Weights
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.minimum import Minimum, find_minimum, settle
-from gasam.lab.training.checkpoints import Checkpoints, Weights
+from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
-from gasam.lab.training.progress import ignore_update
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -91,7 +91,7 @@ def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[
 
     from gasam.lab.training.loop import Training
 
-    settings = asdict(run.family.settings) | {"epochs": epochs}
+    settings = dict(run.family.settings) | {"epochs": epochs}
     plan = make(run.record.task, "baseline", run.record.size, seed, settings=settings)
     family = plan.family(run.family.data.with_train(data))
     with TemporaryDirectory() as folder:

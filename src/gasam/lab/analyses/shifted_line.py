@@ -14,8 +14,8 @@ from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, on_the_cpu, whole
 from gasam.lab.records import AnalysisRecord
+from gasam.lab.storage import Weights
 from gasam.lab.theory.risk import Risk, risks
-from gasam.lab.training.checkpoints import Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

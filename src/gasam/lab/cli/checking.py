@@ -11,9 +11,8 @@ def doctor(
     device: Annotated[
         str | None, typer.Option(help="Check this device, such as `cpu` or `cuda:0`. Default: the accelerator, if any.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check versions, the walk in every type, the restore and the speed on this machine, in under a minute.
+    """Check versions, the walk in every type and the restore on this machine, in under a minute.
 
     Send the output with a bug report. The exit code is 1 if something failed.
     """
@@ -23,4 +22,4 @@ def doctor(
     chosen = usual_device() if device is None else device
     if refused := refusal(chosen):
         raise InputError(refused)
-    raise typer.Exit(run(chosen, json))
+    raise typer.Exit(run(chosen))

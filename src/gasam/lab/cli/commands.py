@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gasam
-from gasam.lab.cli import analysis, checking, export, listings, paper, prediction, reporting, runs, training, tuning
+from gasam.lab.cli import analysis, checking, listings, paper, prediction, reporting, training, tuning
 
 
 def show_versions(asked: bool) -> None:
@@ -51,13 +51,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     training.compare,
     prediction.predict,
     paper.reproduce,
-    paper.results,
-    runs.runs,
     reporting.report,
     listings.tasks,
     listings.methods,
     tuning.tune,
-    export.export,
     checking.doctor,
     *analysis.COMMANDS,
 )

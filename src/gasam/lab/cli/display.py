@@ -17,7 +17,7 @@ from gasam.lab.records import RunRecord
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.tasks import of_record
-from gasam.lab.training.progress import Update
+from gasam.lab.training.loop import Update
 
 # Markup is off, because file names and error messages may look like markup.
 console = Console(markup=False, emoji=False, highlight=False)

@@ -115,7 +115,7 @@ def _task(name: str) -> dict[str, Any]:
     from gasam.lab.tasks import TASKS
 
     task = TASKS[name]
-    sizes = {task.asked_size(size): asdict(settings) for size, settings in task.sizes.items()}
+    sizes = {task.asked_size(size): settings.model_dump() for size, settings in task.sizes.items()}
     return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
 
 

@@ -129,6 +129,6 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
 def check_tracker(track: str | None) -> None:
     """Raise `InputError` if --track names no tracker, or one that is not installed."""
     if track is not None:
-        from gasam.lab.tracking.services import check
+        from gasam.lab.training.tracking import check
 
-        check(track, "--track")
+        check(track)

@@ -58,7 +58,7 @@ SameNoise = Annotated[bool, option(WALK, "Use the same dropout masks in every pa
 Tuned = Annotated[bool, option(WALK, "Use the walks that `gasam tune` chose with the same --out.", "--tuned")]
 Track = Annotated[
     str | None,
-    option(RUN, "Follow the training in a tracker, such as tensorboard, wandb or mlflow; see `gasam export --help`."),
+    option(RUN, "Follow the training in a tracker, such as tensorboard, wandb or mlflow."),
 ]
 
 

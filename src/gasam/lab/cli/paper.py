@@ -1,4 +1,4 @@
-"""The commands `gasam reproduce` and `gasam results`."""
+"""The command `gasam reproduce`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FirstSize = Annotated[
 
 @expanded
 def reproduce(
-    study: Annotated[str, typer.Argument(help="table1 to table5, figure1 to figure5, or substitutions.")],
+    study: Annotated[str, typer.Argument(help="table1 to table5, or figure1 to figure5.")],
     place: EngineOptions,
     output: OutputOptions,
     size: FirstSize = "small",
@@ -58,39 +58,6 @@ def reproduce(
         raise InputError(f"{study} always uses the paper's radii: leave out --tuned")
     else:
         _figure(study, size, chosen, numbers or (1,), Origin(data_dir), place, output)
-
-
-def results(
-    folder: Annotated[Path, typer.Argument(help="Folder with records.")] = opt.RUNS,
-    write: Annotated[
-        Path | None, typer.Option(help="Write docs/results.md and the README's table in this checkout of the project.")
-    ] = None,
-    json: opt.Json = False,
-) -> None:
-    """Print tables of all records in a folder. Nothing is trained."""
-    from gasam.lab.cli.display import errors, print_json, print_table
-    from gasam.lab.report import pages
-    from gasam.lab.report.comparison import comparison
-    from gasam.lab.report.run_list import read_runs
-    from gasam.lab.tables import as_json
-
-    if write is not None:
-        if json or folder != opt.RUNS:
-            raise InputError("--write uses the records in that checkout's results folder: leave out FOLDER and --json")
-        for file in pages.write(write):
-            typer.echo(f"wrote {file}")
-        return
-    runs, faults = read_runs(folder)
-    found = [run.record for run in runs]
-    for fault in faults:
-        errors.print(f"not shown: {fault}", style="red", soft_wrap=True)
-    kinds = dict.fromkeys((record.task, record.size) for record in found)
-    tables = [comparison(found, task, size) for task, size in kinds]
-    if json:
-        print_json([as_json(table) for table in tables])
-        return
-    for table in tables:
-        print_table(table)
 
 
 def _table(

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gasam.lab.cli import options as opt
+from gasam.lab.errors import InputError
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder with records.")] = opt.RUNS,
     html: Annotated[Path | None, typer.Option(help="File to write. Default: report.html in the folder.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the list of runs as CSV with all columns.")] = False,
     json: opt.Json = False,
 ) -> None:
-    """Write one HTML page about all runs in a folder, with charts and tables. Nothing is trained or downloaded.
+    """List the runs in a folder, and write an HTML page about them with charts and tables. Nothing is trained.
 
-    Example: `gasam report runs --html results.html`
+    Examples: `gasam report runs --html results.html`, `gasam report runs --csv > runs.csv`
     """
-    from gasam.lab.cli.display import console, errors, print_json
+    from gasam.lab.cli.display import console, errors, print_json, print_table
     from gasam.lab.report import html_page
+    from gasam.lab.report.run_list import read_runs, run_table, runs_as_csv
 
+    if csv and json:
+        raise InputError("give either --csv or --json")
     file = folder / html_page.PAGE if html is None else html
     with errors.status("writing the report"):
-        found = html_page.of_folder(folder)
+        runs, faults = read_runs(folder)
+        found = html_page.of_runs(runs, folder)
         html_page.write(found, file)
-    if json:
+    for fault in faults:
+        errors.print(f"not listed: {fault}", style="red", soft_wrap=True)
+    table = run_table(runs, folder)
+    if csv:
+        sys.stdout.write(runs_as_csv(table))
+    elif json:
         answers = [{"task": each.task, "size": each.size, "answer": each.answer.sentence} for each in found]
-        print_json({"file": str(file), "answers": answers})
-        return
-    for each in found:
-        console.print(f"{each.title}: {each.answer.sentence}", soft_wrap=True)
-    console.print(f"saved: {file}", soft_wrap=True)
+        print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
+    else:
+        print_table(table)
+        for each in found:
+            console.print(f"{each.title}: {each.answer.sentence}", soft_wrap=True)
+        console.print(f"saved: {file}", soft_wrap=True)

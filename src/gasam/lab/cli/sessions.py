@@ -32,7 +32,6 @@ from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
 from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import Table, as_json, markdown
-from gasam.lab.tracking.export import export
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
@@ -83,22 +82,11 @@ def run_many(
     todo = [job for job in found if job.record is None]
     if len(todo) < len(found):
         say(f"{len(found) - len(todo)} of {len(found)} runs are already there, not run again", errors)
-    # On other machines a tracker's files would stay there: those runs are sent from here.
-    followed = {job.name for job in todo} if isinstance(engine, LocalEngine) else set()
+    if track is not None and not isinstance(engine, LocalEngine):
+        raise InputError("--track follows runs on this machine: leave out --on, or --track")
     with Live(len(todo)) as live:
-        live_track = track if followed else None
-        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=live_track)
-    if track is not None:
-        _send(track, [job for job in found if job.record is not None and job.name not in followed], out / track, cpu)
+        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=track)
     return found
-
-
-def _send(track: str, jobs: Sequence[Job], folder: Path, cpu: bool) -> None:
-    """Send finished runs that the tracker did not follow."""
-    try:
-        export(track, [(job.name, job.record) for job in jobs], folder, cpu=cpu)
-    except InputError as error:
-        say(f"- {error}", errors)
 
 
 def search(question: Question | SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> Finding | SettingsFinding:

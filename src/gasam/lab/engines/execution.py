@@ -12,7 +12,7 @@ from typing import Protocol
 from gasam.lab.engines.jobs import Event, Job, OnEvent, Work
 from gasam.lab.errors import InputError
 from gasam.lab.records import RunRecord
-from gasam.lab.training.progress import OnUpdate
+from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.run import run
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from gasam.lab import records
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.storage import Checkpoints
+from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate
 
 
 @dataclass

@@ -30,7 +30,7 @@ from gasam.lab.engines.ray_cluster import check_nodes, connection, new_mailbox, 
 from gasam.lab.engines.ray_worker import Message, Result, execute, node_versions, work_item
 from gasam.lab.engines.shipping import data_bytes, read_files, write_snapshot
 from gasam.lab.errors import InputError
-from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.storage import Checkpoints
 
 MOST_STARTED = 200
 """Jobs that are started or queued in the cluster at a time; each holds a lock, which is an open file."""

@@ -18,10 +18,9 @@ from gasam.lab.engines.execution import Engine, do_all
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.local import threads_of_a_run
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training
+from gasam.lab.storage import Checkpoints
+from gasam.lab.training.loop import OnUpdate, Training, ignore_update
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate, ignore_update
 
 ROUNDS, SECONDS = 15, 20.0
 """The measurement after a comparison ends after this many rounds, or after this many seconds and at least one round."""

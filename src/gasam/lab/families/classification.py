@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.families.family import Share, Sizes
 from gasam.lab.families.labelled import Classification, ClassifierSettings
 from gasam.lab.families.spaces import Space, Span
 from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
@@ -21,7 +22,6 @@ BREAK = re.compile(r"<br\s*/?>")
 WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextCNNSettings(ClassifierSettings):
     """Settings of a TextCNN.
 
@@ -35,13 +35,13 @@ class TextCNNSettings(ClassifierSettings):
         embedding_dropout: The probability that a number of an embedding is dropped.
     """
 
-    vocabulary: int
-    length: int
-    embedding: int
-    maps: int
-    windows: tuple[int, ...] = (3, 4, 5)
-    embedding_scale: float = 1.0
-    embedding_dropout: float = 0.0
+    vocabulary: PositiveInt
+    length: PositiveInt
+    embedding: PositiveInt
+    maps: PositiveInt
+    windows: Sizes = (3, 4, 5)
+    embedding_scale: PositiveFloat = 1.0
+    embedding_dropout: Share = 0.0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
     later: ClassVar[dict[str, Any]] = ClassifierSettings.later | {"embedding_scale": 1.0, "embedding_dropout": 0.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,7 +15,7 @@ from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.storage import replaced, save_tensors
 
 if TYPE_CHECKING:
-    from gasam.lab.families import Family, Recipe
+    from gasam.lab.families.family import Family, Recipe
 
 VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
@@ -112,6 +112,6 @@ def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encod
 
 
 def _key(family: type[Family[Any]], source: Source, settings: Recipe) -> str:
-    chosen = {name: value for name, value in asdict(settings).items() if name in settings.encoding}
+    chosen = {name: value for name, value in settings if name in settings.encoding}
     text = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +14,12 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.data.reading import fault_at
 from gasam.lab.errors import InputError
+from gasam.lab.families.family import Sizes
 from gasam.lab.families.labelled import Classification, ClassifierSettings
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLPSettings(ClassifierSettings):
-    hidden: tuple[int, ...] = (100, 100)
+    hidden: Sizes = (100, 100)
 
 
 class ImageClassification(Classification[MLPSettings]):

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Split
-from gasam.lab.families import Family, Metric, Recipe, Score, drawn
+from gasam.lab.families.family import Family, Metric, Recipe, Score, Share, drawn
 from gasam.lab.families.prediction import ClassPrediction, Prediction, PredictionOptions
 from gasam.lab.families.spaces import Space, Span, around
 
 EVALUATED_AT_ONCE = 250
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassifierSettings(Recipe):
     """Settings that all classifiers share.
 
@@ -31,8 +28,8 @@ class ClassifierSettings(Recipe):
         smoothing: The share of the label that is spread over all classes in the training loss.
     """
 
-    dropout: float
-    smoothing: float = 0.0
+    dropout: Share
+    smoothing: Share = 0.0
 
     later: ClassVar[dict[str, Any]] = {"smoothing": 0.0}
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families import Family, Metric, Recipe, Score, drawn
+from gasam.lab.families.family import Family, Metric, Recipe, Score, Share, drawn
 from gasam.lab.families.line_reader import LineReader, State, exponential
 from gasam.lab.families.prediction import Prediction, PredictionOptions, TextPerplexity
 from gasam.lab.families.spaces import Space, Span, around
@@ -24,7 +23,6 @@ from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 END = "<eos>"
 
 
-@dataclass(frozen=True, kw_only=True)
 class LSTMSettings(Recipe):
     """Settings of an LSTM language model.
 
@@ -37,12 +35,12 @@ class LSTMSettings(Recipe):
         embedding_range: Largest absolute value of the initial embeddings.
     """
 
-    vocabulary: int
-    length: int
-    hidden: int
-    dropout: float
-    layers: int = 2
-    embedding_range: float = 0.1
+    vocabulary: PositiveInt
+    length: PositiveInt
+    hidden: PositiveInt
+    dropout: Share
+    layers: PositiveInt = 2
+    embedding_range: PositiveFloat = 0.1
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
     later: ClassVar[dict[str, Any]] = {"embedding_range": 0.1}

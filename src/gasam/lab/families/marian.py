@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from gasam.lab.families import Recipe
+from gasam.lab.families.family import Recipe, Share
 from gasam.lab.families.spaces import Space, Span
 from gasam.lab.families.subwords import END, PADDING, SPECIALS, START
 
@@ -17,7 +17,6 @@ POSITIONS = 2048
 PAD, BEGIN, FINISH = (SPECIALS.index(special) for special in (PADDING, START, END))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransformerSettings(Recipe):
     """Settings of a Transformer.
 
@@ -35,24 +34,25 @@ class TransformerSettings(Recipe):
         judged: Maximum number of sentences of validation and of test; None for all.
     """
 
-    vocabularies: tuple[int, int]
+    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)
     units: Literal["words", "bpe"]
-    dropout: float
-    width: int = 512
-    layers: int = 6
-    heads: int = 8
-    feedforward: int = 2048
-    smoothing: float = 0.1
-    length: int = 175
-    beam: int = 5
-    judged: int | None = None
+    dropout: Share
+    width: PositiveInt = 512
+    layers: PositiveInt = 6
+    heads: PositiveInt = 8
+    feedforward: PositiveInt = 2048
+    smoothing: Share = 0.1
+    length: PositiveInt = 175
+    beam: PositiveInt = 5
+    judged: PositiveInt | None = None
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _width_fits(self) -> Self:
         if self.width % self.heads or self.width % 2:
             raise ValueError(f"width must be even and a multiple of heads ({self.heads}), got {self.width}")
+        return self
 
     def space(self) -> Space:
         regularised = {

@@ -18,9 +18,9 @@ from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Score, drawn
 from gasam.lab.families.batches import example_count, on_tensors
 from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.family import Family, Score, drawn
 from gasam.lab.families.own_data import Examples, content_hash
 from gasam.lab.families.own_settings import OwnSettings
 from gasam.lab.families.prediction import OwnPrediction, Prediction, PredictionOptions
@@ -87,7 +87,7 @@ class OwnModel(Family[OwnSettings]):
         self.worthless = cache(self.worthless)  # type: ignore[method-assign]  # it evaluates a whole split
 
     def model(self) -> nn.Module:
-        made = self.functions.model(**dict(self.settings.arguments))
+        made = self.functions.model(**self.settings.arguments)
         if not isinstance(made, nn.Module):
             raise InputError(f"model() must return a torch.nn.Module, got {type(made).__name__}")
         return made

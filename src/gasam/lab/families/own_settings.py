@@ -2,67 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from gasam.lab.errors import InputError
-from gasam.lab.families import Recipe
-from gasam.lab.families.setting_checks import check_settings
+from pydantic import Field, PositiveFloat, PositiveInt, create_model
+
+from gasam.lab.families.family import Recipe
+
+_MADE: dict[str, type[OwnSettings]] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnSettings(Recipe):
-    """The settings of a task file: those of training, and the arguments of its `model` function.
+    """The settings of a task file. `settings_with` adds the arguments of its `model` function as fields.
 
     Args:
         code: A hash of the file, so that a changed file gives other runs.
-        arguments: Pairs of the name and the value of each argument of `model`.
     """
 
-    epochs: int = 10
-    batch: int = 32
-    learning_rate: float = 1e-3
+    epochs: PositiveInt = 10
+    batch: PositiveInt = 32
+    learning_rate: PositiveFloat = 1e-3
     code: str = ""
-    arguments: tuple[tuple[str, Any], ...] = ()
 
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            zero=("weight_decay", "warmup", "halve_after", "average"),
-            below_one=("betas",),
-            free=("arguments",),
-        )
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `model`."""
+        return {name: value for name, value in self if name not in OwnSettings.model_fields}
 
-    def changed(self, task: str, overrides: Mapping[str, Any]) -> Self:
-        arguments = dict(self.arguments)
-        training = {name: value for name, value in overrides.items() if name not in arguments}
-        for name in training:
-            if name not in trainable():
-                known = ", ".join([*trainable(), *arguments])
-                raise InputError(f"{task} has no setting {name!r}: it has {known}")
-        given = {name: value for name, value in overrides.items() if name in arguments}
-        for name, value in given.items():
-            arguments[name] = like(arguments[name], value, name)
-        return replace(super().changed(task, training), arguments=tuple(arguments.items()))
-
-    def recorded(self) -> dict[str, Any]:
-        values = super().recorded()
-        del values["arguments"]
-        return values | {name: list(v) if isinstance(v, tuple) else v for name, v in self.arguments}
+    def __reduce__(self) -> tuple[Callable[..., OwnSettings], tuple[Any, ...]]:
+        """Another process has no such class before it makes one."""
+        fields = type(self).model_fields
+        return _restored, ({name: fields[name].default for name in self.arguments}, dict(self))
 
 
-def trainable() -> tuple[str, ...]:
-    """The names of the settings that every task has, and the hash of the file, which records hold."""
-    return (*Recipe.names(), "code")
+def settings_with(arguments: Mapping[str, Any]) -> type[OwnSettings]:
+    """The class of settings with these arguments of `model`, which have the types of their default values."""
+    key = repr(arguments)
+    if key not in _MADE:
+        fields: dict[str, Any] = {name: _field(value) for name, value in arguments.items()}
+        _MADE[key] = create_model("OwnSettings", __base__=OwnSettings, **fields)
+    return _MADE[key]
 
 
-def like(default: Any, value: Any, name: str) -> Any:
-    """A new value for an argument of `model`, which must have the type of its default value."""
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if isinstance(default, tuple) and isinstance(value, list):
-        return tuple(value)
-    if default is not None and type(value) is not type(default):
-        raise InputError(f"{name} must be of the type of its default value, {default!r}, got {value!r}")
-    return value
+def _field(default: Any) -> tuple[Any, Any]:
+    if isinstance(default, tuple):
+        return tuple[Any, ...], Field(default, strict=False)
+    return Any if default is None else type(default), default
+
+
+def _restored(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> OwnSettings:
+    return settings_with(arguments)(**values)

@@ -12,12 +12,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam.analysis.likelihoods import CrossEntropy
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Metric, Score, drawn
 from gasam.lab.families.bleu import bleu, bleu_error
+from gasam.lab.families.family import Family, Metric, Score, drawn
 from gasam.lab.families.marian import PAD, POSITIONS, TransformerSettings, logits, marian
 from gasam.lab.families.prediction import Prediction, PredictionOptions, TranslatedText, ignore_count
 from gasam.lab.families.sentences import by_length, joined, packed, padded, separated

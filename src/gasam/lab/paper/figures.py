@@ -7,18 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gasam.analysis.robustness import TABLE4
-from gasam.lab import tasks
 from gasam.lab.analyses.mixtures import Mixtures
 from gasam.lab.analyses.robustness import Robustness
 from gasam.lab.analyses.shift import check_images
 from gasam.lab.analyses.shifted_line import ShiftedLine
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.analyses.substitutions import Substitutions, epochs_of
 from gasam.lab.paper.figure_study import FIGURE_STUDIES, FigureResult, FigureStudy, TrainedRuns
 from gasam.lab.records import AnalysisRecord, RunRecord
 from gasam.lab.tables import Table
 from gasam.lab.tasks import Origin
-from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -151,35 +148,6 @@ class Table4(FigureStudy):
         return replace(shown, data={"paper": PAPER, "records": every}, tables=(*tables, paper_table()))
 
 
-class SubstitutionsOverTraining(FigureStudy):
-    """Runs of 1, 2, 4, .. epochs. With a constant learning rate and one seed, each is the beginning of the next.
-
-    The last weights of each run are used (`average` 1), because validation may choose the same epoch for all.
-    """
-
-    name = "substitutions"
-    title = "The paper's two substitutions over training"
-    tasks = ("imdb",)
-    substitutes = ("docstrings",)
-    analyses: ClassVar = {
-        "paper": Substitutions(rows=1024),
-        "small": Substitutions(rows=256),
-        "tiny": Substitutions(rows=32),
-    }
-
-    def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
-        return [
-            plan.make(task, "baseline", size, seed, origin=origin, settings={"epochs": epochs, "average": 1})
-            for task in names
-            for seed in seeds
-            for epochs in doubling(tasks.find(task).settings(size).epochs)
-        ]
-
-    def find(self, runs: TrainedRuns) -> FigureResult:
-        analysis = self.analyses[runs.size]
-        return self.shown(analysis, sorted(runs.analyse(analysis, runs.files), key=epochs_of), runs)
-
-
 def paper_table() -> Table:
     rows = tuple((name, *values) for name, values in PAPER.items())
     note = "Absolute radii are those of the paper's 59 million weights."
@@ -197,11 +165,6 @@ def layers_of(record: RunRecord, side: str) -> dict[str, list[float]]:
     rows = [row["layer_gradient_norms"] for row in record.curve]
     names = [name for name in rows[0] if name.startswith(side) and rows[0][name] is not None]
     return {name: [row[name] for row in rows] for name in names}
-
-
-def doubling(last: int) -> list[int]:
-    """The powers of 2 below `last`, and `last`."""
-    return [2**power for power in range(last.bit_length()) if 2**power < last] + [last]
 
 
 def norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:

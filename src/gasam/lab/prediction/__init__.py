@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
+from gasam.lab.families.family import Family
 from gasam.lab.families.prediction import (
     ClassPrediction,
     Prediction,

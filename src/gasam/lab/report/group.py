@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.methods import METHODS
 from gasam.lab.records import EpsilonSource, RunSummary
 from gasam.lab.statistics import FEW, Difference, Standing, counted, paired_difference, signed, summary

@@ -14,11 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gasam.lab import records
+from gasam.lab.analyses import Analysis, restored
 from gasam.lab.data.locations import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.report import contents
+from gasam.lab.records import AnalysisRecord, RunRecord, RunSummary
 from gasam.lab.report.answers import headline
 from gasam.lab.report.html_sections import Run, Section, sections
+from gasam.lab.report.run_list import ListedRun
 from gasam.lab.statistics import counted, number
 from gasam.lab.storage import replaced
 from gasam.lab.tables import holds_numbers
@@ -36,12 +38,10 @@ TEMPLATES.filters |= {"number": number}
 TEMPLATES.globals.update(counted=counted, holds_numbers=holds_numbers)
 
 
-def of_folder(folder: Path) -> list[Section]:
-    """The sections for all runs in a folder, with their analyses and with the step times of earlier comparisons."""
-    runs = [Run(file, records.read(file)) for file in sorted(folder.glob("*.json"))]
-    if not runs:
-        raise InputError(f"no records in {folder}: train something first, or name another folder")
-    analyses = contents.read_analyses(folder / "analysis", [run.record for run in runs])
+def of_runs(found: Sequence[ListedRun], folder: Path) -> list[Section]:
+    """The sections for the runs of a folder, with their analyses and with the step times of earlier comparisons."""
+    runs = [Run(file, record) for file, record in found]
+    analyses = _read_analyses(folder / "analysis", [run.record for run in runs])
     return sections(runs, analyses, _read_step_times(folder / "tables"))
 
 
@@ -79,6 +79,26 @@ def _library() -> str:
             bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
             partial.write_text(bundle, encoding="utf-8")
     return file.read_text(encoding="utf-8")
+
+
+def _read_analyses(folder: Path, runs: Sequence[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
+    """Their runs in the order of the methods, with the source of epsilon, which the record of an analysis lacks."""
+    sources = {_identity(run): run.epsilon_source for run in runs}
+    groups: dict[str, list[AnalysisRecord]] = {}
+    for file in sorted(folder.glob("*.json")):
+        each = records.read_analysis(file)
+        each.run.epsilon_source = sources.get(_identity(each.run)) or each.run.epsilon_source
+        same = [each.kind, each.run.task, each.run.size, each.options]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(each)
+    return [(restored(group[0]), sorted(group, key=_place)) for _, group in sorted(groups.items())]
+
+
+def _identity(run: RunSummary) -> str:
+    return json.dumps([run.config, run.seed, run.data.hash], sort_keys=True)
+
+
+def _place(each: AnalysisRecord) -> tuple[bool, float, float]:
+    return each.run.method != "baseline", each.run.gradient_evaluations, each.run.walk["epsilon"]
 
 
 def _read_step_times(folder: Path) -> dict[tuple[str, str], Mapping[str, float]]:

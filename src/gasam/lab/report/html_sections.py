@@ -18,7 +18,6 @@ from gasam.lab.report.comparison import comparison, described
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import differing, label, radius, run_labels
-from gasam.lab.report.sections import HEADS
 from gasam.lab.tables import Table
 
 WALKS = {
@@ -30,6 +29,7 @@ WALKS = {
     "rise": "Measured rise of the loss",
 }
 """The diagnostics of walks, in the order of the page."""
+HEADS = {"attack": "Robustness of the weights", "spectrum": "Spectrum", "sharpness": "Sharpness"}
 Analyses = Sequence[tuple[Analysis, list[AnalysisRecord]]]
 
 

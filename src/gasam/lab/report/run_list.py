@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gasam.lab import records
 from gasam.lab.errors import InputError
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.records import DataOfRun, RunRecord, RunSummary
 from gasam.lab.report.frame import names_of_data
 from gasam.lab.tables import Cell, Column, Table, tabulated

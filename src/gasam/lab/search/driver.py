@@ -27,8 +27,7 @@ from gasam.lab.search.question import Question
 from gasam.lab.search.strategy import finalists
 from gasam.lab.search.trial import OUTCOME, run_trial
 from gasam.lab.search.worth import BehindBaseline, Pruner
-from gasam.lab.storage import leftovers, write_json
-from gasam.lab.training.checkpoints import Checkpoints
+from gasam.lab.storage import Checkpoints, leftovers, write_json
 from gasam.lab.training.plan import Plan
 
 

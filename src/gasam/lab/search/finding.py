@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from gasam.lab import tasks
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.records import TaskFile, read_as
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.strategy import NORMS, Candidate, TwoStages, best_of

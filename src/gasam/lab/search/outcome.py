@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
-from gasam.lab.families import Recipe
+from gasam.lab.families.family import Recipe
 from gasam.lab.search.strategy import Candidate
 from gasam.lab.search.worth import Pruner, stops
 

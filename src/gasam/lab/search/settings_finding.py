@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from gasam import recommended
 from gasam.lab import tasks
-from gasam.lab.families import Metric
+from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Space, Span
 from gasam.lab.records import TaskFile, read_as
 from gasam.lab.search.outcome import Outcome

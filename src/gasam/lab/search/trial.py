@@ -10,10 +10,8 @@ from accelerate import Accelerator
 from gasam.lab.engines.jobs import Job
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.worth import Pruner, stops
-from gasam.lab.storage import write_json
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training, finite
-from gasam.lab.training.progress import OnUpdate
+from gasam.lab.storage import Checkpoints, write_json
+from gasam.lab.training.loop import OnUpdate, Training, finite
 from gasam.lab.training.run import judge
 
 OUTCOME = "outcome.json"

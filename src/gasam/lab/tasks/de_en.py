@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab.data.corpus import Source
@@ -23,9 +22,9 @@ LAYOUT = Layout(
     note="{} subset of the 160k training pairs",
 )
 
-PAPER = replace(en_vi.PAPER, epochs=70, vocabularies=(8_848, 6_632), units="bpe")
-SMALL = replace(en_vi.SMALL_MODEL, vocabularies=(5_000, 4_000), units="bpe")
-TINY = replace(en_vi.TINY, units="bpe")
+PAPER = en_vi.PAPER.changed(epochs=70, vocabularies=(8_848, 6_632), units="bpe")
+SMALL = en_vi.SMALL_MODEL.changed(vocabularies=(5_000, 4_000), units="bpe")
+TINY = en_vi.TINY.changed(units="bpe")
 
 
 def source(directory: Path) -> Source:

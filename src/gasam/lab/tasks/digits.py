@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gasam.lab.data.corpus import Corpus, Source, cut, permuted
 from gasam.lab.data.locations import installed
 from gasam.lab.families.images import ImageClassification
@@ -38,7 +36,7 @@ TASKS = (
         kind="twin of mnist",
         family=ImageClassification,
         source=lambda origin: source(),
-        sizes=sizes(paper=mnist.PAPER, small=replace(mnist.PAPER, epochs=60), tiny=mnist.TINY),
+        sizes=sizes(paper=mnist.PAPER, small=mnist.PAPER.changed(epochs=60), tiny=mnist.TINY),
         chosen_radii={
             "sam": l2(0.05),
             "asam": linf(5e-2),

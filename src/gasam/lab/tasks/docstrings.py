@@ -6,7 +6,6 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -43,7 +42,7 @@ FOREIGN = re.compile(
     r"(?:^|_)(?:tests?|testing|conftest|testutils)(?:_|\.|$)|vendor|extern|array_api|uarray|cobyqa|pyprima"
 )
 
-SMALL = replace(imdb.SMALL, epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
+SMALL = imdb.SMALL.changed(epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000)
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -133,7 +132,7 @@ TASKS = (
         sizes=sizes(
             paper=imdb.PAPER,
             small=SMALL,
-            small_2=replace(SMALL, embedding_scale=imdb.GOOD_SCALE),
+            small_2=SMALL.changed(embedding_scale=imdb.GOOD_SCALE),
             tiny=imdb.TINY,
         ),
         chosen_radii={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab.data.corpus import Source
@@ -37,8 +36,7 @@ PAPER = TransformerSettings(
     vocabularies=(17_192, 7_710),
     units="words",
 )
-SMALL_MODEL = replace(
-    PAPER,
+SMALL_MODEL = PAPER.changed(
     rows=20_000,
     epochs=12,
     batch=1024,
@@ -53,9 +51,8 @@ SMALL_MODEL = replace(
     length=50,
     judged=1_000,
 )
-SMALL = replace(SMALL_MODEL, rows=12_000, vocabularies=(8_000, 4_000))
-TINY = replace(
-    SMALL_MODEL,
+SMALL = SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000))
+TINY = SMALL_MODEL.changed(
     rows=100,
     epochs=2,
     batch=512,

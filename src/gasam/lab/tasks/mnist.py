@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, cut, permuted
@@ -25,7 +24,7 @@ NOTES = (
 )
 
 PAPER = MLPSettings(epochs=20, batch=64, learning_rate=1e-3, dropout=0.0)
-TINY = replace(PAPER, rows=200, epochs=2)
+TINY = PAPER.changed(rows=200, epochs=2)
 
 
 def source(directory: Path) -> Source:
@@ -103,7 +102,7 @@ TASKS = (
         kind="paper",
         family=ImageClassification,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, small=replace(PAPER, rows=10_000), tiny=TINY),
+        sizes=sizes(paper=PAPER, small=PAPER.changed(rows=10_000), tiny=TINY),
         borrows_from=("digits", "imdb"),
         published=PUBLISHED,
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -18,8 +17,8 @@ from gasam.lab.tasks.task import Task, linf, sizes
 
 Direction = Literal["en-vi", "de-en"]
 
-SMALL = replace(
-    en_vi.SMALL_MODEL, rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
+SMALL = en_vi.SMALL_MODEL.changed(
+    rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
 )
 TRAIN, VALID, TEST = 4_000, 500, 500
 DIGITS = 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +195,7 @@ def _held_out(path: Path, examples: list[Any], missing: list[Split], in_order: b
 
 
 def _well_initialised(settings: TextCNNSettings) -> TextCNNSettings:
-    return replace(settings, embedding_scale=imdb.GOOD_SCALE)
+    return settings.changed(embedding_scale=imdb.GOOD_SCALE)
 
 
 TASKS = (
@@ -221,7 +220,7 @@ TASKS = (
         kind="yours",
         family=LanguageModel,
         source=lambda origin: lm(origin.train, origin.valid, origin.test),
-        sizes={"paper": ptb.PAPER, "small": replace(ptb.SMALL, rows=None), "tiny": ptb.TINY},
+        sizes={"paper": ptb.PAPER, "small": ptb.SMALL.changed(rows=None), "tiny": ptb.TINY},
         borrows_from=("pydoc", "ptb", "en-vi"),
     ),
     Task(
@@ -232,7 +231,7 @@ TASKS = (
         source=lambda origin: translate(origin.train, origin.valid, origin.test, drop_empty=origin.drop_empty),
         sizes={
             "paper": de_en.PAPER,
-            "small": replace(de_en.SMALL, rows=None, judged=None),
+            "small": de_en.SMALL.changed(rows=None, judged=None),
             "tiny": de_en.TINY,
         },
         start_epoch=en_vi.TASKS[0].start_epoch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source
@@ -26,11 +25,10 @@ PAPER = LSTMSettings(
     length=70,
     hidden=500,
 )
-SMALL = replace(
-    PAPER, rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
+SMALL = PAPER.changed(
+    rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
 )
-TUNED = replace(
-    SMALL,
+TUNED = SMALL.changed(
     epochs=24,
     halve_after=9,
     learning_rate=39.0,
@@ -39,12 +37,12 @@ TUNED = replace(
     dropout=0.46,
     embedding_range=0.14,
 )
-"""The settings that a search of 16 trials chose for plain training on validation, see results/settings."""
-MEDIUM = replace(
-    PAPER, rows=10_000, epochs=14, halve_after=8, batch=20, length=35, hidden=200, dropout=0.5, learning_rate=20.0
+"""The settings that a search of 16 trials chose for plain training on validation."""
+MEDIUM = PAPER.changed(
+    rows=10_000, epochs=14, halve_after=8, batch=20, length=35, hidden=200, dropout=0.5, learning_rate=20.0
 )
 """As much dropout as in the paper's model, on a quarter of its text."""
-TINY = replace(PAPER, rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
+TINY = PAPER.changed(rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
 
 
 def source(directory: Path) -> Source:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gasam.lab.data.corpus import Corpus, Source, Split
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.tasks import ptb
 from gasam.lab.tasks.task import Task, sizes
 
-SMALL = replace(ptb.SMALL, rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64)
+SMALL = ptb.SMALL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64)
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
 RULE = re.compile(r"^[*=~^\"'-]{3,}$", re.MULTILINE)

@@ -12,7 +12,7 @@ from gasam.lab.data.corpus import SPLITS, Source, Split
 from gasam.lab.data.locations import data_directory
 from gasam.lab.data.published import Published
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Recipe
+from gasam.lab.families.family import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
 """The sizes that every task has. In their first versions methods use the paper's epsilon, or one chosen by hand."""
@@ -139,7 +139,7 @@ class Task:
         if size not in self.sizes:
             known = ", ".join(self.asked_size(each) for each in self.sizes)
             raise InputError(f"size must be one of {known}, got {size!r}")
-        return self.sizes[size].changed(self.name, overrides)
+        return self.sizes[size].changed(**overrides)
 
     def check(self, origin: Origin) -> None:
         """Raise if the user gives files to a task that has its own data."""

@@ -16,10 +16,10 @@ from typing import Any
 
 from gasam.lab.data.corpus import SPLITS, Source
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Metric, Recipe
+from gasam.lab.families.family import Family, Metric
 from gasam.lab.families.own_data import Examples
 from gasam.lab.families.own_model import TASK_COPY, Functions, OwnCorpus, OwnModel
-from gasam.lab.families.own_settings import OwnSettings
+from gasam.lab.families.own_settings import OwnSettings, settings_with
 from gasam.lab.records import TaskFile
 from gasam.lab.tasks.task import Task
 
@@ -110,12 +110,9 @@ def described(task: Task, reference: str) -> TaskFile | None:
 
 def recorded_task(name: str, file: TaskFile) -> Task:
     """The task of a record, for reports, which do not need the file. It cannot be trained."""
-    own: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    for key, value in file.settings.items():
-        plain = tuple(value) if isinstance(value, list) else value
-        (training if key in OwnSettings.names() else own)[key] = plain
-    settings = OwnSettings(**training, arguments=tuple(own.items()))
+    names = OwnSettings.model_fields
+    arguments = {key: value for key, value in file.settings.items() if key not in names}
+    settings = settings_with(arguments)(**{key: value for key, value in file.settings.items() if key in names})
     return _task(name, _family(Metric(file.metric, file.higher_is_better, file.unit, file.decimals)), settings)
 
 
@@ -199,17 +196,20 @@ def _metric(path: Path, module: ModuleType) -> Metric:
 
 def _settings(path: Path, module: ModuleType, text: str) -> OwnSettings:
     """The settings that the file names, and the arguments of `model` with their default values."""
-    arguments = tuple((name, _default(path, each)) for name, each in inspect.signature(module.model).parameters.items())
+    arguments = {name: _default(path, each) for name, each in inspect.signature(module.model).parameters.items()}
     given = getattr(module, "settings", {})
     if not isinstance(given, Mapping):
         raise InputError(f"{path.name}: settings must be a dictionary such as {{'epochs': 10}}, got {given!r}")
-    return OwnSettings(code=_hashed(text), arguments=arguments).changed(path.name, given)
+    try:
+        return settings_with(arguments)(code=_hashed(text)).changed(**given)
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
 
 
 def _default(path: Path, argument: inspect.Parameter) -> Any:
     name, value = argument.name, argument.default
-    if name in Recipe.names():
-        raise InputError(f"{path.name}: {name} is a setting of training, so rename this argument of model()")
+    if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
+        raise InputError(f"{path.name}: {name!r} is a name of the settings, so rename this argument of model()")
     if value is inspect.Parameter.empty or not isinstance(value, PLAIN):
         raise InputError(
             f"{path.name}: the argument {name!r} of model() must have a default value that is a number, text, "

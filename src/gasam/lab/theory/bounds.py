@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_whole
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import Objective, check_whole
 from gasam.lab.theory.curvature import Curvature, curvature_of, spectrum_ends
 from gasam.lab.theory.distribution import Examples, distribution, known_divergence
 from gasam.lab.theory.divergence import Divergence, divergence

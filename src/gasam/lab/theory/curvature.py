@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_whole
 from gasam.analysis.lanczos import Krylov, Product
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import Objective, check_whole
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.risk import Risk, risks
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.checks import check_whole
 from gasam.analysis.lanczos import Product
-from gasam.analysis.objective import Objective
+from gasam.analysis.objective import Objective, check_whole
 from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
 

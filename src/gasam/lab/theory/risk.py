@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from gasam.analysis.checks import check_number
-from gasam.analysis.examples import example_gradients
-from gasam.analysis.objective import Named, Objective, each, examined, twice_differentiable
+from gasam.analysis.objective import Named, Objective, check_number, each, examined, twice_differentiable
+from gasam.analysis.per_example import example_gradients
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
 from gasam.lab.theory.distribution import Distribution, Examples, Part, distribution
 from gasam.weights import displaced

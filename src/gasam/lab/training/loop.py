@@ -6,27 +6,133 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import nn
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab import provenance
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
 from gasam.lab.families.batches import example_count, on_tensors
-from gasam.lab.training.checkpoints import Checkpoints, Weights
-from gasam.lab.training.interruption import Interruption
-from gasam.lab.training.optimisation import optimizer_for, rate_factor
+from gasam.lab.families.family import Family, Recipe
+from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate, Progress, Update
-from gasam.lab.training.selection import keep_weights
-from gasam.lab.training.walk_diagnostics import WalkDiagnostics
+from gasam.trace import Trace
+
+
+class Update(NamedTuple):
+    """The progress of a run in steps and epochs; `valid` is the score of the last finished epoch.
+
+    An update with a `note` is a sentence for the user; its numbers mean nothing.
+    """
+
+    done: int
+    steps: int
+    epoch: int
+    epochs: int
+    valid: float | None
+    note: str = ""
+
+
+OnUpdate = Callable[[Update], None]
+
+
+def ignore_update(update: Update) -> None:
+    """Ignore updates."""
+
+
+@dataclass
+class Progress:
+    """The counters of a run, which its checkpoints hold.
+
+    `epoch` is the number of finished epochs, `step` the number of steps since then, `loss` the sum over these steps.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    updates: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    best: float | None = None
+    best_epoch: int | None = None
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last epoch's mean loss was not finite."""
+        return bool(self.curve) and self.curve[-1]["loss"] is None
+
+
+class WalkMeans:
+    """How far the walks of an epoch moved the weights, and by how much the loss rose, summed up on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.walks, self.strength = 0, 0.0
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # finite walks, their |a|, their rise
+
+    def add(self, trace: Trace) -> None:
+        """Count a training step; one without a walk changes nothing."""
+        if len(trace.losses) == 1:
+            return
+        self.walks += 1
+        self.strength += trace.strength
+        norm, rise = trace.norms[-1].double(), trace.losses[-1].double() - trace.losses[0].double()
+        numbers = torch.stack([torch.ones_like(norm), norm, rise])
+        self.sums += torch.where(numbers.isfinite().all(), numbers, 0.0)
+
+    def row(self, accelerator: Accelerator, weights: float | None) -> dict[str, Any]:
+        """The entry `walk` of the epoch's row, or nothing if there was no walk. Means are over the finite walks.
+
+        `ratio` is |a| divided by `weights`, the norm of the weights at the end of the epoch, if that is given.
+        """
+        finite, norm, rise = accelerator.reduce(self.sums, reduction="mean").tolist()
+        if not self.walks:
+            return {}
+        row: dict[str, Any] = {"walks": self.walks, "strength": self.strength / self.walks}
+        if finite:
+            row |= {"ratio": norm / finite / weights} if weights else {}
+            row |= {"rise": rise / finite}
+        return {"walk": row}
+
+
+def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    parameters: Any = model.parameters()
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, rate, weight_decay=decay)
+    adam = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return adam(parameters, rate, recipe.betas, weight_decay=decay, fused=True)
+
+
+def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
+    """The learning rate of an update as a multiple of the full one. It has no state to save in a checkpoint.
+
+    Args:
+        recipe: Names the schedule. "halving" halves the rate in every epoch after `halve_after`. The others rise
+            linearly for `warmup` updates. Then "inverse_sqrt" falls with the square root of the number of updates,
+            and "linear" and "cosine" fall to zero at the end.
+        epoch: The epoch, counted from 1.
+        update: The update, counted from 1 over all epochs.
+        updates: The number of updates of the whole run.
+    """
+    warmup = max(1, recipe.warmup)
+    if recipe.schedule == "halving":
+        return float(0.5 ** max(0, epoch - recipe.halve_after))
+    if recipe.schedule == "inverse_sqrt":
+        return min(update / warmup, math.sqrt(warmup / update))
+    if recipe.schedule == "constant":
+        return 1.0
+    if update <= recipe.warmup:
+        return update / warmup
+    left = (updates - update + 1) / max(1, updates - recipe.warmup)
+    return left if recipe.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
 
 
 class Training:
@@ -49,7 +155,7 @@ class Training:
         self.full_rates = [group["lr"] for group in optimizer.param_groups]
         self.total_updates = 1
         self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
-        self.walks = WalkDiagnostics(self.choice.cap is not None, self.accelerator.device)
+        self.walks = WalkMeans(self.accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
         self.give_up: Callable[[Sequence[dict[str, Any]]], bool] = lambda curve: False
@@ -114,7 +220,7 @@ class Training:
         self.optimizer.zero_grad()
         loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
         if self.norms is not None:
-            self.norms.record(epoch=progress.epoch + 1, step=progress.step)
+            self.norms.record(progress.epoch + 1)
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
@@ -142,16 +248,46 @@ class Training:
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
         self.loss.zero_()
         valid = self.validate() if math.isfinite(loss) else math.nan
-        keep_weights(self, valid)
+        self.keep_weights(valid)
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
-        row |= self.walks.end_epoch(self.accelerator)
+        row |= self.walks.row(self.accelerator, self.norm_of_weights())
+        self.walks = WalkMeans(self.accelerator.device)
         if self.norms is not None:
             mean = self.norms.mean(progress.epoch)
             row |= {"gradient_norm": mean.whole, "layer_gradient_norms": mean.layers, "gradient_norms": mean.tensors}
         progress.curve.append(row)
         self.show(steps)
+
+    def norm_of_weights(self) -> float | None:
+        """The norm that |a| is compared with; None if the walk moves the outputs of embeddings."""
+        if not isinstance(self.sharp, SharpBackward):
+            return None
+        return float(nn.utils.get_total_norm([weight.detach() for weight in self.plain_model.parameters()]))
+
+    def keep_weights(self, valid: float) -> None:
+        """After an epoch, save its weights if they may be chosen or averaged."""
+        progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
+        if averaged:
+            self.write(checkpoints.epoch(progress.epoch), self.weights())
+            # Keep one more than is averaged: a run that is killed before it saves its state resumes one epoch earlier.
+            checkpoints.forget_epoch(progress.epoch - averaged - 1)
+        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
+            progress.best, progress.best_epoch = valid, progress.epoch
+            if not averaged:
+                self.write(checkpoints.best, self.weights())
+
+    def chosen_weights(self) -> Weights | None:
+        """After training, the final weights; None if no epoch had a finite validation score.
+
+        They are the mean of the last epochs, or those of the best epoch on validation. If an averaged run diverged,
+        it falls back to the best epoch, of which no weights are kept: None.
+        """
+        progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
+        if averaged and not progress.diverged:
+            return checkpoints.average(progress.epoch, min(averaged, progress.epoch))
+        return checkpoints.load(checkpoints.best)
 
     def validate(self) -> float:
         self.model.eval()
@@ -178,8 +314,8 @@ class Training:
     def save(self) -> None:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
-        state["walks"] = self.walks.state_dict()
-        if isinstance(self.sharp, SharpBackward) and (self.sharp.clock.schedule or self.sharp.method_state):
+        state["walks"] = vars(self.walks)
+        if isinstance(self.sharp, SharpBackward) and (self.sharp.clock.schedule or self.sharp.kept):
             state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
         norms = self.norms.state_dict() if self.norms is not None else None
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
@@ -188,7 +324,7 @@ class Training:
         """Resume from the checkpoint if there is one. Gradient norms are recorded if asked for or if it has them."""
         saved = self.checkpoints.load(self.checkpoints.last)
         if gradient_norms or (saved and saved.get("norms")):
-            self.norms = GradientNorms(self.plain_model, transformer_layers, every_step=False)
+            self.norms = GradientNorms(self.plain_model, transformer_layers)
         if saved is None:
             return
         try:
@@ -207,8 +343,8 @@ class Training:
         if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
             states, own = saved["schedule"], self.accelerator.process_index
             self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        if "walks" in saved:  # earlier versions did not save them
-            self.walks.load_state_dict(saved["walks"])
+        self.walks.walks, self.walks.strength = saved["walks"]["walks"], saved["walks"]["strength"]
+        self.walks.sums.copy_(saved["walks"]["sums"])
         if self.norms is not None:
             if saved.get("norms") is None:
                 raise without_norms(self.checkpoints.last)

@@ -12,8 +12,8 @@ from gasam import normalisation
 from gasam.lab import tasks
 from gasam.lab.data.locations import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family, Recipe
 from gasam.lab.families.encoded import Encoded, encoded
+from gasam.lab.families.family import Family, Recipe
 from gasam.lab.methods import FAMILY, METHODS
 from gasam.lab.records import configuration_key
 from gasam.lab.tasks import Origin, Task

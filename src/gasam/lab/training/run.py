@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from accelerate import Accelerator
 from gasam.lab import provenance, records, tasks
 from gasam.lab.data.corpus import Split
 from gasam.lab.records import DataOfRun, RunRecord
-from gasam.lab.tracking.session import Session
-from gasam.lab.training.checkpoints import Checkpoints
-from gasam.lab.training.loop import Training, finite, without_norms
+from gasam.lab.storage import Checkpoints
+from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.progress import OnUpdate, Update, ignore_update
-from gasam.lab.training.selection import chosen_weights
-from gasam.lab.training.stored import RunFolder, own_files
+from gasam.lab.training.stored import OwnFile, RunFolder, own_files
+from gasam.lab.training.tracking import Tracker
 
 
 def run(
@@ -31,6 +28,7 @@ def run(
     cpu: bool = False,
     gradient_norms: bool = False,
     track: str | None = None,
+    test: bool = True,
 ) -> RunRecord:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
@@ -45,58 +43,64 @@ def run(
         cpu: Use the CPU even if there is a GPU.
         gradient_norms: Add the epoch's mean gradient norm of every tensor, of the layers and of the whole model to each
             row of the curve. It is the norm of the gradient that the optimizer receives, before clipping.
-        track: The name of a tracker that follows the run, such as "tensorboard". Its files are in `folder/TRACK/`. If
-            it fails, `on_update` gets a note and training continues.
+        track: The name of a tracker that follows the training, such as "tensorboard". Its files are in
+            `folder/TRACK/`. If it fails, `on_update` gets a note and training continues.
+        test: Whether the data has its test split. A trial of a search is without: it has no test score and no model.
     """
-    data = plan.data()
+    data = plan.data() if test else plan.data().without_test()
     name = plan.name(data.hash)
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
-    accelerator = Accelerator(cpu=cpu)
-    with _followed(track, name, folder, on_update) if accelerator.is_main_process else nullcontext() as session:
-        if not file.exists():
-            with checkpoints.locked() if accelerator.is_main_process else nullcontext():
-                files = own_files(plan.origin) if accelerator.is_main_process else []
-                training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
-                _train(training, gradient_norms, session)
+    accelerator = Accelerator(cpu=cpu, log_with=track, project_dir=track and folder / track)
+    if not file.exists():
+        with checkpoints.locked() if accelerator.is_main_process else nullcontext():
+            files = own_files(plan.origin) if accelerator.is_main_process else []
+            training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
+            training.resume(gradient_norms)
+            with _tracked(training, track, name) as tracker:
+                training.train()
                 if accelerator.is_main_process:
-                    scores = judge(training, "valid", "test")
-                    record = record_of(training, scores)
-                    model = training.plain_model if "test" in scores else None
-                    RunFolder(checkpoints.folder).write(model, training.family, record, plan.origin, files)
-                    records.write(file, record)
-                    checkpoints.clean()
+                    done = _finish(training, file, files, test)
+                    if tracker is not None:
+                        tracker.log({"final": {"valid": done.valid, "test": done.test}}, step=len(done.curve))
                 accelerator.wait_for_everyone()
-        elif accelerator.is_main_process:
-            checkpoints.clean()  # the run may have been killed just after it wrote its record
-        record = records.read(file)
-        if session is not None:
-            session.finish(record)
+    elif accelerator.is_main_process:
+        checkpoints.clean()  # the run may have been killed just after it wrote its record
+    record = records.read(file)
     if gradient_norms and not all("gradient_norms" in row for row in record.curve):
         raise without_norms(file)
     return record
 
 
-def _followed(
-    track: str | None, name: str, folder: Path, on_update: OnUpdate
-) -> AbstractContextManager[Session | None]:
-    """The session with a tracker; None without one."""
+def _finish(training: Training, file: Path, files: Sequence[OwnFile], test: bool) -> RunRecord:
+    """Score the chosen weights. Write the run's folder, then its record; then delete the checkpoints."""
+    scores = judge(training, "valid", "test") if test else judge(training, "valid")
+    record = record_of(training, scores, "test" if test else "valid")
+    if test:
+        model = training.plain_model if "test" in scores else None
+        RunFolder(training.checkpoints.folder).write(model, training.family, record, training.plan.origin, files)
+    records.write(file, record)
+    training.checkpoints.clean()
+    return record
+
+
+@contextmanager
+def _tracked(training: Training, track: str | None, name: str) -> Iterator[Tracker | None]:
+    """Send the run to the tracker, if there is one."""
     if track is None:
-        return nullcontext()
-    later = f"training continues; `gasam export {shlex.quote(str(folder))} --to {track}` sends the rest later"
-    return Session(track, name, folder / track, lambda fault: on_update(Update(0, 1, 1, 1, None, f"{fault}: {later}")))
+        yield None
+        return
+    on_update = training.on_update
+    tracker = Tracker(track, name, training.accelerator, lambda fault: on_update(Update(0, 1, 1, 1, None, fault)))
+    tracker.begin(training.plan.config() | {"seed": training.plan.seed}, training.progress.curve)
+    training.on_epoch = tracker.send
+    try:
+        yield tracker
+    finally:
+        tracker.close()
 
 
-def _train(training: Training, gradient_norms: bool, session: Session | None) -> None:
-    """Train to the end, from the last checkpoint if there is one, and send each epoch to the tracker."""
-    training.resume(gradient_norms)
-    if session is not None:
-        session.begin(training.plan.config(), training.plan.seed, training.progress.curve)
-        training.on_epoch = session.send
-    training.train()
-
-
-def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
-    """Make the record of a trained run, with the scores of its chosen weights."""
+def record_of(training: Training, scores: Mapping[str, Any], split: Split) -> RunRecord:
+    """Make the record of a trained run, with the scores of its chosen weights; `split` is the one that is reported."""
     plan, family, progress = training.plan, training.family, training.progress
     return RunRecord(
         schema=1,
@@ -124,7 +128,7 @@ def record_of(training: Training, scores: Mapping[str, Any]) -> RunRecord:
         machine=provenance.machine(training.accelerator.device),
         versions=provenance.versions(),
         curve=progress.curve,
-        worthless=family.worthless("test"),
+        worthless=family.worthless(split),
         **training.code,
         **{"valid": None, "test": None} | dict(scores),
         **family.remarks(),
@@ -136,7 +140,7 @@ def judge(training: Training, *splits: Split) -> dict[str, Any]:
 
     The result has no scores if there are no weights to choose from, because training diverged.
     """
-    weights, begun = chosen_weights(training), time.perf_counter()
+    weights, begun = training.chosen_weights(), time.perf_counter()
     found: dict[str, Any] = {}
     if weights is not None:
         try:

@@ -21,14 +21,13 @@ import gasam
 from gasam.lab import records, tasks
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families import Family
 from gasam.lab.families import encoded as encoding
 from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.family import Family
 from gasam.lab.records import RunRecord
-from gasam.lab.storage import read_json, replaced, write_json
+from gasam.lab.storage import Checkpoints, read_json, replaced, write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.task_file import TASK_COPY, code_of
-from gasam.lab.training.checkpoints import Checkpoints
 
 DESCRIPTION = "run.json"
 
@@ -180,8 +179,7 @@ class FinishedRun:
         self.check_encoding(encoding.VERSION)
         record, shared = self.record, _read_encoding(self.folder.encoding)
         task = tasks.find(self.task)
-        given = {name: tuple(v) if isinstance(v, list) else v for name, v in record.settings.items()}
-        settings = task.settings(record.size, **task.family.settings_type.later | given)
+        settings = task.settings(record.size, **task.family.settings_type.later | record.settings)
         return task.family(settings, Encoded(shared, {}, record.data.hash, tuple(record.data.notes)))
 
     def check_encoding(self, version: int) -> None:

@@ -1,0 +1,289 @@
+"""What all families of models share; each family has a file in this folder."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+from torch import Generator, Tensor, nn
+
+from gasam.analysis.objective import Objective
+from gasam.lab.data.corpus import Corpus, Split
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.errors import InputError, first_fault
+from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.prediction import Prediction, PredictionOptions, WholeInput
+from gasam.lab.families.spaces import Space, around
+from gasam.lab.statistics import signed
+
+Settings = TypeVar("Settings", bound="Recipe")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The name of a metric, whether higher is better, its unit, and the number of decimals to show."""
+
+    name: str
+    higher_is_better: bool
+    unit: str = ""
+    decimals: int = 2
+
+    def shown(self, value: float) -> str:
+        """A score as text, with its unit."""
+        return f"{value:.{self.decimals}f}{self.unit}"
+
+    def difference(self, value: float) -> str:
+        """A difference of two scores as text, with its sign."""
+        return signed(value, self.decimals)
+
+    @property
+    def unit_of_differences(self) -> str:
+        """What a difference of two scores is counted in."""
+        return "points" if self.unit == "%" else self.name
+
+    def better(self, new: float, old: float | None) -> bool:
+        return old is None or (new > old if self.higher_is_better else new < old)
+
+    def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
+        """The item with the best score."""
+        return max(items, key=score) if self.higher_is_better else min(items, key=score)
+
+
+class Score(NamedTuple):
+    """A metric on a split, and its standard error over the examples of the split; None if that is not known."""
+
+    value: float
+    error: float | None
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Share, Share], Field(strict=False)]
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
+
+
+class Recipe(BaseModel):
+    """The settings of training that all families share; each family adds the settings of its model.
+
+    Args:
+        epochs: Number of epochs.
+        batch: Batch size in rows, or in tokens for translation.
+        learning_rate: The learning rate, before the schedule.
+        rows: Maximum number of training examples; None for all.
+        optimizer: The name of the optimizer.
+        betas: The betas of Adam and AdamW.
+        weight_decay: The weight decay.
+        clip: Maximum norm of the gradient; None for no clipping.
+        schedule: The learning-rate schedule, see `training.loop.rate_factor`.
+        warmup: Number of warm-up updates of "inverse_sqrt", "linear" and "cosine".
+        halve_after: The last epoch at the full learning rate of "halving".
+        average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epochs: PositiveInt
+    batch: PositiveInt
+    learning_rate: PositiveFloat
+    rows: PositiveInt | None = None
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    betas: Betas = (0.9, 0.999)
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = None
+    schedule: Literal["constant", "halving", "inverse_sqrt", "linear", "cosine"] = "constant"
+    warmup: NonNegativeInt = 0
+    halve_after: NonNegativeInt = 0
+    average: NonNegativeInt = 0
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows",)
+    """The names of the settings that the encoded data depends on."""
+    later: ClassVar[dict[str, Any]] = {}
+    """Settings that were added after the first records, with the values that the first records used."""
+
+    def space(self) -> Space:
+        """The settings that `gasam tune --quantity settings` tries by default, around the values of this recipe."""
+        return {"learning_rate": around(self.learning_rate, 5), "epochs": (self.epochs, 2 * self.epochs)}
+
+    def changed(self, **overrides: Any) -> Self:
+        """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed."""
+        for name in overrides:
+            if name not in type(self).model_fields:
+                raise InputError(f"there is no setting {name!r}: there are {', '.join(type(self).model_fields)}")
+        try:
+            return type(self)(**dict(self) | overrides)
+        except ValidationError as error:
+            raise InputError(first_fault(error, type(self))) from None
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings as JSON values.
+
+        Later settings are left out at their old values, so that old records keep their identity.
+        """
+        values = self.model_dump(mode="json")
+        return {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
+
+
+def drawn(count: int, of: int) -> Tensor:
+    """`count` of the numbers below `of`, in a fixed random order; all of them if there are fewer."""
+    return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
+
+
+class Family(ABC, Generic[Settings]):
+    """A model with its loss and its metric, for one encoded corpus and one size.
+
+    `model` and `predict` use only the settings and what was learnt, `data.shared`: a stored run has no splits.
+    """
+
+    metric: ClassVar[Metric]
+    settings_type: ClassVar[type[Recipe]]
+    followed: ClassVar[Metric]
+    """The metric that `validate` returns; by default the same as `metric`."""
+    cached: ClassVar[bool] = True
+    """Whether the encoded data is kept in the cache on disk."""
+    example_dim: ClassVar[int] = 0
+    """The dimension of batches and of embeddings' outputs that indexes examples."""
+    continues_text: ClassVar[bool] = False
+    """Whether predictions have the options of continuations."""
+    batches_at_once: ClassVar[int] = 1
+    """How many batches of inputs `predict` gets in one call, so that it can sort them by length."""
+
+    def __init_subclass__(cls) -> None:
+        if "metric" in cls.__dict__ and "followed" not in cls.__dict__:
+            cls.followed = cls.metric
+
+    def __init__(self, settings: Settings, data: Encoded) -> None:
+        self.settings = settings
+        self.data = data
+
+    @staticmethod
+    def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
+        """The examples of a split to use. Of the training split these are `rows`, the same in every run."""
+        if split != "train" or settings.rows is None or settings.rows >= len(examples):
+            return examples
+        return random.Random(0).sample(examples, settings.rows)
+
+    @staticmethod
+    @abstractmethod
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        """Learn what the encoding of all splits needs, such as a vocabulary, from the training split only."""
+
+    @staticmethod
+    @abstractmethod
+    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> Any:
+        """The examples of a split as tensors."""
+
+    @staticmethod
+    def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
+        """Notes about the encoding, to show next to results."""
+        return []
+
+    @abstractmethod
+    def model(self) -> nn.Module: ...
+
+    @classmethod
+    def has_embeddings(cls) -> bool:
+        """Whether the model has word embeddings, which FreeLB moves."""
+        return True
+
+    @classmethod
+    def has_normalisation(cls) -> bool:
+        """Whether the model has normalisation layers, which SAM-ON moves."""
+        return False
+
+    @abstractmethod
+    def batches(self, order: Generator) -> Sequence[Any]:
+        """The training batches of one epoch, in random order; `batch` turns each into tensors."""
+
+    @abstractmethod
+    def batch(self, chosen: Any) -> Any:
+        """The tensors of a batch: usually a tuple, but a dictionary or a nested structure is allowed."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        """The optimizer; None for the one that the settings name."""
+        return None
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        """The mean loss, and the state to carry to the next batch. Every pass of a step starts from the same state."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        """The reported metric on a split, or on its first `rows` examples."""
+
+    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
+        return self.measure(model, split, rows).value
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The metric of guessing without reading the input."""
+        return 0.0
+
+    def validate(self, model: nn.Module) -> float:
+        """The validation score after an epoch."""
+        return self.score(model, "valid")
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """The training loss of each example, for analyses."""
+
+    @abstractmethod
+    def examples(self, split: Split, rows: int) -> list[Any]:
+        """About `rows` examples of a split, always the same ones, in batches for the objective."""
+
+    def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
+        """The word embeddings, to whose outputs FreeLB adds its noise."""
+        return [module for module in model.modules() if isinstance(module, nn.Embedding)]
+
+    def remarks(self) -> dict[str, Any]:
+        """Further entries for the record of a run."""
+        return {}
+
+    @staticmethod
+    def readable(shared: Mapping[str, Any]) -> dict[str, Any]:
+        """What was learnt, as JSON values to store with the model. A family must work with these as its `shared`."""
+        return dict(shared)
+
+    @classmethod
+    def task_text(cls) -> str | None:
+        """The text of the user's Python file that defines the task; None for a built-in family."""
+        return None
+
+    def files(self) -> dict[str, str]:
+        """Further text files to store with the model, by name."""
+        return {}
+
+    @property
+    def prediction_batch(self) -> int:
+        """How many inputs the model reads at once when it predicts."""
+        return self.settings.batch
+
+    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
+        """The inputs of a file with their line numbers; None for a blank one, which gets no prediction."""
+        return ((line, text or None) for line, text in file.texts())
+
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+        """What the model says about each input, in the order of the inputs.
+
+        Args:
+            model: The trained model, in eval mode.
+            inputs: The inputs as `read_inputs` gives them, or as a caller of `gasam.lab.load` gives them.
+            options: The options of the prediction.
+        """
+        raise InputError(f"{type(self).__name__} has no predictions: its models can be trained and analysed only")
+
+    def whole_input(self, model: nn.Module) -> WholeInput | None:
+        """Collects what is said about all inputs together; None if there is nothing to say."""
+        return None
