@@ -16,9 +16,10 @@ from gasam.family import Kept
 from gasam.fold import Fold, Overflow
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
-from gasam.passes import Around, Backward, GradientScale, Pass, get_gradient, uninterrupted
+from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
 from gasam.schedule import Clock, Schedule, StrengthOfStep
+from gasam.torch_private import get_gradient
 from gasam.trace import BETWEEN, OFF, SAMPLED, WAITING, Trace, Walked, Watch
 from gasam.walk import walk
 

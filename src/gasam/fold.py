@@ -13,13 +13,12 @@ from torch import Tensor
 
 from gasam.distributed import is_expanded, over_processes, sharding
 from gasam.family import Kept, Method, add, check_result, dot, scaled
-from gasam.passes import Pass, get_gradient
+from gasam.passes import Pass
 from gasam.pieces import wide
-from gasam.torch_private import local, storage_identity
+from gasam.torch_private import get_gradient, local, set_gradient, storage_identity
 from gasam.weights import overlap
 
 Overflow = Literal["keep", "clean"]
-set_gradient: Any = Tensor.grad.__set__  # type: ignore[attr-defined]
 
 
 @cache

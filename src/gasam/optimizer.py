@@ -82,9 +82,8 @@ class SharpnessAware(Optimizer):
         self.before_step = before_step
         # Optimizer's constructor would create groups and a state. Unpickling sets up everything else.
         self.__setstate__({})
-        self._known = self._key()
         self.sharp = SharpBackward(model or base.param_groups, perturbation, **options)
-        self.sharp.set_parameters(self._entries(model))
+        self._update()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from gasam.perturbation import Perturbation, PerturbModule
 from gasam.distributed import check_sharding, is_expanded, is_sharded
+from gasam.perturbation import Perturbation, PerturbModule
 from gasam.weights import Weights
 
 Parameters = (

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from gasam.distributed import is_sharded
+from gasam.torch_private import get_gradient
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
 Backward = Callable[[Tensor], object]
 GradientScale = Tensor | float | Callable[[], Tensor | float]
-# The descriptor of `.grad`: a loop in C over a thousand parameters takes a third of the time.
-get_gradient: Any = Tensor.grad.__get__  # type: ignore[attr-defined]
 
 
 class Pass(NamedTuple):

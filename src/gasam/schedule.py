@@ -213,6 +213,18 @@ class Clock:
         self.state = State(**{name: state[name] for name in names} | {"losses": losses})
 
 
+def _with_initial_loss(state: State, loss: float) -> State:
+    if math.isfinite(loss) and loss != 0:
+        return replace(state, initial=loss, smoothed=loss)
+    warnings.warn(
+        f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
+        f"{loss:g}: from now on the strength depends on `start` and `warmup` only",
+        UserWarning,
+        stacklevel=5,
+    )
+    return replace(state, initial=0.0)
+
+
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:
     if isinstance(value, int):
         return value

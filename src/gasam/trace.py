@@ -34,6 +34,7 @@ SAMPLED = 20
 MANY_TIMES = 10.0
 """A walk is too large if the measured rise is more than this many times the predicted one."""
 
+
 @dataclass
 class Walked:
     """What a step leaves: numbers on the device, in which nothing was computed for the report alone.

@@ -14,12 +14,11 @@ from torch.autograd.graph import increment_version
 
 from gasam.distributed import is_sharded, reshard_all
 from gasam.groups import Groups, Operand
-from gasam.passes import get_gradient, uninterrupted
+from gasam.passes import uninterrupted
 from gasam.pieces import Loose, dense, limits
-from gasam.torch_private import copy_all, hides_its_memory, local, storage_identity
+from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
 _CURE = "move or convert the model between steps, not in the loss function"
-set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Weights:
@@ -79,7 +78,8 @@ class Weights:
         present = [t for t, g in zip(self.tensors, gradients, strict=True) if g is not None and t.requires_grad]
         if self._groups is None or not self._fits(self._groups, present, granularity):
             self._lay_out(present, granularity)
-        copy_all(self._copies, self._in_place)
+        if self._in_place:
+            copy_all(self._copies, self._in_place)
         groups: Groups = self._groups  # type: ignore[assignment]
         for packed in groups.packed.values():
             packed.holds_weights = False
@@ -190,7 +190,8 @@ class Weights:
         for parameter, away, own in zip(self._plain, self._away, self._own, strict=True):
             if not parameter.is_set_to(away) and _kind(parameter) != _kind(own):
                 changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
-        copy_all(self._in_place, self._copies)
+        if self._in_place:
+            copy_all(self._in_place, self._copies)
         for operand in self._touched:
             operand.memory.index_copy_(0, operand.rows, operand.source)  # type: ignore[arg-type]
         self._point(self._own)

@@ -72,7 +72,6 @@ class Kept:
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[Tensor, Tensor]] = {}
-        self._writes = True
         self._parameters: Sequence[Tensor] = ()
         self._is_finite: Callable[[], Tensor | bool] = _always
         self.factor: Tensor | float = 1.0
@@ -93,7 +92,7 @@ class Kept:
             self._parameters, self.factor, self._is_finite = (), 1.0, _always
 
     def __getitem__(self, name: str) -> Tensors:
-        known = self._kept.setdefault(name, {}) if self._writes else dict(self._kept.get(name, {}))
+        known = self._kept.setdefault(name, {})
         for parameter in self._parameters:
             if parameter not in known:
                 known[parameter] = _zeros(parameter)
@@ -117,19 +116,11 @@ class Kept:
         return [self._kept_or_new(own, local(each), finite) for own, each in zip(self[name], value, strict=True)]
 
     def _kept_or_new(self, own: Tensor, new: Tensor, finite: Tensor | bool) -> Tensor:
-        if not self._writes:
-            own = own.clone()
         if isinstance(finite, Tensor):
             new = torch.where(finite.to(own.device), new, local(own))
         if finite is not False:
             local(own).copy_(new)
         return own
-
-    def unchanged(self) -> Kept:
-        """The same tensors for reading; what is written is dropped."""
-        other = Kept()
-        other._kept, other._writes = self._kept, False
-        return other
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, list[Tensor | None]]:
         """The kept tensors in the order of the parameters."""

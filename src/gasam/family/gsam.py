@@ -32,9 +32,7 @@ class GSAM(Method):
         return add(scaled(g_1, 1 + self.alpha * along), g_0, -self.alpha)
 
 
-def gsam(
-    epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **size: Unpack[Size]
-) -> Perturbation:
+def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **size: Unpack[Size]) -> Perturbation:
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
     Zhuang et al., ICLR 2022, Algorithm 1: the gradient is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all

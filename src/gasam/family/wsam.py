@@ -32,9 +32,7 @@ class WSAM(Method):
         return add(scaled(g_1, v), g_0, 1 - v)
 
 
-def wsam(
-    epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9, **size: Unpack[Size]
-) -> Perturbation:
+def wsam(epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9, **size: Unpack[Size]) -> Perturbation:
     """WSAM: the clean loss plus the sharpness L(w + a) - L(w), with the weight v = gamma / (1 - gamma).
 
     Yue et al., KDD 2023, section 3: the gradient is g_0 + v (g_1 - g_0). The optimizer gets it as one gradient. The

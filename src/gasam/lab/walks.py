@@ -153,7 +153,7 @@ def choose(
 
 
 def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
-    preset, usual = method.preset, method.preset.usual_schedule or Schedule()
+    preset, usual = method.preset, (method.preset.method and method.preset.method.usual_schedule) or Schedule()
     return Choice(
         method=method.name,
         moved=method.moved,
