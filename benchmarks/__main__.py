@@ -11,16 +11,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import integrations, loop, memory, peer, report, spectrum, step, workers
+from benchmarks import memory, peer, report, spectrum, step, workers
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS = {
     "overhead": lambda rounds: step.run(max(3, rounds // 5)),
     "peer": peer.run,
-    "scaling": lambda rounds: peer.scaling(max(5, rounds // 5)),
     "memory": lambda rounds: memory.run(),
-    "loop": loop.run,
-    "integrations": lambda rounds: integrations.run(max(3, rounds // 5)),
     "workers": workers.run,
     "spectrum": lambda rounds: spectrum.run(max(3, rounds // 15)),
 }

@@ -20,9 +20,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 GOAL = 0.95
 
-WALK = "tests/test_walk.py tests/test_properties.py tests/test_budget.py tests/test_safety.py"
-FOLD = "tests/test_backward.py tests/test_optimizer.py tests/test_every.py tests/test_callers_gradients.py"
-SCHEDULE = "tests/test_schedule.py tests/test_every.py"
+WALK = "tests/core/test_walk.py tests/core/test_properties.py tests/core/test_budget.py tests/core/test_restore.py"
+FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test_every.py"
+SCHEDULE = "tests/core/test_schedule.py tests/core/test_every.py"
 SEARCH = "tests/lab/test_search.py tests/lab/test_tuning_report.py tests/lab/test_noise_of_splits.py"
 STATISTICS = "tests/lab/test_report.py tests/lab/test_verdicts.py tests/lab/test_results_page.py"
 
@@ -39,26 +39,26 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # The ball
     Mutant("ball.py", "pow_(1 / (p - 1))", "pow_(1 / p)", WALK),
-    Mutant("ball.py", "y.clamp(-1.0, 1.0)", "y.clamp(-0.9, 0.9)", "tests/test_embeddings.py tests/test_properties.py"),
+    Mutant("ball.py", "y.clamp(-1.0, 1.0)", "y.clamp(-0.9, 0.9)", "tests/core/test_embeddings.py tests/core/test_properties.py"),
     Mutant("ball.py", "length.clamp(min=1.0).reciprocal()", "length.reciprocal()", WALK),
-    Mutant("ball.py", "torch.where(value > 0, 1 / value, 0.0)", "1 / value", WALK + " tests/test_not_finite.py"),
+    Mutant("ball.py", "torch.where(value > 0, 1 / value, 0.0)", "1 / value", WALK + " tests/core/test_precision.py"),
     # The scales
     Mutant("scales.py", "(group.size / group.total).sqrt()", "(group.size / group.total)", WALK),
     Mutant("scales.py", "return group.weight * group.inverse_gradient", "return group.inverse_gradient", WALK),
     Mutant("scales.py", "group.weight / group.size.clamp(min=1).sqrt()", "group.weight", WALK),
     Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", WALK),
     Mutant("scales.py", "torch.maximum(gradient,", "torch.minimum(gradient,", WALK),
-    Mutant("scales.py", "torch.where(group.dimensions < 2", "torch.where(group.dimensions < 3", "tests/test_odd_models.py"),
+    Mutant("scales.py", "torch.where(group.dimensions < 2", "torch.where(group.dimensions < 3", "tests/core/test_odd_models.py"),
     # The walk
     Mutant("ascent.py", "self._direction.factor * min(1.0, stride)", "self._direction.factor * stride", WALK),
     Mutant("ascent.py", "self._direction.factor * stride, 0.0)", "self._direction.factor, 0.0)", WALK),
     Mutant("ascent.py", "position.clamp_(-1.0, 1.0)", "position", WALK),
     Mutant("ascent.py", "size * ball.inverse(slope)", "size", WALK),
-    Mutant("ascent.py", "self.perturbation.size * strength", "self.perturbation.size", WALK + " tests/test_schedule.py"),
+    Mutant("ascent.py", "self.perturbation.size * strength", "self.perturbation.size", WALK + " tests/core/test_schedule.py"),
     Mutant("ascent.py", "norms > self._limits", "norms < self._limits", WALK),
     Mutant("ascent.py", "factor, norms = factor * shrinking, norms * shrinking", "norms = norms * shrinking", WALK),
-    Mutant("ascent.py", "torch.where(seen.finite, self._with_group_scale(factor), 0.0)", "self._with_group_scale(factor)", "tests/test_not_finite.py"),
-    Mutant("ascent.py", "self.seen.gradient_squares.sqrt() / self.seen.gradient_scale", "self.seen.gradient_squares.sqrt()", WALK + " tests/test_loss_scaling.py"),
+    Mutant("ascent.py", "torch.where(seen.finite, self._with_group_scale(factor), 0.0)", "self._with_group_scale(factor)", "tests/core/test_precision.py"),
+    Mutant("ascent.py", "self.seen.gradient_squares.sqrt() / self.seen.gradient_scale", "self.seen.gradient_squares.sqrt()", WALK + " tests/core/test_loss_scaling.py"),
     Mutant("ascent.py", "factor = excess * rescale(excess * length)", "factor = rescale(excess * length)", WALK),
     Mutant("walk.py", "if k > 1:\n                ascent.read_gradient(seen)", "if k > 2:\n                ascent.read_gradient(seen)", WALK),
     Mutant("walk.py", "run_again_if_interrupted(weights.restore)", "None", WALK),
@@ -66,8 +66,8 @@ MUTANTS = (
     Mutant("fold.py", "self._take(keep=self._mean)", "self._take(keep=True)", FOLD),
     Mutant("fold.py", "self._mean or weight != 1", "self._mean", FOLD),
     Mutant("fold.py", "own.detach().add_(total)", "own.detach().copy_(total)", FOLD),
-    Mutant("fold.py", "return gradient.detach().clone()", "return gradient.detach()", FOLD + " tests/test_shared_storage.py"),
-    Mutant("fold.py", "clean * (1 / self.first)", "clean", "tests/test_not_finite.py " + FOLD),
+    Mutant("fold.py", "return gradient.detach().clone()", "return gradient.detach()", FOLD + " tests/core/test_restore.py"),
+    Mutant("fold.py", "clean * (1 / self.first)", "clean", "tests/core/test_precision.py " + FOLD),
     Mutant("fold.py", "parameter.grad = _multiplied(parameter.grad, rescale)", "pass", FOLD),
     Mutant("fold.py", "return total.add_(gradient.detach())", "return total", FOLD),
     Mutant("fold.py", "share.rescale / weight if by_closure", "share.rescale if by_closure", FOLD),

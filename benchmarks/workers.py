@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.measure import interleaved, ratio
-from benchmarks.models import classifier, sentences
+from benchmarks.measure import classifier, interleaved, ratio, sentences
 from gasam import SharpBackward, ga_sam, per_worker, shared_walk
 
 WORKERS = 2

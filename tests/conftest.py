@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gasam.portions import Limits
-
 settings.register_profile("gasam", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("gasam")
 
@@ -24,7 +22,10 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def small_portions(monkeypatch):
-    """Handle six weights at once, so that small problems take the paths of large ones."""
-    monkeypatch.setattr("gasam.portions.CPU", Limits(small=4, largest=6))
+LONG = ("lab/test_ray", "distributed/", "lab/test_faults", "lab/test_training", "integrations/", "test_site")
+"""Folders and files with tests that take several seconds each."""
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests first, so that the workers end together."""
+    items.sort(key=lambda item: not any(part in item.nodeid for part in LONG))

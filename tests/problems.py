@@ -1,15 +1,34 @@
-"""Small problems that the tests share."""
+"""Small problems and walks that the tests share."""
 
 import copy
+import dataclasses
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gasam import reference
+from gasam import Perturbation, asam, climb, ga_sam, layer_sam, multi_step_defense, reference, sam
 from tolerances import flat
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
+
+TEN_WALKS = {
+    "sam": sam(0.1),
+    "ga_sam": ga_sam(0.1),
+    "ga_sam, budget and cap": ga_sam(budget=0.1, cap=0.02),
+    "asam": asam(0.1),
+    "asam by filter": dataclasses.replace(asam(budget=0.05, cap=0.02), granularity="filter"),
+    "layer_sam": layer_sam(0.05),
+    "multi_step_defense": multi_step_defense(0.02, steps=2),
+    "inverse gradient": Perturbation(epsilon=0.02, scale="inverse_gradient", granularity="layer", norm=1.5, steps=3),
+    "ga_sam by module": dataclasses.replace(ga_sam(0.1, norm=3.0), granularity="module", risk="final"),
+    "weight_rms": Perturbation(
+        budget=0.1, cap=0.02, scale="weight_rms", granularity="model", norm=math.inf, steps=2, step_size=0.05
+    ),
+}
+"""Every scale, granularity and risk, four norms, one to three steps, and every form of the size."""
 
 
 class Wavy:
@@ -70,6 +89,35 @@ def reference_walk(w, loss_and_gradient, shapes, perturbation):
         epsilon=perturbation.epsilon, budget=perturbation.budget, eta=perturbation.step_size,
         cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity),
     )  # fmt: skip
+
+
+class Visited(NamedTuple):
+    k: int
+    loss: Tensor
+    offset: list[Tensor]  # the weights in pass k minus those before the walk, in float64
+    gradient: list[Tensor]
+
+
+def climbed(variables, evaluate, perturbation, start=None) -> list[Visited]:
+    """Run `climb` over named parameters, and report every pass. Only this function of the tests knows its form."""
+    variables = list(variables)
+    weights = [tensor for _, tensor in variables]
+    home = [tensor.detach().double().clone() for tensor in weights]
+    visits = []
+
+    def watched(k, *_):
+        offset = [tensor.detach().double() - own for tensor, own in zip(weights, home, strict=True)]
+        seen = evaluate(k)
+        visits.append(Visited(k, seen.loss, offset, [_gradient(tensor) for tensor in weights]))
+        return seen
+
+    for _ in climb(variables, watched, perturbation, start):
+        pass
+    return visits
+
+
+def _gradient(tensor):
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
 
 
 def put_gradient(model: nn.Module, values) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from benchmarks import report, table1_cost
+from benchmarks import report
 
 from gasam.lab.cli.commands import app
 
@@ -100,12 +100,6 @@ def test_performance_page_is_made_from_the_results():
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     assert report.PAGE.read_text() == report.page(results)
     assert set(results) == set(report.SECTIONS)
-
-
-def test_cost_of_table_1_is_made_from_the_results():
-    results = json.loads(table1_cost.RESULTS.read_text())
-    page = (ROOT / "docs" / "scale.md").read_text()
-    assert f"<!-- table 1 cost -->\n\n{table1_cost.table(results)}\n<!-- /table 1 cost -->" in page
 
 
 COMMANDS = [

@@ -29,9 +29,6 @@ class Entry:
     tensor: Tensor
     strength: float
 
-    def describe(self, position: int) -> str:
-        return f"parameter {position}" if self.name is None else f"parameter {self.name!r}"
-
 
 def read(parameters: Parameters) -> list[Entry]:
     """The entries in order, each tensor once. A group is a mapping with `params` and optionally `perturb`."""
@@ -49,12 +46,14 @@ def read(parameters: Parameters) -> list[Entry]:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}
         _check_group(group)
         strength = _strength(group.get("perturb", True), "the key 'perturb' of a parameter group")
-        for name, tensor in _named(group):
-            entries.setdefault(id(tensor), Entry(name, tensor, strength))
+        items = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        for given, known in zip(items, group.get("param_names") or [None] * len(items), strict=True):
+            name, tensor = given if isinstance(given, tuple) else (known, given)
+            if id(tensor) not in entries:
+                entries[id(tensor)] = Entry(name, tensor, strength)
+                _check(tensor, strength, f"parameter {len(entries) - 1 if name is None else repr(name)}")
     if not entries:
         raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
-    for i, entry in enumerate(entries.values()):
-        _check(entry, entry.describe(i))
     return list(entries.values())
 
 
@@ -73,10 +72,10 @@ def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
     names = names_in(model)
-    trainable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
-    if not trainable:
+    movable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
+    if not movable:
         raise ValueError(f"{type(model).__name__} has no floating-point parameters: give a model that can be trained")
-    return [(names[id(p)], p) for p in trainable]
+    return [(names[id(p)], p) for p in movable]
 
 
 def weights_of(
@@ -178,24 +177,19 @@ def _check_group(group: Mapping[str, Any]) -> None:
         )
 
 
-def _named(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
-    params = group["params"]
-    items = [params] if isinstance(params, Tensor) else list(params)
-    names: list[str | None] = group.get("param_names") or [None] * len(items)
-    return [item if isinstance(item, tuple) else (name, item) for name, item in zip(names, items, strict=True)]
-
-
-def _check(entry: Entry, who: str) -> None:
-    if not isinstance(entry.tensor, Tensor):
-        raise TypeError(f"{who} must be a tensor, got {type(entry.tensor).__name__}")
-    if entry.strength and (not entry.tensor.is_floating_point() or entry.tensor.itemsize < 2):
+def _check(tensor: object, strength: float, who: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{who} must be a tensor, got {type(tensor).__name__}")
+    if not strength:
+        return
+    if not tensor.is_floating_point() or tensor.itemsize < 2:
         raise TypeError(
-            f"{who} has type {entry.tensor.dtype}, but only real floating-point weights of 16 bits or more can be "
+            f"{who} has type {tensor.dtype}, but only real floating-point weights of 16 bits or more can be "
             "moved: leave it out, or put it into a group with 'perturb': False"
         )
-    if entry.strength and is_expanded(entry.tensor):
+    if is_expanded(tensor):
         raise TypeError(
             f"{who} is an expanded view, whose weights share memory: train the tensor that it was expanded from"
         )
-    if entry.strength and is_sharded(entry.tensor):
-        check_sharding(entry.tensor, who)
+    if is_sharded(tensor):
+        check_sharding(tensor, who)

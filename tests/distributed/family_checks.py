@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from family_runs import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
+from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
 from gasam import SharpBackward, SharpnessAware, gsam, per_worker
 from tolerances import error, flat, same_bits
 

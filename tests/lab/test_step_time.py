@@ -10,6 +10,7 @@ from synthetic import records_of
 from gasam.lab.engines.jobs import Job
 from gasam.lab.engines.step_time import mean_step_times, step_times
 from gasam.lab.report.pictures import draw
+from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
 
 
@@ -20,28 +21,31 @@ def plans(*walks, task="docstrings", size="tiny"):
     ]
 
 
-@pytest.mark.slow
-def test_a_walk_costs_more_than_plain_training_and_less_on_every_fourth_step(tmp_path, monkeypatch):
-    """Three steps of a walk of four passes against one on every fourth step."""
+def test_every_configuration_is_measured_once_against_plain_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     every, rarely = {"steps": 3}, {"steps": 3, "walk_every": 4}
     found = plans(every, rarely)
     threads = torch.get_num_threads()
     times = step_times(found, parallel=2, cpu=True)
-    plain, full, quarter = (times[plan.key] for plan in (found[0], found[1], found[3]))
-    assert plain == 1
-    assert len(times) == 3, "seeds of one configuration are measured once"
-    assert quarter < full
-    assert full > 1.5
+    assert times.keys() == {found[0].key, found[1].key, found[3].key}, "seeds of one configuration are measured once"
+    assert times[found[0].key] == 1
+    assert min(times.values()) > 0
     assert torch.get_num_threads() == threads
     assert not list(tmp_path.iterdir())
 
 
 def test_the_walk_is_measured_at_full_strength(monkeypatch):
-    """Though the schedule would not let it begin within so few steps."""
-    monkeypatch.setattr("gasam.lab.engines.step_time.ROUNDS", 5)  # four passes take far more than 1.5 times one
+    """Though the schedule would not let it begin within so few steps: no pass is left out."""
     [plain, waiting, *_] = found = plans({"budget": 0.1, "cap": 0.01, "walk_progress": 0.5, "steps": 3})
-    assert step_times(found, cpu=True)[waiting.key] > 1.5
+    passes, original = {}, Training.train_step
+
+    def counted(training, batch):
+        original(training, batch)
+        passes[training.plan.choice.moved] = len(training.sharp.last.losses)
+
+    monkeypatch.setattr(Training, "train_step", counted)
+    assert step_times(found, cpu=True).keys() == {plain.key, waiting.key}
+    assert passes == {"nothing": 1, "weights": 4}
     assert step_times([plain], cpu=True) == {}
     assert step_times([waiting], cpu=True) == {}
 
@@ -54,7 +58,7 @@ def test_comparison_shows_passes_and_step_times(command, tmp_path):
     plain, walking = table["rows"]
     assert (plain["passes"], plain["step_time"]) == (1.0, 1.0)
     assert walking["passes"] == 1.25
-    assert walking["step_time"] > 0.1  # the steps of this model take less time than the noise of the machine
+    assert walking["step_time"] > 0
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -82,7 +86,7 @@ def test_a_comparison_survives_a_measurement_that_fails(command, tmp_path, monke
     assert list((tmp_path / "tables").glob("*.md"))
 
 
-def test_steps_without_a_walk_count_as_plain_ones():
+def test_steps_without_a_walk_count_as_plain_ones(monkeypatch):
     """A run that walked in half of its steps."""
     plain, walking = make("docstrings", "baseline", "tiny"), make("docstrings", "ga-sam", "tiny", walk={"steps": 3})
     jobs = [
@@ -90,6 +94,6 @@ def test_steps_without_a_walk_count_as_plain_ones():
         Job(walking, "b", record=SimpleNamespace(gradient_evaluations=250, updates=100)),
         Job(walking, "c", record=None),
     ]
-    full, half = step_times([plain, walking], cpu=True), mean_step_times(jobs, cpu=True)
-    assert half[plain.key] == 1
-    assert 1 < half[walking.key] < full[walking.key]
+    times = {plain.key: 1.0, walking.key: 4.0}
+    monkeypatch.setattr("gasam.lab.engines.step_time.step_times", lambda *arguments, **options: times)
+    assert mean_step_times(jobs, cpu=True) == {plain.key: 1.0, walking.key: 2.5}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from family_runs import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
+from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
 from gasam import (
     Schedule,
     SharpBackward,
@@ -92,7 +92,7 @@ def test_twenty_steps_equal_the_paper(method, walk, entry):
 @pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
 @pytest.mark.parametrize("granularity", ["element", "filter", "layer", "module"])
 @pytest.mark.parametrize("method", OPTIONS)
-def test_methods_combine_with_scales_and_groups(method, scale, granularity, small_portions):
+def test_methods_combine_with_scales_and_groups(method, scale, granularity):
     model, options = model_of(), {"scale": scale, "granularity": granularity}
     walk = replace(PRESETS[method](0.05, **OPTIONS[method]), **options)
     by_backward(model, walk, range(5))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_conformance import PERTURBATIONS, through_backward, through_closure
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, asam, ga_sam, sam
 from problems import batch, network, paper_walk
-from test_conformance import PERTURBATIONS, through_backward, through_closure
 from tolerances import EXACT, error, flat
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")

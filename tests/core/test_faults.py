@@ -32,7 +32,7 @@ class Once:
         monkeypatch.setattr(owner, name, failing)
 
 
-def test_portion_that_fails_once_is_restored(monkeypatch, small_portions):
+def test_portion_that_fails_once_is_restored(monkeypatch):
     model, (x, y) = network(), batch()
     before = [p.detach().clone() for p in model.parameters()]
     sharp = SharpBackward(model.parameters(), ga_sam(0.1))

@@ -1,4 +1,5 @@
-"""Types narrower than float64: no underflow, no overflow, norms in float32 or wider, honest reports."""
+"""Types narrower than float64: no underflow, no overflow, norms in float32 or wider, honest reports; and numbers that
+are not finite: the weights stay home, and the caller sees what came."""
 
 import dataclasses
 import math
@@ -8,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, displaced, ga_sam, sam
-from problems import Wavy, batch, network
+from gasam import SCALES, Pass, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
+from problems import Wavy, batch, climbed, network
 from tolerances import SINGLE, error, flat, same_bits
 
 
@@ -21,11 +22,8 @@ def offset_of(tensors, gradients, perturbation) -> torch.Tensor:
             tensor.grad = gradient
         return Pass(torch.tensor(1.0))
 
-    visits = climb(tensors, evaluate, perturbation)
-    next(visits)
-    found = flat(next(visits).offset())
-    visits.close()
-    return found
+    named = [(f"{i}.weight", tensor) for i, tensor in enumerate(tensors)]
+    return flat(climbed(named, evaluate, perturbation)[1].offset)
 
 
 @pytest.mark.parametrize("norm", [1.05, 1.5, 2.0, 3.0, 20.0, math.inf])
@@ -210,3 +208,115 @@ def test_large_norms_and_steps_do_not_overflow(norm, step_size):
         results.append(torch.stack(sharp.last.norms))
     assert results[0][-1] > 0.1
     assert error(*results) < 1e-3
+
+
+# Each value of each option with some others.
+POISONED = [
+    (math.nan, 2.0, "element", 1), (-math.inf, 2.0, "element", 2), (math.nan, math.inf, "element", 2),
+    (-math.inf, math.inf, "element", 1), (math.nan, 2.0, "layer", 2), (-math.inf, 2.0, "layer", 1),
+    (math.inf, 1.5, "model", 1), (math.nan, math.inf, "filter", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("poison", "norm", "granularity", "steps"), POISONED)
+def test_non_finite_gradient_stays_home_and_reaches_the_caller(poison, norm, granularity, steps):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    model[2].bias.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), poison))
+    sharp = SharpBackward(model.parameters(), dataclasses.replace(ga_sam(0.1, norm, steps), granularity=granularity))
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert sharp.last.not_finite
+    assert "not finite" in str(sharp.last)
+    assert [norm.item() for norm in sharp.last.norms] == [0.0] * (steps + 1)
+    assert not model[2].bias.grad.isfinite().all()
+    assert model[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_non_finite_loss_stays_home(value):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y) + value
+
+    sharp(loss)
+    assert sharp.last.not_finite
+
+
+@pytest.mark.parametrize("granularity", ["element", "layer"])
+def test_non_finite_scale_stays_home(granularity):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturbation = Perturbation(epsilon=0.1, scale=lambda group: group.gradient * math.inf, granularity=granularity)
+    sharp = SharpBackward(model.parameters(), perturbation)
+
+    def loss():
+        assert same_bits(model.parameters(), before)
+        return cross_entropy(model(x), y)
+
+    sharp(loss)
+    assert sharp.last.not_finite
+
+
+def test_gradient_that_overflows_in_a_later_pass_brings_the_walk_home():
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    places = []
+
+    def loss():
+        places.append(same_bits(model.parameters(), before))
+        return cross_entropy(model(x), y) * (math.inf if len(places) == 2 else 1.0)
+
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
+    sharp(loss)
+    assert places == [True, False, True]
+    assert sharp.last.not_finite
+
+
+@pytest.mark.parametrize("norm", [1.5, 2.0, math.inf])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_zero_gradient_stays_home(norm, steps):
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm, steps))
+    sharp(lambda: cross_entropy(model(x), y) * 0)
+    assert not sharp.last.climbed
+    assert "did not move" in str(sharp.last)
+    assert all((p.grad == 0).all() for p in model.parameters())
+    sharp(lambda: cross_entropy(model(x), y))
+    assert sharp.last.climbed
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_closures_with_non_finite_gradients_stay_home(k):
+    model, (x, y) = network(), batch()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), ga_sam(0.1, steps=2))
+    places = []
+
+    def closure():
+        places.append(same_bits(model.parameters(), before))
+        loss = cross_entropy(model(x), y) * (math.nan if len(places) == k + 1 else 1.0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert places == ([True, True, True] if k == 0 else [True, False, True])
+    assert not optimizer.last.climbed
+    assert model[0].weight.grad.isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(2, 65_536), (2, 40_000)])
+def test_sums_of_wide_rows_are_accurate(shape):
+    w = torch.zeros(shape).requires_grad_()
+    perturbation = Perturbation(epsilon=1.0, scale="inverse_gradient", granularity="filter", norm=2.0)
+    sharp = SharpBackward([w], perturbation)
+    sharp(lambda: 0.1 * w.sum())
+    assert sharp.last.norms[1].item() == pytest.approx(1 / (0.1 * shape[1] ** 0.5), rel=2e-5)

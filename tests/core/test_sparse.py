@@ -9,7 +9,6 @@ from torch import nn
 
 from gasam import SCALES, Perturbation, SharpBackward, ga_sam
 from gasam.perturbation import GRANULARITIES
-from gasam.portions import Limits
 from tolerances import EXACT, error, flat, same_bits
 
 TOKENS = torch.tensor([[1, 2, 2], [7, 1, 0]])
@@ -26,28 +25,75 @@ class Tagger(nn.Module):
         return (torch.tanh(self.out(self.words(tokens))) ** 2).mean()
 
 
-@pytest.fixture(params=["in one portion", "in several"])
-def portions(request, monkeypatch):
-    if request.param == "in several":
-        monkeypatch.setattr("gasam.portions.CPU", Limits(small=4, largest=6))
+def walked(perturbation, make, loss, **options):
+    """Losses, |a| and gradients of a walk with dense and with sparse gradients of the same model."""
+    results = []
+    for sparse in (False, True):
+        model = make(sparse)
+        before = [p.detach().clone() for p in model.parameters()]
+        sharp = SharpBackward(model.named_parameters(), perturbation, **options)
+        sharp(lambda m=model: loss(m))
+        assert same_bits(model.parameters(), before)
+        gradients = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()]
+        assert next(model.parameters()).grad.is_sparse == sparse
+        results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), flat(gradients)))
+    return results
 
 
-@pytest.mark.parametrize("scale", sorted(SCALES))
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_sparse_equals_dense(scale, granularity, portions):
-    sizes = {"epsilon": 0.05}, {"budget": 0.05, "cap": 0.03}
-    for norm, steps, risk, size in itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final"), sizes):
+def same_walk(results) -> bool:
+    return all(error(found, dense) < EXACT for dense, found in zip(*results, strict=True))
+
+
+PRODUCT = list(itertools.product(sorted(SCALES), GRANULARITIES))
+SIZES = {"epsilon": 0.05}, {"budget": 0.05, "cap": 0.03}
+TURNS = list(itertools.product((1.5, 2.0, math.inf), (1, 3), ("mean", "final"), SIZES))
+
+
+@pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
+def test_sparse_equals_dense(scale, granularity):
+    norm, steps, risk, size = TURNS[5 * PRODUCT.index((scale, granularity)) % len(TURNS)]
+    perturbation = Perturbation(scale=scale, granularity=granularity, norm=norm, steps=steps, risk=risk, **size)
+    assert same_walk(walked(perturbation, Tagger, Tagger.loss, detailed=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
+def test_sparse_equals_dense_in_every_combination(scale, granularity):
+    for norm, steps, risk, size in TURNS:
         perturbation = Perturbation(scale=scale, granularity=granularity, norm=norm, steps=steps, risk=risk, **size)
-        results = []
-        for sparse in (False, True):
-            model = Tagger(sparse)
-            sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
-            sharp(model.loss)
-            gradients = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()]
-            assert model.words.weight.grad.is_sparse == sparse
-            results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), flat(gradients)))
-        for dense, found in zip(*results, strict=True):
-            assert error(found, dense) < EXACT
+        assert same_walk(walked(perturbation, Tagger, Tagger.loss))
+
+
+class Table(nn.Module):
+    """A table of which single numbers are looked up, some of them several times."""
+
+    def __init__(self, sparse: bool, shape=(5, 3)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sparse, self.table = sparse, nn.Parameter(torch.randn(shape, dtype=torch.float64))
+
+    def loss(self):
+        places = torch.tensor([[0, 1, 2], [3, 1, 0]])
+        return torch.gather(self.table, 0, places, sparse_grad=self.sparse).pow(3).sum()
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("shape", [(5, 3), (400, 50), (30_000, 5)], ids=str)
+def test_gradients_that_are_sparse_within_their_rows_equal_dense(granularity, shape):
+    perturbation = Perturbation(epsilon=0.05, granularity=granularity, steps=2)
+    assert same_walk(walked(perturbation, lambda sparse: Table(sparse, shape), Table.loss))
+
+
+@pytest.mark.parametrize("tokens", [[4], [], [2, 2, 5]], ids=["one row", "no row", "a row twice"])
+@pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
+def test_few_touched_rows_equal_dense(scale, tokens):
+    def loss(model):
+        found = model.words(torch.tensor(tokens, dtype=torch.int64))
+        return found.pow(2).sum() + model.out(model.words.weight.detach()).square().mean()
+
+    for granularity in GRANULARITIES:
+        perturbation = Perturbation(epsilon=0.05, norm=3.0, scale=scale, granularity=granularity, steps=2)
+        assert same_walk(walked(perturbation, Tagger, loss))
 
 
 def test_only_touched_rows_are_written():
@@ -123,26 +169,6 @@ def test_sparse_and_dense_gradients_accumulate(first):
     assert error(found.to_dense() if found.is_sparse else found, expected.words.weight.grad + rest) < EXACT
 
 
-@pytest.mark.parametrize("scale", sorted(SCALES))
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("tokens", [[4], []], ids=["one row", "no row"])
-def test_one_touched_row_and_none_equal_dense(scale, granularity, tokens):
-    tokens = torch.tensor(tokens, dtype=torch.int64)
-    for norm, steps in itertools.product((2.0, 3.0, math.inf), (1, 2)):
-        results = []
-        for sparse in (False, True):
-            model = Tagger(sparse)
-            perturbation = Perturbation(epsilon=0.05, norm=norm, scale=scale, granularity=granularity, steps=steps)
-            sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
-            sharp(
-                lambda m=model: m.words(tokens).sum() + m.loss(tokens.new_zeros(1, 0)).nan_to_num() + m.out.weight.sum()
-            )
-            results.append(sharp.last)
-        dense, found = results
-        assert error(torch.stack(found.norms), torch.stack(dense.norms)) < EXACT
-        assert error(torch.stack(found.losses), torch.stack(dense.losses)) < EXACT
-
-
 @pytest.mark.parametrize("granularity", ["layer", "module", "model"])
 def test_detail_is_that_of_the_dense_walk(granularity):
     details = []
@@ -180,28 +206,6 @@ def test_gradient_that_turns_sparse_in_a_later_pass(rows):
     assert len(passes) == 3
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("shape", [(5, 3), (400, 50)], ids=["small", "large"])
-def test_gradient_that_is_sparse_within_its_rows_equals_dense(granularity, shape):
-    """As gather gives it: the same row comes several times."""
-    places = torch.tensor([[0, 1, 2], [3, 1, 0]])
-    for norm, steps, risk in itertools.product((2.0, math.inf), (1, 2), ("mean", "final")):
-        perturbation = Perturbation(epsilon=0.05, norm=norm, granularity=granularity, steps=steps, risk=risk)
-        results = []
-        for sparse in (False, True):
-            torch.manual_seed(0)
-            table = nn.Parameter(torch.randn(shape, dtype=torch.float64))
-            before = table.detach().clone()
-            sharp = SharpBackward([("table", table)], perturbation)
-            sharp(lambda t=table, s=sparse: torch.gather(t, 0, places, sparse_grad=s).pow(3).sum())
-            assert same_bits([table], [before])
-            assert table.grad.is_sparse == sparse
-            gradient = table.grad.to_dense()
-            results.append((torch.stack(sharp.last.losses), torch.stack(sharp.last.norms), gradient))
-        for dense, found in zip(*results, strict=True):
-            assert error(found, dense) < EXACT
-
-
 @pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
 def test_sparse_gradients_of_low_precision_weights(scale):
     """|w| counts the untouched rows here, too."""
@@ -214,4 +218,15 @@ def test_sparse_gradients_of_low_precision_weights(scale):
         sharp(lambda w=words: w(TOKENS).float().square().mean())
         assert same_bits([words.weight], [before])
         norms.append(sharp.last.norms[-1])
+    assert error(*norms) < 1e-6
+
+
+@pytest.mark.parametrize("scale", ["weight", "weight_rms", "weight_over_gradient"])
+def test_sparse_vectors_are_whole_filters(scale):
+    norms = []
+    for sparse in (True, False):
+        w, i = nn.Parameter(torch.arange(1.0, 8.0)), torch.tensor([0, 1])
+        sharp = SharpBackward([w], Perturbation(epsilon=0.1, norm=2.0, scale=scale, granularity="filter"))
+        sharp(lambda w=w, i=i, s=sparse: torch.gather(w, 0, i, sparse_grad=s).sum())
+        norms.append(sharp.last.norms[1])
     assert error(*norms) < 1e-6

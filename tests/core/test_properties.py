@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, climb, uniform_start
+from gasam import SCALES, Pass, Perturbation, SharpBackward, uniform_start
 from gasam.perturbation import GRANULARITIES
-from gasam.weights import Weights
-from problems import Wavy
+from problems import Wavy, climbed
 from tolerances import EXACT, error, flat, same_bits
 
 shapes = st.dictionaries(
@@ -42,16 +41,14 @@ def evaluation(problem, parameters, factor=1.0):
     return evaluate
 
 
-def weights_of(parameters) -> Weights:
-    return Weights(list(parameters.values()), list(parameters))
+def walked(problem, parameters, perturbation, start=None, factor=1.0):
+    return climbed(parameters.items(), evaluation(problem, parameters, factor), perturbation, start)
 
 
 def scales(problem, parameters, perturbation) -> torch.Tensor:
     """T of every weight, read off a first step: a = T x, and for p = inf and a huge stride |x| is epsilon."""
     probe = Perturbation(epsilon=1e-3, scale=perturbation.scale, granularity=perturbation.granularity)
-    for visit in climb(weights_of(parameters), evaluation(problem, parameters), probe):
-        offset = flat(visit.offset())
-    return offset.abs() / 1e-3
+    return flat(walked(problem, parameters, probe)[-1].offset).abs() / 1e-3
 
 
 def p_norm(x: torch.Tensor, p: float) -> float:
@@ -62,8 +59,8 @@ def p_norm(x: torch.Tensor, p: float) -> float:
 def test_walk_stays_in_the_ball(problem, perturbation):
     parameters = problem.parameters()
     size = scales(problem, parameters, perturbation)
-    for visit in climb(weights_of(parameters), evaluation(problem, parameters), perturbation):
-        x = torch.where(size > 0, flat(visit.offset()) / size, 0.0)
+    for visit in walked(problem, parameters, perturbation):
+        x = torch.where(size > 0, flat(visit.offset) / size, 0.0)
         assert p_norm(x, perturbation.norm) <= perturbation.epsilon * (1 + 1e-6)
 
 
@@ -72,11 +69,9 @@ def test_first_step_gains_the_dual_norm(problem, perturbation):
     """g.a_1 = min(eta, epsilon) |T g|_q with 1/p + 1/q = 1: no other step of that length gains more."""
     parameters = problem.parameters()
     size = scales(problem, parameters, perturbation)
-    visits = climb(weights_of(parameters), evaluation(problem, parameters), perturbation)
-    next(visits)
-    gradient = flat([p.grad for p in parameters.values()])
-    gain = gradient @ flat(next(visits).offset())
-    visits.close()
+    clean, first, *_ = walked(problem, parameters, perturbation)
+    gradient = flat(clean.gradient)
+    gain = gradient @ flat(first.offset)
     p = perturbation.norm
     dual = 1.0 if p == math.inf else p / (p - 1)
     eta = perturbation.step_size or 1.5 * perturbation.epsilon / perturbation.steps
@@ -103,12 +98,9 @@ def test_weights_come_home_bit_for_bit(problem, perturbation):
 @given(problems, perturbations, st.floats(1e-3, 1e3))
 def test_walk_does_not_see_the_factor_of_the_gradient(problem, perturbation, factor):
     parameters = problem.parameters()
-    walks = []
-    for scale in (1.0, factor):
-        visits = climb(weights_of(parameters), evaluation(problem, parameters, scale), perturbation)
-        walks.append([flat(visit.offset()) for visit in visits])
+    walks = [walked(problem, parameters, perturbation, factor=each) for each in (1.0, factor)]
     for plain, scaled in zip(*walks, strict=True):
-        assert error(scaled, plain) < 1e-8 or not plain.any()
+        assert error(flat(scaled.offset), flat(plain.offset)) < 1e-8 or not flat(plain.offset).any()
 
 
 DEGREES = {"gradient_strength": -1, "weight_over_gradient": -1, "inverse_gradient": -1}
@@ -149,8 +141,7 @@ def test_random_start_lies_in_the_ball_and_adds_a_visit(norm):
 
     def walk(seed: int):
         start = uniform_start(norm, torch.Generator().manual_seed(seed))
-        visits = climb(weights_of(parameters), evaluation(problem, parameters), perturbation, start)
-        return [flat(visit.offset()) for visit in visits]
+        return [flat(visit.offset) for visit in walked(problem, parameters, perturbation, start)]
 
     offsets = walk(0)
     assert [p_norm(a, norm) <= 0.3 * (1 + 1e-9) for a in offsets] == [True] * 4
@@ -167,18 +158,8 @@ def test_walk_of_radius_zero_visits_home_only(step_size):
     problem = Wavy()
     parameters = problem.parameters()
     perturbation = Perturbation(epsilon=0.0, steps=3, step_size=step_size)
-    visits = list(climb(weights_of(parameters), evaluation(problem, parameters), perturbation))
+    visits = walked(problem, parameters, perturbation)
     assert [visit.loss.item() for visit in visits] == [visits[0].loss.item()] * 4
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_climb_reads_named_parameters(granularity):
-    problem = Wavy()
-    parameters = problem.parameters()
-    perturbation = Perturbation(epsilon=0.1, granularity=granularity, steps=2)
-    named = [visit.norm for visit in climb(parameters.items(), evaluation(problem, parameters), perturbation)]
-    walk = climb(weights_of(parameters), evaluation(problem, parameters), perturbation)
-    assert torch.equal(torch.stack(named), torch.stack([visit.norm for visit in walk]))
 
 
 @pytest.mark.parametrize("scale", ["gradient_strength", "weight_over_gradient", "inverse_gradient"])
@@ -194,7 +175,6 @@ def test_a_random_start_does_not_move_weights_without_a_gradient(scale):
 
     start = uniform_start(math.inf, torch.Generator().manual_seed(0))
     perturbation = Perturbation(epsilon=0.1, norm=math.inf, scale=scale)
-    for visit in climb({"moving": moving, "still": still}.items(), evaluate, perturbation, start):
-        offsets = visit.offset()
-        assert not offsets[1].any()
-        assert bool(offsets[0].any()) == (visit.k > 0)
+    for visit in climbed([("moving", moving), ("still", still)], evaluate, perturbation, start):
+        assert not visit.offset[1].any()
+        assert bool(visit.offset[0].any()) == (visit.k > 0)

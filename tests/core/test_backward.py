@@ -1,0 +1,280 @@
+"""SharpBackward: what it returns, what it leaves in `.grad`, and what it says to mistakes."""
+
+import copy
+import math
+import pickle
+from collections import namedtuple
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
+from problems import batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+
+@pytest.fixture
+def parts():
+    model, (x, y) = network(), batch()
+    return model, lambda: cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("off", ["epsilon", "enabled"])
+def test_off_is_plain_backward_bit_for_bit(parts, off):
+    model, loss = parts
+    loss().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    calls = []
+    sharp = SharpBackward(model.parameters(), ga_sam(0.0 if off == "epsilon" else 0.1, steps=3))
+    sharp.enabled = off != "enabled"
+    sharp.around = lambda k, last: calls.append((k, last)) or torch.enable_grad()
+    sharp(loss)
+    assert same_bits([p.grad for p in model.parameters()], plain)
+    assert calls == [(0, True)]
+    assert sharp.last.verdict().startswith("off")
+
+
+Output = namedtuple("Output", ["loss", "logits"])
+FORMS = {
+    "loss": (lambda loss: loss, lambda found: found),
+    "shape one": (lambda loss: loss.reshape(1), lambda found: found),
+    "tuple": (lambda loss: (loss, "text"), lambda found: found[0]),
+    "dictionary": (lambda loss: {"loss": loss, "rows": 12}, lambda found: found["loss"]),
+    "mapping": (lambda loss: MappingProxyType({"loss": loss}), lambda found: found["loss"]),
+    "namedtuple": (lambda loss: Output(loss, 1), lambda found: found.loss),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_the_clean_pass_returned_comes_back_without_a_graph(parts, form):
+    model, loss = parts
+    make, read = FORMS[form]
+    calls, made = [], []
+
+    def function():
+        calls.append(loss())
+        made.append(make(calls[-1]))
+        return made[-1]
+
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
+    found = sharp(function)
+    assert len(calls) == 3
+    assert read(found).item() == calls[0].item()
+    assert not read(found).requires_grad
+    assert type(found) is type(made[0]) or form == "mapping"
+    assert read(made[0]).requires_grad  # the function's own result is not changed
+    assert sharp.last.sharpness.shape == ()
+
+
+def test_hugging_face_outputs_give_their_loss(parts):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    model, loss = parts
+    function = lambda: outputs.SequenceClassifierOutput(loss=loss(), logits=torch.ones(2))  # noqa: E731
+    returned = SharpBackward(model, ga_sam(0.1))(function)
+    assert isinstance(returned, outputs.SequenceClassifierOutput)
+    assert not returned.loss.requires_grad
+    assert returned.logits.shape == (2,)
+
+
+def test_trace_says_what_happened(parts):
+    model, loss = parts
+    sharp = SharpBackward(model.named_parameters(), sam(0.1))
+    assert sharp.last is None
+    sharp(loss)
+    assert [norm.item() for norm in sharp.last.norms] == pytest.approx([0.0, 0.1])
+    assert sharp.last.sharpness.item() == (sharp.last.losses[1] - sharp.last.losses[0]).item() > 0
+    assert str(sharp.last).startswith("fine; losses ")
+
+
+def test_around_surrounds_every_pass_with_its_backward(parts):
+    model, loss = parts
+    events = []
+
+    class Context:
+        def __init__(self, k, last):
+            self.name = (k, last)
+
+        def __enter__(self):
+            events.append(("in", *self.name))
+
+        def __exit__(self, *_):
+            events.append(("out", *self.name))
+
+    def backward(value):
+        events.append("backward")
+        value.backward()
+
+    SharpBackward(model.parameters(), ga_sam(0.1, steps=2), around=Context, backward=backward)(loss)
+    expected = [[("in", k, k == 2), "backward", ("out", k, k == 2)] for k in range(3)]
+    assert events == [event for pass_ in expected for event in pass_]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_activation_checkpointing_changes_nothing(use_reentrant, steps):
+    x, y = batch()
+    x.requires_grad_()
+    gradients = []
+    for run in (lambda m: m(x), lambda m: checkpoint(m, x, use_reentrant=use_reentrant)):
+        model = network()
+        SharpBackward(model.parameters(), ga_sam(0.1, steps=steps))(lambda m=model, r=run: cross_entropy(r(m), y))
+        gradients.append(flat([p.grad for p in model.parameters()]))
+    assert error(*gradients) < EXACT
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_work_on_their_own_model(copier):
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model.parameters(), asam(0.1))
+    sharp(lambda: cross_entropy(model(x), y))
+    twin, twin_sharp = copier((model, sharp))
+    model.zero_grad()
+    twin.zero_grad()
+    sharp(lambda: cross_entropy(model(x), y))
+    twin_sharp(lambda: cross_entropy(twin(x), y))
+    assert same_bits([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_losses_grow_along_the_walk(parts):
+    """Five small steps uphill on a smooth loss: each visit is higher than the one before."""
+    model, loss = parts
+    sharp = SharpBackward(model.parameters(), ga_sam(0.02, norm=math.inf, steps=5))
+    sharp(loss)
+    assert (torch.stack(sharp.last.losses).diff()[:3] > 0).all()
+
+
+class TestCallersGradients:
+    @pytest.mark.parametrize(
+        "perturbation", [ga_sam(0.1), sam(0.1), ga_sam(0.1, steps=3)], ids=["mean", "final", "K=3"]
+    )
+    def test_a_flat_buffer_gets_the_gradient(self, perturbation):
+        model, (x, y) = network(), batch()
+        expected = network()
+        SharpBackward(expected.parameters(), perturbation)(lambda: cross_entropy(expected(x), y))
+        sizes = [p.numel() for p in model.parameters()]
+        buffer = torch.full((sum(sizes),), 2.0, dtype=torch.float64)
+        for parameter, part in zip(model.parameters(), buffer.split(sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        SharpBackward(model.parameters(), perturbation)(lambda: cross_entropy(model(x), y))
+        assert error(buffer, 2.0 + flat([p.grad for p in expected.parameters()])) < EXACT
+
+    @pytest.mark.parametrize("k", [0, 1, 2])
+    def test_a_failure_leaves_the_buffer_as_it_was(self, k):
+        model, (x, y) = network(), batch()
+        tensors = [torch.randn_like(p) for p in model.parameters()]
+        before, calls = [t.clone() for t in tensors], []
+        for parameter, tensor in zip(model.parameters(), tensors, strict=True):
+            parameter.grad = tensor
+
+        def backward(loss):
+            loss.backward()
+            calls.append(1)
+            if len(calls) == k + 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            SharpBackward(model.parameters(), ga_sam(0.1, steps=2), backward=backward)(
+                lambda: cross_entropy(model(x), y)
+            )
+        assert same_bits(tensors, before)
+        assert all(p.grad is tensor for p, tensor in zip(model.parameters(), tensors, strict=True))
+
+    def test_an_error_of_the_function_is_not_hidden(self):
+        a, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        a.grad, b.grad = torch.ones(3), torch.ones(3)
+        calls = []
+
+        def loss():
+            calls.append(1)
+            if len(calls) == 2:
+                a.data = torch.zeros(4)
+                raise KeyError("mine")
+            return (a**2).sum() + (b**2).sum()
+
+        with pytest.raises((KeyError, RuntimeError)):
+            SharpBackward([a, b], ga_sam(0.1, steps=2))(loss)
+        assert (b.grad == 1).all()
+
+    @pytest.mark.parametrize("kind", ["requires grad", "expanded"])
+    def test_unusual_gradients_are_added_to(self, kind):
+        a = nn.Parameter(torch.randn(3))
+        a.grad = torch.ones(3, requires_grad=True) if kind == "requires grad" else torch.ones(1).expand(3)
+        SharpBackward([a], sam(0.1))(lambda: 2 * a.sum())
+        assert torch.equal(a.grad.detach(), torch.full((3,), 3.0))
+
+    @pytest.mark.parametrize("steps", [1, 3])
+    def test_two_parameters_may_share_one_gradient(self, steps):
+        a, b, shared = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2)), torch.zeros(2)
+        a.grad = b.grad = shared
+        SharpBackward([a, b], ga_sam(0.1, steps=steps))(lambda: 3 * a.sum() + 5 * b.sum())
+        assert torch.allclose(shared, torch.full((2,), 8.0))
+
+
+def cleared(model):
+    model.zero_grad()
+    return model(batch()[0]).mean()
+
+
+def backed(model):
+    value = model(batch()[0]).mean()
+    value.backward(retain_graph=True)
+    return value
+
+
+MISTAKES = {
+    "returns nothing": (lambda m: None, TypeError, "got NoneType: is a `return` missing"),
+    "returns a number": (lambda m: 1.0, TypeError, "or an output with a loss, got float"),
+    "returns an empty tuple": (lambda m: (), TypeError, "got tuple"),
+    "a dictionary without a loss": (lambda m: {"logits": torch.zeros(3)}, TypeError, "output with a loss, got dict"),
+    "not a single number": (lambda m: m(batch()[0]), ValueError, "single number, got the shape .12, 3."),
+    "no graph": (lambda m: m(batch()[0]).mean().detach(), RuntimeError, "no graph"),
+    "another model": (lambda m: network()(batch()[0]).mean(), RuntimeError, "no parameter got a gradient"),
+    "calls backward": (backed, RuntimeError, "loss function called backward"),
+    "clears gradients": (cleared, RuntimeError, "cleared the gradients"),
+    "an error of its own": (lambda m: 1 / 0, ZeroDivisionError, "division"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistaken_loss_functions_are_told(name):
+    function, kind, words = MISTAKES[name]
+    model = network()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(kind, match=words):
+        SharpBackward(model.parameters(), ga_sam(0.1))(lambda: function(model))
+    assert same_bits(model.parameters(), before)
+
+
+def test_backward_that_does_nothing_is_told(parts):
+    model, loss = parts
+    with pytest.raises(RuntimeError, match="backward did not differentiate the loss"):
+        SharpBackward(model.parameters(), ga_sam(0.1), backward=lambda value: None)(loss)
+
+
+def test_call_without_gradients_is_told(parts):
+    model, loss = parts
+    with pytest.raises(RuntimeError, match=r"torch\.no_grad"), torch.no_grad():
+        SharpBackward(model.parameters(), ga_sam(0.1))(loss)
+
+
+CLOSURES = {
+    "returns nothing": (lambda loss: loss().backward(), TypeError, "must return the loss"),
+    "returns a pair": (lambda loss: (loss().backward(), 1), TypeError, "a single number, got tuple"),
+    "never calls backward": (lambda loss: loss(), RuntimeError, "call loss.backward"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_mistaken_closures_are_told(name, parts):
+    model, loss = parts
+    closure, kind, words = CLOSURES[name]
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1))
+    with pytest.raises(kind, match=words):
+        optimizer.step(lambda: closure(loss))
+    assert same_bits(model.parameters(), before)

@@ -1,0 +1,376 @@
+"""What a walk reports: verdict, numbers, group names; one warning a run; and the range test."""
+
+import dataclasses
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, per_worker, range_test, sam, same_noise
+from problems import batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+
+def sharp_after(perturbation, dtype=torch.float64, model=None, **options):
+    """After one call."""
+    model, (x, y) = network(dtype) if model is None else model, batch(dtype)
+    sharp = SharpBackward(model, perturbation, **options)
+    sharp(lambda: cross_entropy(model(x), y))
+    return sharp
+
+
+def caught_in(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(each.message) for each in caught]
+
+
+def messages(sharp, function, times=60):
+    return caught_in(lambda: [sharp(function) for _ in range(times)])
+
+
+class TestVerdict:
+    def test_sensible_walk_is_fine(self):
+        sharp = sharp_after(ga_sam(budget=0.1, cap=0.01))
+        assert sharp.last.verdict() == "fine"
+        text, metrics = str(sharp.last), sharp.metrics()
+        assert text.startswith("fine")
+        assert metrics["largest_ratio"] == pytest.approx(0.01)
+        assert metrics["capped"] == 1.0
+        assert "100%" in text
+
+    def test_walk_beyond_the_weights_is_too_large_and_named(self):
+        model = network()
+        with torch.no_grad():
+            model[2].weight.mul_(1e-3)
+        sharp = sharp_after(sam(3.0), model=model)
+        assert sharp.metrics()["largest_ratio"] > 1
+        assert sharp.last.verdict().startswith("too large: 2.weight moved by ")
+
+    def test_walk_below_the_rounding_of_the_loss_is_too_small(self):
+        assert sharp_after(ga_sam(1e-12, norm=2.0), torch.float32).last.verdict().startswith("too small to matter")
+        assert sharp_after(ga_sam(1e-12, norm=2.0), torch.float64).last.verdict() == "fine"
+
+    def test_infinite_walk_is_not_fine(self):
+        assert sharp_after(ga_sam(1e20), torch.float32).last.verdict().startswith(("not finite", "too large"))
+
+    def test_loss_that_breaks_in_a_later_pass_is_not_finite(self):
+        model, (x, y), passes = network(), batch(), []
+
+        def breaking():
+            passes.append(1)
+            return cross_entropy(model(x), y) * (math.nan if len(passes) == 2 else 1.0)
+
+        sharp = SharpBackward(model, ga_sam(0.1))
+        sharp(breaking)
+        assert sharp.last.verdict().startswith("not finite: a loss, gradient or scale was NaN or infinite")
+
+    def test_metrics_are_plain_numbers(self):
+        sharp = sharp_after(sam(0.1))
+        metrics = sharp.metrics()
+        assert all(type(value) is float for value in metrics.values())
+        size = flat(network().parameters()).norm().item()
+        assert metrics["perturbation_ratio"] == pytest.approx(0.1 / size)
+        assert metrics["perturbation_norm"] == pytest.approx(0.1)
+        assert metrics["sharpness"] == pytest.approx((sharp.last.losses[1] - sharp.last.losses[0]).item())
+        assert metrics["predicted_rise"] == pytest.approx(metrics["sharpness"], rel=0.3)
+        assert SharpBackward(network(), sam(0.1)).metrics() == {}
+
+
+class TestWarning:
+    def test_small_biases_are_not_too_large(self):
+        """SAM moves biases close to zero by many times their norm, and nothing happens."""
+        model, (x, y) = network(), batch()
+        with torch.no_grad():
+            model[0].bias.mul_(1e-3)
+            model[2].bias.mul_(1e-3)
+        sharp = SharpBackward(model, sam(0.05))
+        assert messages(sharp, lambda: cross_entropy(model(x), y), 40) == []
+        assert sharp.metrics()["largest_ratio"] > 1
+        assert sharp.last.verdict() == "fine"
+
+    def test_recommended_walk_does_not_warn_close_to_a_minimum(self):
+        """There the gradient vanishes, and with it the prediction."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+        x = torch.randn(32, 6)
+        optimizer, sharp = torch.optim.Adam(model.parameters(), lr=3e-3), SharpBackward(model)
+
+        def train():
+            for _ in range(800):
+                optimizer.zero_grad()
+                sharp(lambda: (model(x) - x[:, :1]).square().mean())
+                optimizer.step()
+
+        assert caught_in(train) == []
+        assert sharp.metrics()["rise"] > 5 * sharp.metrics()["predicted_rise"]
+        assert sharp.last.verdict() == "fine"
+
+    @pytest.mark.parametrize(("walk", "factor", "words"), [
+        (sam(30.0), 1.0, ["too large", "20 of the last 20 walks", "recommended()"]),
+        (ga_sam(1e-12, norm=2.0), 1.0, ["too small to matter", "larger budget or epsilon"]),
+        (ga_sam(0.1), math.nan, ["not finite", "20 of the last 20 walks"]),
+    ])  # fmt: skip
+    def test_what_is_wrong_in_all_walks_is_said_once_with_its_cure(self, walk, factor, words):
+        model, (x, y) = network(torch.float32), batch(torch.float32)
+        [message] = messages(SharpBackward(model, walk), lambda: cross_entropy(model(x), y) * factor)
+        assert all(word in message for word in words)
+
+    def test_rises_beyond_the_predicted_one_are_warned_of(self):
+        """A narrow valley: to first order the loss hardly rises, in truth by far more."""
+        weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        sharp = SharpBackward([("valley", weight)], sam(0.5))
+        [message] = messages(sharp, lambda: 1e-3 * weight.sum() + 50 * (weight - 1).square().sum())
+        assert "the loss rises by 13 on average, but 0.001 was predicted" in message
+        assert sharp.last.verdict().startswith("too large: the loss rises by 13 on average")
+        with torch.no_grad():
+            weight.add_(100.0)  # on a slope, where the prediction holds
+        sharp = SharpBackward([("slope", weight)], sam(0.5))
+        assert messages(sharp, lambda: weight.sum()) == []
+        assert sharp.last.verdict() == "fine"
+
+    def test_noise_of_dropout_is_not_taken_for_a_rise(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()
+        x, y = batch()
+        assert messages(SharpBackward(model, ga_sam(1e-6)), lambda: cross_entropy(model(x), y), times=100) == []
+
+
+class TestDetail:
+    @pytest.mark.parametrize("entry", ["backward", "closure"])
+    @pytest.mark.parametrize(("steps", "factor"), [(1, 64.0), (3, 1.0)])
+    def test_detail_compares_the_clean_and_the_last_gradient(self, entry, steps, factor):
+        model, (x, y), gradients = network(), batch(), []
+
+        def loss():
+            value = cross_entropy(model(x), y)
+            gradients.append(torch.autograd.grad(value, list(model.parameters()), retain_graph=True))
+            return value
+
+        def closure():
+            value = loss()
+            (value * factor).backward()
+            return value
+
+        walk, options = ga_sam(0.3, steps=steps), {"detailed": True}
+        if entry == "backward":
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)  # the caller's own, which must not disturb
+            sharp = SharpBackward(model, walk, backward=lambda backed: (backed * factor).backward(), **options)
+            sharp(loss)
+        else:
+            base = torch.optim.SGD(model.parameters(), lr=0.0)
+            sharp = SharpnessAware(base, walk, model=model, gradient_scale=factor, **options)
+            sharp.step(closure)
+        for i, (clean, last) in enumerate(zip(gradients[0], gradients[-1], strict=True)):
+            cosine = (clean * last).sum() / (clean.norm() * last.norm())
+            assert error(sharp.last.detail.cosines[i], cosine) < EXACT
+            assert error(sharp.last.detail.gradient_ratios[i], last.norm() / clean.norm()) < EXACT
+
+    @pytest.mark.parametrize(("granularity", "labels"), [
+        ("element", ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("layer", ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("module", ["0", "2"]),
+        ("model", ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("filter", [*(f"0.weight[{i}]" for i in range(5)), "0.bias", *(f"2.weight[{i}]" for i in range(3)), "2.bias"]),
+    ])  # fmt: skip
+    def test_detail_has_a_ratio_for_each_group(self, granularity, labels):
+        model, (x, y), places = network(), batch(), []
+        perturbation = dataclasses.replace(ga_sam(0.01, norm=2.0), granularity=granularity)
+        sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
+
+        def remembering():
+            places.append([p.detach().clone() for p in model.parameters()])
+            return cross_entropy(model(x), y)
+
+        sharp(remembering)
+        ratios = dict(zip(sharp.last.detail.labels, sharp.last.detail.ratios.tolist(), strict=True))
+        assert list(ratios) == labels
+        if granularity == "layer":
+            expected = [((moved - home).norm() / home.norm()).item() for home, moved in zip(*places, strict=True)]
+            assert list(ratios.values()) == pytest.approx(expected, rel=1e-6)
+        assert sharp.last.detail.realised_cosine.item() == pytest.approx(1.0)
+        assert sharp.last.detail.realised_norm.item() == pytest.approx(sharp.last.norms[-1].item())
+        assert all(label in str(sharp.last) for label in labels)
+
+    def test_detailed_walk_folds_the_same_gradient(self):
+        found = []
+        for detailed in (False, True):
+            model = network()
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            sharp_after(ga_sam(0.3, steps=2), model=model, detailed=detailed)
+            found.append(flat([p.grad for p in model.parameters()]))
+        assert error(*found) < EXACT
+
+    def test_zero_weights_show_the_offset_not_a_ratio(self):
+        model = network()
+        with torch.no_grad():
+            model[0].bias.zero_()
+        sharp = sharp_after(ga_sam(budget=0.1, cap=0.01), model=model, detailed=True)
+        [line] = [line for line in str(sharp.last.detail).splitlines() if line.endswith("0.bias")]
+        assert float(line.split()[0]) > 0
+        assert line.split()[1] == "zero"
+
+
+class TestOverflow:
+    @pytest.mark.parametrize("entry", ["backward", "closure"])
+    @pytest.mark.parametrize("risk", ["mean", "final"])
+    @pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 1), (3, 3)])
+    def test_overflow_falls_back_to_the_clean_gradient(self, entry, risk, steps, broken):
+        walk, passes = dataclasses.replace(ga_sam(0.3, steps=steps), risk=risk), []
+        expected, model, (x, y) = network(), network(), batch()
+        cross_entropy(expected(x), y).backward()
+
+        def loss():
+            passes.append(1)
+            return cross_entropy(model(x), y) * (math.inf if len(passes) > broken else 1.0)
+
+        if entry == "backward":
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            SharpBackward(model, walk, on_overflow="clean")(loss)
+        else:
+            optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), walk, on_overflow="clean")
+            optimizer.step(lambda: (value := loss()).backward() or value)
+        found = flat([p.grad for p in model.parameters()]) - float(entry == "backward")
+        assert error(found, flat([p.grad for p in expected.parameters()])) < EXACT
+
+    def test_without_overflow_the_fold_is_the_same(self):
+        folded = []
+        for choice in ("keep", "clean"):
+            model = network()
+            sharp_after(ga_sam(0.3, steps=2), model=model, on_overflow=choice)
+            folded.append(flat([p.grad for p in model.parameters()]))
+        assert error(*folded) < EXACT
+
+    def test_overflow_keeps_sparse_gradients_sparse(self):
+        words, passes = nn.Embedding(10, 4, sparse=True, dtype=torch.float64), []
+
+        def loss(breaks=True):
+            passes.append(1)
+            value = words(torch.tensor([1, 2])).square().mean()
+            return value * (math.inf if breaks and len(passes) == 2 else 1.0)
+
+        SharpBackward(words, ga_sam(budget=0.1, cap=0.01), on_overflow="clean")(loss)
+        found, words.weight.grad = words.weight.grad, None
+        assert found.is_sparse
+        loss(breaks=False).backward()
+        assert error(found.to_dense(), words.weight.grad.to_dense()) < EXACT
+
+    def test_weights_that_only_the_clean_pass_used_get_their_clean_gradient(self):
+        first, second, passes = nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), []
+        x, _ = batch()
+
+        def loss():
+            passes.append(1)
+            if len(passes) == 1:
+                return (first(x) + second(x)).square().mean()
+            return first(x).square().mean() * math.inf
+
+        SharpBackward(nn.ModuleList([first, second]), sam(0.05), on_overflow="clean")(loss)
+        expected = torch.autograd.grad((first(x) + second(x)).square().mean(), second.weight)[0]
+        assert error(second.weight.grad, expected) < EXACT
+
+    def test_per_worker_has_no_gradient_to_fall_back_to(self):
+        with pytest.raises(ValueError, match="can't be used with per_worker"):
+            SharpBackward(network(), ga_sam(0.1), around=object.__new__(per_worker), on_overflow="clean")
+        for around in (None, same_noise()):
+            SharpBackward(network(), ga_sam(0.1), around=around, on_overflow="clean")
+
+
+def noisy():
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)
+    return nn.Sequential(*layers).double()
+
+
+def loss_of(model):
+    return lambda rows: cross_entropy(model(rows[0]), rows[1])
+
+
+BATCHES = [batch(seed=1), batch(seed=2)]
+
+
+class TestRangeTest:
+    def test_nothing_is_changed(self):
+        model = noisy()
+        model.register_buffer("mean", torch.zeros(3).double())
+        sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.5), schedule=Schedule(progress=0.2))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        gradients = [p.grad for p in model.parameters()]
+        watched = [*model.parameters(), *gradients, model[1].running_mean, model[1].running_var, model.mean]
+        before = [tensor.detach().clone() for tensor in watched]
+        random, state = torch.get_rng_state(), sharp.state_dict()
+
+        def loss(rows):
+            logits = model(rows[0])
+            model.mean = 0.9 * model.mean + 0.1 * logits.detach().mean(0)  # a buffer that is replaced
+            return cross_entropy(logits, rows[1])
+
+        range_test(sharp, loss, BATCHES)
+        assert same_bits([*watched[:-1], model.mean], before)
+        assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+        assert torch.equal(torch.get_rng_state(), random)
+        assert sharp.state_dict() == state
+        assert sharp.last is None
+        assert model[1].num_batches_tracked == 0
+
+    def test_rows_are_those_of_single_walks(self):
+        model = network()
+        found = range_test(SharpBackward(model, sam(0.1)), loss_of(model), BATCHES[:1], sizes=[0.05, 0.4])
+        for row, size in zip(found.rows, (0.05, 0.4), strict=True):
+            sharp = sharp_after(sam(size), detailed=True)
+            assert row.measured == pytest.approx(sharp.metrics()["rise"])
+            assert row.predicted == pytest.approx(sharp.metrics()["predicted_rise"])
+            assert list(row.cosines.values()) == pytest.approx(sharp.last.detail.cosines.tolist())
+        assert found.groups == ("0.weight", "0.bias", "2.weight", "2.bias")
+        assert found.turning_point() is None
+
+    def test_dropout_masks_are_shared(self):
+        """With a tiny walk the cosines are 1; fresh masks would make them anything."""
+        model = noisy()
+        found = range_test(SharpBackward(model, ga_sam(budget=1e-7, cap=1.0)), loss_of(model), BATCHES, sizes=[1e-7])
+        assert list(found.rows[0].cosines.values()) == pytest.approx([1.0] * 5, abs=1e-4)
+
+    def test_rounding_noise_is_left_out(self):
+        """The bias in front of batch norm has no gradient: its cosine would be anything."""
+        model = noisy().float()
+        batches = [(x.float(), y) for x, y in BATCHES]
+        found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=1.0)), loss_of(model), batches)
+        assert found.without_signal == ["0.bias"]
+        assert "0.bias" in str(found)
+        assert all("0.bias" not in row.cosines for row in found.rows)
+
+    def test_batches_may_use_different_weights(self):
+        model = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)]).double()
+        sharp = SharpBackward(model, sam(0.1))
+        found = range_test(sharp, lambda number: cross_entropy(model[number](BATCHES[0][0]), BATCHES[0][1]), [0, 1])
+        assert found.groups == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+    def test_cap_that_hides_larger_walks_is_named(self):
+        model = network()
+        found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=0.01)), loss_of(model), BATCHES)
+        assert "capped from 0.05 on" in str(found)
+
+    def test_group_that_turns_is_named(self):
+        flat = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+        bowl = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+        sharp = SharpBackward([("flat", flat), ("bowl", bowl)], sam(1.0))
+        # Past w = 3 the slope of the bowl turns.
+        found = range_test(sharp, lambda _: flat.sum() + (6 * bowl - bowl**2).sum(), [None])
+        size, name = found.turning_point()
+        assert name == "bowl"
+        assert 1 < size < 8
+        assert f"gradient of bowl turns at an epsilon of {size:.3g}" in str(found)
+
+    @pytest.mark.parametrize("options", [{"batches": []}, {"batches": BATCHES, "sizes": [0.0]}])
+    def test_bad_arguments_are_named(self, options):
+        model = network()
+        with pytest.raises(ValueError, match="at least one batch and sizes > 0"):
+            range_test(SharpBackward(model, sam(0.1)), loss_of(model), **options)
