@@ -195,15 +195,14 @@ class SharpBackward:
                 fold.finish()
                 walked = Walked([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
             walked.strength, walked.step = strength, clock.state.step
+            trace = self._report(walked) if walks else None
             if count and clock.schedule is not None:
                 clock.state = clock.after(walked.losses[0], walked.loss_scale)
         except BaseException:
             if fold is not None:
                 fold.undo()
             raise
-        self._walked, self._trace, self.knows_function = walked, None, True
-        if walks:
-            self._report(walked)
+        self._walked, self._trace, self.knows_function = walked, trace, True
 
     def _fold(self, strength: float, by_closure: bool) -> Fold:
         plan = self.perturbation
@@ -242,13 +241,12 @@ class SharpBackward:
         fold.finish(walked.finite)
         return walked
 
-    def _report(self, walked: Walked) -> None:
-        """Count the walk for the warnings of a run."""
+    def _report(self, walked: Walked) -> Trace | None:
+        """Count the walk for the warnings of a run; return the trace of a measured one."""
         watch, finite = self._watch, walked.finite
         watch.walks += 1
         watch.not_finite += ~finite if isinstance(finite, Tensor) else not finite
-        if walked.measured is not None:
-            self._trace = watch.add(walked)
+        return None if walked.measured is None else watch.add(walked)
 
     def _reason_for_no_walk(self) -> int:
         if not self.could_walk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cache
 from itertools import repeat
 from typing import Any, Literal
 
@@ -21,15 +20,15 @@ from gasam.weights import overlap
 Overflow = Literal["keep", "clean"]
 
 
-@cache
-def shares(steps: int, risk: str, weight: float = 1.0) -> tuple[float, ...]:
-    """The factor of each pass's gradient in g_0 + v (fold - g_0), where v is the weight of the walk.
+def shares(steps: int, risk: str, weight: float = 1.0) -> tuple[float, float]:
+    """The factors of g_0 and of the displaced gradients in g_0 + v (fold - g_0), where v is the weight of the walk.
 
-    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K.
+    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K, and the gradients between
+    only find directions.
     """
     if risk == "mean":
-        return (1 - weight * steps / (steps + 1), *[weight / (steps + 1)] * steps)
-    return (1 - weight, *[0.0] * (steps - 1), weight)
+        return 1 - weight * steps / (steps + 1), weight / (steps + 1)
+    return 1 - weight, weight
 
 
 def clean_factor(steps: int, risk: str) -> float:
@@ -80,7 +79,7 @@ class Fold:
         by_closure: bool = False,
     ) -> None:
         self._parameters, self._steps, self._weight = parameters, steps, weight
-        self._shares = shares(steps, risk, weight)
+        self._clean_share, self._share = shares(steps, risk, weight)
         self._whole = by_closure or method is not None  # the losses are not multiplied
         self._first = 1.0 if self._whole else clean_factor(steps, risk)
         self._counts_all = risk == "mean"
@@ -117,7 +116,7 @@ class Fold:
             self._take(keep=self._counts_all)
         if k == self._steps and not self.apart and (self._has_total or self._has_callers):
             self._put_back()
-        return 1.0 if self._whole else self._shares[k]
+        return 1.0 if self._whole else self._share
 
     def passed(self, seen: Pass) -> None:
         """After a pass. A method needs to know the factor of its gradient."""
@@ -141,7 +140,7 @@ class Fold:
         else:
             self._take(keep=True)
             if self._by_closure:
-                self._multiply_total(self._shares[-1])
+                self._multiply_total(self._share)
         if self._clean_if_overflow:
             self._replace_overflow()
         self._put_back()
@@ -168,7 +167,7 @@ class Fold:
     @torch.no_grad()
     def _keep_clean(self) -> None:
         """Keep g_0, multiplied by its factor, if it counts. With one step it stays in `.grad` if it can."""
-        rescale = self._shares[0] / (self._shares[-1] if self._by_closure else self._first)
+        rescale = self._clean_share / (self._share if self._by_closure else self._first)
         if self._clean_if_overflow:
             self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self._parameters]
         stays = self._counts_clean and self._steps == 1 and not self.apart and not self._has_callers

@@ -101,7 +101,7 @@ class Perturbation:
         if self.perturb is not None and not callable(self.perturb):
             raise TypeError(f"perturb must be a function or None, got {self.perturb!r}")
         if self.method is not None and not isinstance(self.method, Method):
-            raise TypeError(f"method must be a gasam.family.Method or None, got {self.method!r}")
+            raise TypeError(f"method must be a gasam.Method or None, got {self.method!r}")
         if self.method is not None and self.method.only_steps not in (None, self.steps):
             name, only = type(self.method).__name__, self.method.only_steps
             raise ValueError(f"{name} is defined for {only} ascent step, got steps={self.steps}: leave steps out")

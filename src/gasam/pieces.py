@@ -166,8 +166,8 @@ class Packed(Piece):
         self.counts = counts
         self.sources = list(tensors)
         self.targets = self._views(self.target)
-        numbers = torch.arange(len(counts), device=like.device)
-        self.member_of_row = numbers.repeat_interleave(torch.tensor(counts, device=like.device))
+        rows = [position for position, count in enumerate(counts) for _ in range(count)]
+        self.member_of_row = torch.tensor(rows, device=like.device)
         self._read: dict[str, list[Tensor]] = {}
         self.holds_weights = False
         if any(tensor.numel() % width for tensor in tensors):

@@ -273,7 +273,7 @@ class Trace:
         if code != CLIMBED or self.sampled is None:
             return MEANING[code]
         if self.sampled is not self:
-            return f"{self.sampled.verdict()} (as measured in step {self.sampled.step})"
+            return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
         assert self.groups is not None
         if self.groups.too_far.any():
             name, ratio = self.groups.largest_ratio()
@@ -298,7 +298,7 @@ class Trace:
         groups, rise = self.groups, self.rise
         unknown = 0.0 if self._walked.plain is not None else math.nan  # a plain pass does not move
         return {
-            "step": self.step,
+            "step": float(self.step),
             "loss": float(self.losses[0]),
             "sharpness": float(self.sharpness),
             "rise": math.nan if rise is None else float(rise),

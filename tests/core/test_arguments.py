@@ -16,7 +16,7 @@ BAD_OPTIONS = {
     "step_size": ([0.0, -1.0, math.nan, math.inf, "1"], "step_size must be a finite number > 0, or None"),
     "scale": (["fisher", "", None, ["one"]], "scale must be one of 'one', .* or a function of a Group, got"),
     "granularity": (["tensor", None], "granularity must be one of 'element', .* 'model', got"),
-    "risk": (["max", None], "risk must be one of 'mean', 'final' or a function of a Step, got"),
+    "risk": (["max", None], "risk must be one of 'mean', 'final', got"),
     "floor": ([-1.0, math.nan], "floor must be a finite number >= 0, got"),
 }  # fmt: skip
 

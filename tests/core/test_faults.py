@@ -1,16 +1,12 @@
 """Faults in the walk that once lost something."""
 
-import warnings
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam
-from gasam.portions import Portion
 from gasam.schedule import Clock
-from gasam.watch import Watch
-from gasam.weights import run_again_if_interrupted
+from gasam.trace import Watch
 from problems import batch, network
 from tolerances import same_bits
 
@@ -30,32 +26,6 @@ class Once:
             return found
 
         monkeypatch.setattr(owner, name, failing)
-
-
-def test_portion_that_fails_once_is_restored(monkeypatch):
-    model, (x, y) = network(), batch()
-    before = [p.detach().clone() for p in model.parameters()]
-    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-    Once(monkeypatch, Portion, "restore", RuntimeError("out of memory"))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        sharp(lambda: cross_entropy(model(x), y))
-    assert same_bits(model.parameters(), before)
-
-
-def test_walk_after_one_that_could_not_be_restored_starts_from_the_present_weights(monkeypatch):
-    model, (x, y) = network(), batch()
-    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-
-    def never(self):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Portion, "restore", never)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            sharp(lambda: cross_entropy(model(x), y))
-    left = [p.detach().clone() for p in model.parameters()]
-    sharp(lambda: cross_entropy(model(x), y))
-    assert same_bits(model.parameters(), left)
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Watch, "add"), (Clock, "after"), (Clock, "_end_step")])
@@ -92,27 +62,3 @@ def test_step_is_neither_made_nor_counted_if_the_count_is_interrupted(name, afte
         optimizer.step(closure)
     assert optimizer.clock.state.step == 0
     assert same_bits(model.parameters(), before)
-
-
-def test_interrupt_just_before_the_gradients_are_undone(monkeypatch):
-    """The cleanup is cut off before it has begun."""
-    model = network()
-    calls = []
-
-    def cut_off(action):
-        calls.append(action)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        run_again_if_interrupted(action)
-
-    def failing():
-        monkeypatch.setattr("gasam.weights.run_again_if_interrupted", cut_off)
-        raise ValueError
-
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-    with warnings.catch_warnings(), pytest.raises(KeyboardInterrupt):
-        sharp(failing)
-    assert calls
-    assert all(p.grad is not None and (p.grad == 1).all() for p in model.parameters())

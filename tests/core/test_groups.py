@@ -170,6 +170,6 @@ class TestStrength:
         walk = replace(sam(0.1), perturb=lambda module: 0.5 if module.out_features == 5 else 1.0)
         optimizer = torch.optim.SGD(groups_of(model), lr=0.0)
         sharp = SharpnessAware(optimizer, walk, model=model)
-        assert sharp._weights().strengths == [0.5, 0.25, 2.0]
+        assert sharp.sharp.weights.strengths == [0.5, 0.25, 2.0]
         sharp.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
         assert sharp.last.climbed

@@ -71,19 +71,22 @@ def test_mean_risk_keeps_one_gradient_however_many_passes(parts, steps):
     assert alive(born) == 4
 
 
-def test_weights_stay_in_their_storage(parts):
-    """Whoever has a view of them, flattened RNN weights or a graph captured on a device, goes on seeing them."""
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_name_of_the_weights_sees_the_walk_only_in_place(parts, in_place):
+    """By default parameters point to other memory in a displaced pass; afterwards to their own again."""
     model, _, loss = parts
-    places = [p.untyped_storage().data_ptr() for p in model.parameters()]
-    views = [p.detach().view(-1)[:2] for p in model.parameters()]
-    seen = []
+    places = [p.data_ptr() for p in model.parameters()]
+    views, seen, there = [p.detach().view(-1)[:2] for p in model.parameters()], [], []
 
     def watched():
         seen.append(torch.cat(views))
-        assert [p.untyped_storage().data_ptr() for p in model.parameters()] == places
+        there.append([p.data_ptr() for p in model.parameters()])
         return loss()
 
-    SharpBackward(model.parameters(), ga_sam(0.1, steps=2))(watched)
-    assert [p.untyped_storage().data_ptr() for p in model.parameters()] == places
-    assert not torch.equal(seen[1], seen[0])
+    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2), in_place=in_place)
+    sharp(watched), sharp(watched)
+    assert [p.data_ptr() for p in model.parameters()] == places
     assert torch.equal(torch.cat(views), seen[0])
+    assert torch.equal(seen[1], seen[0]) != in_place
+    assert (there[1] == places) == in_place
+    assert there[1] == there[2] == there[4] == there[5]  # the other memory is kept: torch.compile sees one address

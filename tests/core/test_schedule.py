@@ -1,6 +1,6 @@
 """When to walk and how strongly: the schedule against a few lines of plain Python, and its state."""
 
-import copy
+import dataclasses
 import math
 import pickle
 import warnings
@@ -120,8 +120,7 @@ def test_strength_shrinks_ball_and_step_together(perturbation):
     x, y = batch()
     gradients = []
     size = "epsilon" if perturbation.budget is None else "budget"
-    half = copy.copy(perturbation)
-    object.__setattr__(half, size, getattr(perturbation, size) / 2)
+    half = dataclasses.replace(perturbation, **{size: getattr(perturbation, size) / 2})
     for options in ((perturbation, lambda step: 0.5), (half, None)):
         model = network()
         sharp_of(model, options[0], schedule=options[1])(lambda m=model: cross_entropy(m(x), y))
