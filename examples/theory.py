@@ -6,6 +6,7 @@ from torch import nn
 from gasam.analysis import CrossEntropy, Objective
 from gasam.lab.theory import (
     DIVERGENCES,
+    Problem,
     agreement,
     corruption_trial,
     curvature,
@@ -25,37 +26,39 @@ batches = [(x[i : i + 50], y[i : i + 50]) for i in range(0, 200, 50)]
 model = nn.Linear(5, 3).double()
 
 objective = Objective(lambda model, batch: model(batch[0]), CrossEntropy())
-found = settle(model, objective, batches, ridge=0.01)  # the model is now at theta
+ratios = torch.where(y == 0, 1.2, 1.0)  # p*: class 0 becomes 1.2 times as frequent
+problem = Problem(model, objective, batches, weighted(batches, ratios), ridge=0.01)
+found = settle(problem)  # the model is now at theta
 assert found.stationary
 
-ratios = torch.where(y == 0, 1.2, 1.0)  # class 0 becomes 1.2 times as frequent
-shifted = weighted(batches, ratios)
-measured = measured_shift(model, objective, batches, shifted, ridge=0.01)
-predicted = predicted_shift(model, objective, batches, shifted, ridge=0.01)
+measured = measured_shift(problem)
+predicted = predicted_shift(problem)
 both = agreement(predicted.delta, measured.delta)
 print(measured.sentence, predicted.sentence, both.sentence, sep="\n")
 assert measured.stationary
 assert predicted.converged
 assert both.relative_error < 0.15
 
-trial = corruption_trial(model, objective, batches, shifted, ridge=0.01, radii=(0.1, 0.01))
+trial = corruption_trial(problem, radii=(0.1, 0.01))
 print(trial.sentence)
 assert trial.verdict == "holds"
 
-bound = shift_bound(model, objective, batches, shifted, delta=measured.delta, kind="kl", ridge=0.01)
+bound = shift_bound(problem, delta=measured.delta, kind="kl")
 print(bound.sentence)
 assert bound.verdict == "holds"
 
-print(curvature(model, objective, batches).sentence)  # without the ridge, adding a constant to all logits costs nothing
-assert curvature(model, objective, batches).verdict == "vacuous"
+unbounded = curvature(Problem(model, objective, batches))  # no ridge: adding a constant to all logits costs nothing
+print(unbounded.sentence)
+assert unbounded.verdict == "vacuous"
 
-mixed = mixture_trial(model, objective, batches, shifted, etas=(0.1, 0.5, 1.0), ridge=0.01)
+mixed = mixture_trial(problem, etas=(0.1, 0.5, 1.0))
 print(mixed.sentence)
 assert mixed.largest_deviation < 0.15
 
 network = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-settle(network, objective, batches, ridge=0.03)
-groups = strength_trial(network, objective, batches, shifted, ridge=0.03)
+deep = Problem(network, objective, batches, weighted(batches, ratios), ridge=0.03)
+settle(deep)
+groups = strength_trial(deep)
 print(groups.sentence)
 assert groups.pearson > 0
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gasam.lab.data.corpus import Corpus
-from gasam.lab.families.classification import TextClassification, TextCNNSettings, words
+from gasam.lab.families.classification import TextClassification, TextCNNSettings, accuracy, words
 from gasam.lab.families.encoded import WithheldError, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
-from gasam.lab.families.labelled import accuracy
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS

@@ -16,7 +16,7 @@ from gasam.lab import storage
 from gasam.lab.engines.execution import do_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.errors import InputError
-from gasam.lab.families.subwords import Subwords
+from gasam.lab.families.translation import Subwords
 from gasam.lab.records import read
 from gasam.lab.storage import replaced, save_tensors, write_json
 from gasam.lab.training.plan import make

@@ -12,8 +12,7 @@ from gasam.lab import load as load_to_predict
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
-from gasam.lab.families.bleu import bleu
-from gasam.lab.families.marian import PAD
+from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run

@@ -11,8 +11,8 @@ from synthetic import finding_of, response
 from torch import nn
 
 from gasam import recommended
-from gasam.lab.families.bleu import bleu, bleu_error
 from gasam.lab.families.language import _bootstrap_error
+from gasam.lab.families.translation import bleu, bleu_error
 from gasam.lab.records import EpsilonSource
 from gasam.lab.report.tuning import conclusion, tuning_table
 from gasam.lab.search.finding import Finding

@@ -15,11 +15,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gasam.lab import load, records, tasks
 from gasam.lab.comparisons import comparison_plans
+from gasam.lab.data.corpus import SPLITS
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.errors import InputError
-from gasam.lab.families.batches import example_count, on_tensors
-from gasam.lab.families.own_data import Examples, content_hash
+from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.report.comparison import comparison
+from gasam.lab.tasks.own_model import Examples, OwnCorpus
 from gasam.lab.training.loop import Training, rate_factor
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -280,7 +281,7 @@ WRONG = {
     "\ndef loss(model, batch):\n    return model(batch[0])\n": "got a tensor of shape (4, 1)",
     "\ndef loss(model, batch):\n    return 0.5\n": "a tensor without dimensions, got float",
     "\ndef metric(model, batch):\n    return 1.0\n": "one value for each of the 4 examples, got float",
-    "\ndef metric(model, batch):\n    return model(batch[0]).mean()\n": "got shape ()",
+    "\ndef metric(model, batch):\n    return model(batch[0]).mean()\n": "got a tensor of shape ()",
 }
 
 
@@ -330,7 +331,7 @@ def test_examples_of_every_form_give_the_same_batches():
 
 def test_hash_is_of_the_content_and_leaves_the_generators_alone():
     def hashed(given):
-        return content_hash([Examples(given, "train")])
+        return OwnCorpus(*(Examples(given, split) for split in SPLITS)).digest()
 
     x = torch.arange(6.0)
     assert hashed((x, x)) == hashed((x.clone(), x.clone()))
@@ -374,7 +375,7 @@ def test_a_trained_model_predicts_from_its_folder_alone(line, tmp_path, command)
     trained = load(folder, cpu=True)
     expected = [round(float(trained.model(torch.tensor([[x]])).detach()), 4) for x in (0.5, -1.0)]
     assert [each["y"] for each in found] == expected
-    assert [each.value["y"] for each in trained.predict(["0.5", -1])] == expected
+    assert [each["y"] for each in trained.predict(["0.5", -1])] == expected
     with pytest.raises(InputError, match=r"predict.* failed \(ValueError: could not convert string"):
         trained.predict(["text"])
 
@@ -425,7 +426,7 @@ def test_a_file_that_changes_while_its_runs_wait_is_not_run(line, tmp_path, monk
     plan = make(line())
     line("\nx = 1\n")
     assert run(plan, tmp_path / "same process", cpu=True).test is not None
-    monkeypatch.setattr("gasam.lab.tasks.task_file._LOADED", {})  # as in the process of a run that starts now
+    monkeypatch.setattr("gasam.lab.tasks.own_model._LOADED", {})  # as in the process of a run that starts now
     with pytest.raises(InputError, match="has changed since this command was started"):
         run(plan, tmp_path / "runs", cpu=True)
 
@@ -452,7 +453,7 @@ def test_a_node_without_the_file_uses_the_text_it_was_sent(line, tmp_path):
     code = """
 import pickle, sys
 from pathlib import Path
-from gasam.lab.tasks.task_file import give_text
+from gasam.lab.tasks.own_model import give_text
 from gasam.lab.training.run import run
 plan, text = pickle.load(sys.stdin.buffer)
 give_text(plan.task, text)

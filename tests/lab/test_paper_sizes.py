@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.subwords import Subwords
+from gasam.lab.families.translation import Subwords
 from gasam.lab.tasks import SIZE_NAMES, TASKS
 
 FAIRSEQ = {
@@ -159,7 +159,7 @@ def fault(task, **settings):
         ("imdb", "epochs", 2.5, "epochs must be a whole number, got 2.5"),
         ("imdb", "epochs", True, "epochs must be a whole number, got True"),
         ("imdb", "batch", None, "batch must be a whole number, got None"),
-        ("imdb", "rows", 0, "rows must be > 0 or null, got 0"),
+        ("imdb", "rows", 0, "rows must be > 0, got 0"),
         ("imdb", "rows", "all", "rows must be a whole number or null, got 'all'"),
         ("imdb", "learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
         ("imdb", "learning_rate", math.nan, "learning_rate must be a finite number, got nan"),
@@ -176,7 +176,7 @@ def fault(task, **settings):
             "sine",
             "schedule must be one of 'constant', 'halving', 'inverse_sqrt'",
         ),
-        ("ptb", "clip", 0, "clip must be > 0 or null, got 0"),
+        ("ptb", "clip", 0, "clip must be > 0, got 0"),
         ("en-vi", "units", "letters", "units must be one of 'words' or 'bpe', got 'letters'"),
         ("en-vi", "vocabularies", (9,), "vocabularies must have more items, got (9,)"),
         ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),

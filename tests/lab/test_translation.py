@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.errors import InputError
-from gasam.lab.families.bleu import bleu
 from gasam.lab.families.encoded import Encoded, encode
-from gasam.lab.families.marian import TransformerSettings
-from gasam.lab.families.subwords import SPECIALS, Subwords
-from gasam.lab.families.translation import Translation, joined, packed, smoothed_cross_entropy
+from gasam.lab.families.translation import (
+    SPECIALS,
+    Subwords,
+    TransformerSettings,
+    Translation,
+    bleu,
+    joined,
+    packed,
+    smoothed_cross_entropy,
+)
 from local_layout import sentence
 from tolerances import EXACT
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gasam.analysis.objective import CrossEntropy, Objective
-from gasam.lab.theory import settle
+from gasam.lab.theory import Problem, settle, weighted
 
 RIDGE = 0.1
 NETWORK_RIDGE = 0.02
@@ -54,6 +54,18 @@ LOGISTIC = Objective(
 )
 
 
+POINTS = Points()
+
+
+def logistic_problem(size=None, *, points=POINTS, ridge=RIDGE, **options) -> Problem:
+    """The logistic regression at its minimum under p; p* is shifted by `size` along r, or p itself."""
+    p = weighted(points.batches, points.p)
+    model = logistic()
+    settle(Problem(model, LOGISTIC, p, ridge=ridge, tolerance=1e-12))
+    shifted = p if size is None else weighted(points.batches, points.shifted(size))
+    return Problem(model, LOGISTIC, p, shifted, ridge, **options)
+
+
 class Vector(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -75,7 +87,7 @@ def tanh_network(seed: int = 0) -> nn.Sequential:
 @functools.cache
 def _settled_state():
     model = tanh_network()
-    settle(model, CLASSIFIER, clouds(), ridge=NETWORK_RIDGE)
+    settle(Problem(model, CLASSIFIER, clouds(), ridge=NETWORK_RIDGE))
     return model.state_dict()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+
+    Model = TypeVar("Model", bound=BaseModel)
 
 ALLOWED = {
     "int_type": "a whole number",
@@ -35,6 +37,16 @@ class InterruptedWithoutResumeError(Exception):
     """The user interrupted a command that does not continue where it stopped. The message says how far it came."""
 
 
+def checked(model: type[Model], **values: Any) -> Model:
+    """Make a pydantic model of values that a user gave; raise `InputError` in one sentence for a wrong one."""
+    from pydantic import ValidationError
+
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise InputError(first_fault(error, model)) from None
+
+
 def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
     """The first fault that pydantic found in values for `model`, in one sentence."""
     fault = error.errors(include_url=False)[0]
@@ -48,5 +60,6 @@ def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
     known = ALLOWED.get(fault["type"], "").format(**fault.get("ctx", {}))
     said = fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"
     allowed = f"be {known}" if known else said
-    nullable = not place and type(None) in get_args(model.model_fields[name].annotation)
+    of_kind = not place and fault["type"].endswith("_type")
+    nullable = of_kind and type(None) in get_args(model.model_fields[name].annotation)
     return f"{name} must {allowed}{' or null' if nullable else ''}, got {fault['input']!r}"

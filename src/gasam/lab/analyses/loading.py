@@ -13,8 +13,7 @@ from torch import nn
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families.batches import example_count, on_tensors
-from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.encoded import Encoded, example_count, on_tensors
 from gasam.lab.families.family import Family
 from gasam.lab.records import RunRecord
 from gasam.lab.storage import Weights

@@ -13,7 +13,7 @@ from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, length, on_the_cpu
 from gasam.lab.records import AnalysisRecord
-from gasam.lab.theory.distribution import mixture
+from gasam.lab.theory import mixture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

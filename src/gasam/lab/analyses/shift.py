@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,8 @@ from gasam.lab.errors import InputError
 from gasam.lab.families.family import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
 from gasam.lab.storage import Checkpoints, Weights
-from gasam.lab.theory.distribution import Examples
-from gasam.lab.theory.minimum import Minimum, find_minimum, settle
+from gasam.lab.theory import Minimum, Problem, find_minimum, settle
+from gasam.lab.theory.risk import Examples
 from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
 
@@ -46,17 +45,17 @@ class Shift(Analysis):
         """The model at its regularised minimum on the training data, the training data, and the test data."""
         train, test = _in_double(whole(run, "train", self.rows)), _in_double(whole(run, "test", self.rows))
         model = _softmax_regression(run)
-        found = settle(model, run.objective, train, **self._search())
+        found = settle(self._problem(run, model, train))
         if not found.stationary:
             raise ValueError(f"the regularised minimum was not found ({found.sentence}): raise ridge or tolerance")
         return model, train, test
 
     def solved(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Minimum:
         """The regularised minimum on these examples, searched from the model's weights."""
-        return find_minimum(model, run.objective, examples, **self._search())
+        return find_minimum(self._problem(run, model, examples))
 
-    def _search(self) -> dict[str, Any]:
-        return {"ridge": self.ridge, "tolerance": self.tolerance, "iterations": 2_000}
+    def _problem(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Problem:
+        return Problem(model, run.objective, examples, ridge=self.ridge, tolerance=self.tolerance)
 
 
 def check_images(task: str) -> None:

@@ -15,7 +15,8 @@ from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, on_the_cpu, whole
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.storage import Weights
-from gasam.lab.theory.risk import Risk, risks
+from gasam.lab.theory import Problem
+from gasam.lab.theory.risk import Risk
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +61,7 @@ class ShiftedLine(Shift):
     ) -> dict[str, Any]:
         """L(w; D), L(w; D*) and L(w - delta; D) + constant at the points w = theta + alpha delta."""
         alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
-        with risks(model, run.objective, train_data, test_data, ridge=ridge) as (train, test):
+        with Problem(model, run.objective, train_data, test_data, ridge).risks() as (train, test):
             step = train.flat("delta", {name: delta[name] for name in train.names})
 
             def at(risk: Risk, alpha: float) -> float:

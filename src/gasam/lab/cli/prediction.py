@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gasam.lab.cli import options as opt
-from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+from gasam.lab.errors import InputError, InterruptedWithoutResumeError, checked
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from gasam.lab.data.inputs import InputFile
-    from gasam.lab.families.prediction import Prediction, PredictionOptions
+    from gasam.lab.families.family import PredictionOptions
     from gasam.lab.prediction import TrainedRun
 
 TEXT = "The text of a language model"
@@ -77,13 +77,15 @@ def predict(
     from gasam.lab.cli.display import errors
     from gasam.lab.data.inputs import InputFile
     from gasam.lab.data.own_files import parsed_delimiter
-    from gasam.lab.families.prediction import PredictionOptions
+    from gasam.lab.families.family import PredictionOptions
     from gasam.lab.prediction import load
 
     if out is not None and out.is_dir():
         raise InputError(f"--out must name a file, but {out} is a folder")
     counter = Counter(shown=out is not None or not sys.stdout.isatty())
-    asked = PredictionOptions(batch, words, temperature, seed, watch=counter.within)
+    asked = checked(
+        PredictionOptions, batch=batch, words=words, temperature=temperature, seed=seed, watch=counter.within
+    )
     try:
         with errors.status("loading the model"):
             loaded = load(run, cpu=cpu)
@@ -101,7 +103,7 @@ def predict(
 
 def _answer(
     run: TrainedRun, source: InputFile, asked: PredictionOptions, counter: Counter, stream: TextIO, json: bool
-) -> Prediction | None:
+) -> str | None:
     """Write the predictions of all inputs, and return what is said about all of them together."""
     from gasam.lab.cli.display import errors
 
@@ -111,7 +113,10 @@ def _answer(
     whole = run.family.whole_input(run.model)
     numbered = run.family.read_inputs(source)
     for line, found in run.answers(numbered, asked, whole=whole, at_once=1 if typed else None):
-        _write(stream, line, found, json)
+        if json and found is not None:
+            stream.write(_json_line({"line": line} | found))
+        elif not json:  # a blank line stays blank, so that lines keep their numbers
+            stream.write("\n" if found is None else f"{run.family.line(found)}\n")
         if typed:
             stream.flush()
         counter.add(blank=found is None)
@@ -119,16 +124,8 @@ def _answer(
         raise InputError(f"{source.name} has no inputs: give at least one line that is not blank")
     total = None if whole is None else whole.result()
     if total is not None and json:
-        stream.write(_json_line({"whole_input": total.as_json()}))
-    return total
-
-
-def _write(stream: TextIO, line: int, found: Prediction | None, json: bool) -> None:
-    """Write the prediction of one input. In text, a blank line stays blank, so that lines keep their numbers."""
-    if not json:
-        stream.write("\n" if found is None else f"{found}\n")
-    elif found is not None:
-        stream.write(_json_line({"line": line} | found.as_json()))
+        stream.write(_json_line({"whole_input": total}))
+    return None if total is None else run.family.line(total)
 
 
 def _json_line(value: Any) -> str:

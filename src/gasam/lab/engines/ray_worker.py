@@ -25,7 +25,7 @@ from gasam.lab.engines.execution import message_of
 from gasam.lab.engines.jobs import Job, Work
 from gasam.lab.engines.shipping import Files, SentFiles, Snapshot, received_data
 from gasam.lab.errors import InputError
-from gasam.lab.tasks.task_file import give_text
+from gasam.lab.tasks.own_model import give_text
 from gasam.lab.training.plan import give_data
 
 ASKING = 0.5

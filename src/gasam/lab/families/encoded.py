@@ -1,15 +1,17 @@
-"""Corpora encoded as tensors, and their cache on disk."""
+"""Corpora encoded as tensors, their cache on disk, vocabularies, and batches of any structure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.storage import replaced, save_tensors
@@ -21,6 +23,7 @@ VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
 FORMAT = 2
 """The version of the cache's files. Increase it if their layout changes."""
+UNKNOWN = "<unk>"
 
 
 class WithheldError(LookupError):
@@ -70,7 +73,9 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
     """
     if not family.cached:
         return encode(family, source.read(), settings)
-    file = directory / f"{source.name}-{_key(family, source, settings)}.pt"
+    chosen = {name: value for name, value in settings if name in settings.encoding}
+    key = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
+    file = directory / f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
     try:
         return load(file)
     except FileNotFoundError:
@@ -94,13 +99,7 @@ def load(file: Path | BinaryIO) -> Encoded:
 
 
 def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encoded:
-    """Encode a corpus. `family.learn` gets only the training split.
-
-    Args:
-        family: The family that encodes the corpus.
-        corpus: The examples.
-        settings: The settings, some of which change the encoding.
-    """
+    """Encode a corpus. `family.learn` gets only the training split."""
     chosen = {split: family.select(split, corpus.split(split), settings) for split in SPLITS}
     shared = family.learn(replace(corpus, train=chosen["train"], valid=[], test=[]), settings)
     splits = {split: family.encode(split, examples, shared, settings) for split, examples in chosen.items()}
@@ -111,7 +110,62 @@ def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encod
     return Encoded(shared, splits, corpus.digest(), tuple(notes), VERSION)
 
 
-def _key(family: type[Family[Any]], source: Source, settings: Recipe) -> str:
-    chosen = {name: value for name, value in settings if name in settings.encoding}
-    text = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+class Vocabulary:
+    """Numbers the words, `specials` first. Other words become <unk>, which must be one of the words."""
+
+    def __init__(self, words: Iterable[str], specials: Sequence[str] = ()) -> None:
+        self.words = list(dict.fromkeys([*specials, *words]))
+        self.numbers = {word: number for number, word in enumerate(self.words)}
+        self.unknown = self.numbers[UNKNOWN]
+
+    @classmethod
+    def most_frequent(
+        cls, texts: Iterable[Sequence[str]], size: int, specials: Sequence[str] = (UNKNOWN,)
+    ) -> Vocabulary:
+        """Make a vocabulary of the most frequent words; equally frequent words are in alphabetical order.
+
+        Args:
+            texts: The words of each text.
+            size: Maximum number of entries, including `specials`.
+            specials: The entries with the first numbers.
+        """
+        counts: Counter[str] = Counter()
+        for words in texts:
+            counts.update(words)
+        for special in specials:
+            counts.pop(special, None)
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls((word for word, _ in ranked[: max(0, size - len(specials))]), specials)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        return [self.numbers.get(word, self.unknown) for word in words]
+
+
+def on_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """A batch, tensors in tuples, lists and dictionaries of any depth, with every tensor changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: on_tensors(change, part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):  # a named tuple
+        return batch._make(on_tensors(change, part) for part in batch)
+    if isinstance(batch, tuple | list):
+        return type(batch)(on_tensors(change, part) for part in batch)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """All tensors of a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors(part)
+
+
+def example_count(batch: Any, dim: int = 0) -> int:
+    """The number of examples of a batch, from its first tensor that has the dimension `dim`; 0 without one."""
+    return next((tensor.shape[dim] for tensor in tensors(batch) if tensor.ndim > dim), 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from pydantic import (
@@ -17,16 +18,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
 )
 from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.inputs import InputFile
-from gasam.lab.errors import InputError, first_fault
+from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.prediction import Prediction, PredictionOptions, WholeInput
 from gasam.lab.families.spaces import Space, around
 from gasam.lab.statistics import signed
 
@@ -71,6 +70,7 @@ class Score(NamedTuple):
     error: float | None
 
 
+STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 Share = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[Share, Share], Field(strict=False)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
@@ -94,7 +94,7 @@ class Recipe(BaseModel):
         average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = STRICT
 
     epochs: PositiveInt
     batch: PositiveInt
@@ -123,10 +123,7 @@ class Recipe(BaseModel):
         for name in overrides:
             if name not in type(self).model_fields:
                 raise InputError(f"there is no setting {name!r}: there are {', '.join(type(self).model_fields)}")
-        try:
-            return type(self)(**dict(self) | overrides)
-        except ValidationError as error:
-            raise InputError(first_fault(error, type(self))) from None
+        return checked(type(self), **dict(self) | overrides)
 
     def recorded(self) -> dict[str, Any]:
         """The settings as JSON values.
@@ -140,6 +137,55 @@ class Recipe(BaseModel):
 def drawn(count: int, of: int) -> Tensor:
     """`count` of the numbers below `of`, in a fixed random order; all of them if there are fewer."""
     return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
+
+
+def ignore_count(done: int) -> None:
+    """Ignore progress."""
+
+
+class PredictionOptions(BaseModel):
+    """The options of a prediction.
+
+    Args:
+        batch: Number of inputs that the model reads at once; by default as many as in evaluation. A language model
+            reads one line at a time.
+        words: Maximum number of words that a language model adds to each text; by default 10.
+        temperature: 0 takes the most likely word each time; above 0 words are drawn, at 1 with their probabilities.
+        seed: Seed of drawn words.
+        watch: Called with the number of inputs of the call that are done.
+    """
+
+    model_config = STRICT
+
+    batch: PositiveInt | None = None
+    words: NonNegativeInt | None = None
+    temperature: NonNegativeFloat | None = None
+    seed: NonNegativeInt | None = None
+    watch: Callable[[int], None] = ignore_count
+
+    @property
+    def continues(self) -> bool:
+        """Whether an option of continuations is given."""
+        return any(value is not None for value in (self.words, self.temperature, self.seed))
+
+    @property
+    def drawing_temperature(self) -> float:
+        """The temperature; a seed alone asks for drawn words, at temperature 1."""
+        if self.temperature is None:
+            return 0.0 if self.seed is None else 1.0
+        return self.temperature
+
+
+class WholeInput(Protocol):
+    """Collects what a family says about all inputs together, in their order."""
+
+    def add(self, inputs: Sequence[Any]) -> None: ...
+
+    def result(self) -> dict[str, Any] | None: ...
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 class Family(ABC, Generic[Settings]):
@@ -274,8 +320,8 @@ class Family(ABC, Generic[Settings]):
         """The inputs of a file with their line numbers; None for a blank one, which gets no prediction."""
         return ((line, text or None) for line, text in file.texts())
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
-        """What the model says about each input, in the order of the inputs.
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+        """What the model says about each input, as JSON values, in the order of the inputs.
 
         Args:
             model: The trained model, in eval mode.
@@ -283,6 +329,10 @@ class Family(ABC, Generic[Settings]):
             options: The options of the prediction.
         """
         raise InputError(f"{type(self).__name__} has no predictions: its models can be trained and analysed only")
+
+    def line(self, prediction: Mapping[str, Any]) -> str:
+        """A prediction as one line of text."""
+        return json.dumps(prediction, ensure_ascii=False)
 
     def whole_input(self, model: nn.Module) -> WholeInput | None:
         """Collects what is said about all inputs together; None if there is nothing to say."""

@@ -14,8 +14,8 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.inputs import InputFile
 from gasam.lab.data.reading import fault_at
 from gasam.lab.errors import InputError
+from gasam.lab.families.classification import Classification, ClassifierSettings
 from gasam.lab.families.family import Sizes
-from gasam.lab.families.labelled import Classification, ClassifierSettings
 
 
 class MLPSettings(ClassifierSettings):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,13 +15,14 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families.family import Family, Metric, Recipe, Score, Share, drawn
-from gasam.lab.families.line_reader import LineReader, State, exponential
-from gasam.lab.families.prediction import Prediction, PredictionOptions, TextPerplexity
+from gasam.lab.families.encoded import UNKNOWN, Vocabulary
+from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, Share, drawn
 from gasam.lab.families.spaces import Space, Span, around
-from gasam.lab.families.vocabulary import UNKNOWN, Vocabulary
 
+State = tuple[Tensor, Tensor]
 END = "<eos>"
+USUAL_WORDS = 10
+"""Number of words that are added to a line by default."""
 
 
 class LSTMSettings(Recipe):
@@ -62,7 +64,6 @@ class LanguageModel(Family[LSTMSettings]):
     settings_type = LSTMSettings
     example_dim = 1
     continues_text = True
-    batches_at_once = 50  # lines of the same length are read together, so more lines fill the batches better
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
@@ -131,25 +132,72 @@ class LanguageModel(Family[LSTMSettings]):
         """
         found, carried = [], None
         for chosen in windows(self.data[split], columns, self.settings.length)[:windows_read]:
-            loss, carried = self.summed_loss(model, chosen, carried)
+            loss, _, carried = self.read(model, chosen, carried)
             found.append((loss, (len(chosen) - 1) * chosen.shape[1]))
         losses, counts = torch.tensor(found, dtype=torch.float64).unbind(1)
         return losses, counts
 
-    def summed_loss(self, model: nn.Module, chosen: Tensor, carried: State | None) -> tuple[float, State]:
+    def read(self, model: nn.Module, window: Tensor, carried: State | None) -> tuple[float, Tensor, State]:
+        """The summed loss of a window's words, the scores of all words at each place, and the state after it."""
         device = next(model.parameters()).device
-        words, following = (part.to(device) for part in self.batch(chosen))
+        words, following = (part.to(device) for part in self.batch(window))
         scores, state = model(words, carried)
-        return float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")), state
+        return float(cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")), scores, state
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.data.shared["words"])
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
-        """The perplexity of each line on its own, read after the end of a line, and what may follow it."""
-        reader = LineReader(model, self.vocabulary, END, self.settings.length)
-        return list(reader.read(inputs, options.batch or self.prediction_batch, options))
+    @torch.no_grad()
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+        """The perplexity of each line on its own, its end included, and the words that may follow it."""
+        found = []
+        for text in inputs:
+            found.append(self._read_line(model, text, options))
+            options.watch(len(found))
+        return found
+
+    def _read_line(self, model: nn.Module, text: str, options: PredictionOptions) -> dict[str, Any]:
+        """Read a line. Its first word follows the end of a line, and the state starts at zero."""
+        numbers = torch.tensor(self.vocabulary.encode([END, *text.split(), END]), dtype=torch.int32)
+        total = 0.0
+        state: State | None = None
+        for window in windows(numbers, 1, self.settings.length):
+            loss, scores, state = self.read(model, window, state)
+            total += loss
+        assert state is not None, "a line has two words at least: its end before and after it"
+        count = len(numbers) - 1
+        found = {"perplexity": exponential(total / count), "words": count}
+        words = USUAL_WORDS if options.words is None else options.words
+        if not words:
+            return found
+        return found | {"continuation": self._continuation(model, text, scores[-1, 0], state, words, options)}
+
+    def _continuation(
+        self, model: nn.Module, text: str, scores: Tensor, state: State, words: int, options: PredictionOptions
+    ) -> str:
+        """Up to `words` words after a text. <unk> is never chosen, and the end of a line ends it."""
+        digest = hashlib.sha256(f"{options.seed or 0} {text}".encode()).digest()
+        own = Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # whatever the other lines are
+        chosen: list[int] = []
+        while len(chosen) < words:
+            scores = scores.double().cpu()
+            scores[self.vocabulary.unknown] = -math.inf
+            if heat := options.drawing_temperature:
+                number = int(torch.multinomial((scores / heat).softmax(dim=0), 1, generator=own))
+            else:
+                number = int(scores.argmax())
+            if number == self.vocabulary.numbers[END]:
+                break
+            chosen.append(number)
+            found, state = model(torch.tensor([[number]], device=state[0].device), state)
+            scores = found[-1, 0]
+        return " ".join(self.vocabulary.words[number] for number in chosen)
+
+    def line(self, prediction: Mapping[str, Any]) -> str:
+        """The perplexity, and after a tab the continuation, if there is one."""
+        continuation = f"\t{prediction['continuation']}" if "continuation" in prediction else ""
+        return f"{prediction['perplexity']:.2f}{continuation}"
 
     def whole_input(self, model: nn.Module) -> WholeText:
         return WholeText(self, model)
@@ -174,18 +222,18 @@ class WholeText:
                 self._read(self.waiting[start : start + length + 1])
             self.waiting = self.waiting[len(starts) * length :]
 
-    def result(self) -> TextPerplexity | None:
+    @torch.no_grad()
+    def result(self) -> dict[str, Any] | None:
         """The perplexity of the text so far; None if it has only one word, which nothing predicts."""
-        with torch.no_grad():
-            if len(self.waiting) > 1:
-                self._read(self.waiting)
-                self.waiting = self.waiting[-1:]
-        return TextPerplexity(exponential(self.loss / self.words), self.words) if self.words else None
+        if len(self.waiting) > 1:
+            self._read(self.waiting)
+            self.waiting = self.waiting[-1:]
+        return {"perplexity": exponential(self.loss / self.words), "words": self.words} if self.words else None
 
     def _read(self, numbers: list[int]) -> None:
         """Read a window of words. Its last word is the first of the next window."""
         window = torch.tensor(numbers, dtype=torch.int32)[:, None]
-        loss, self.carried = self.family.summed_loss(self.model, window, self.carried)
+        loss, _, self.carried = self.family.read(self.model, window, self.carried)
         self.loss, self.words = self.loss + loss, self.words + len(numbers) - 1
 
 
@@ -234,3 +282,8 @@ def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:
     rows = len(stream) // columns
     side_by_side = stream[: rows * columns].view(columns, rows).t().contiguous()
     return [side_by_side[start : start + length + 1] for start in range(0, rows - 1, length)]
+
+
+def exponential(loss: float) -> float:
+    """The perplexity of a mean loss, which is kept finite."""
+    return math.exp(min(loss, 100.0))

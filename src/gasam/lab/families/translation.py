@@ -1,4 +1,4 @@
-"""Translation by a Transformer with label smoothing and beam search, measured by BLEU."""
+"""Translation by a Transformer with label smoothing and beam search, measured by BLEU; its tokenisers."""
 
 from __future__ import annotations
 
@@ -6,36 +6,104 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, PositiveInt, model_validator
+from tokenizers import Tokenizer
+from tokenizers.decoders import BPEDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families.bleu import bleu, bleu_error
-from gasam.lab.families.family import Family, Metric, Score, drawn
-from gasam.lab.families.marian import PAD, POSITIONS, TransformerSettings, logits, marian
-from gasam.lab.families.prediction import Prediction, PredictionOptions, TranslatedText, ignore_count
-from gasam.lab.families.sentences import by_length, joined, packed, padded, separated
-from gasam.lab.families.subwords import Subwords
+from gasam.lab.families.encoded import UNKNOWN, Vocabulary
+from gasam.lab.families.family import (
+    Family,
+    Metric,
+    PredictionOptions,
+    Recipe,
+    Score,
+    Share,
+    drawn,
+    ignore_count,
+    one_line,
+)
+from gasam.lab.families.spaces import Space, Span
 
 Side = Literal["source", "target"]
 TRANSLATED_AT_ONCE = 64
+POSITIONS = 2048
+"""Maximum number of tokens of a sentence."""
+PADDING, START, END = "<pad>", "<s>", "</s>"
+SPECIALS = (PADDING, START, END, UNKNOWN)
+PAD, BEGIN, FINISH, UNKNOWN_NUMBER = range(len(SPECIALS))
+WORD_END = "</w>"
+LONGEST_WORD = 1000
+"""Letters of the longest word to learn from. The time of the trainer grows with the square of a word's length."""
+
+
+class TransformerSettings(Recipe):
+    """Settings of a Transformer.
+
+    Args:
+        vocabularies: Sizes of the two vocabularies, including special tokens.
+        units: Whole words, or byte-pair encoding.
+        dropout: The dropout probability.
+        width: Size of the embeddings and hidden states.
+        layers: Number of layers of the encoder and of the decoder.
+        heads: Number of attention heads.
+        feedforward: Size of the feed-forward layers.
+        smoothing: Label smoothing.
+        length: Training pairs with more tokens than this are left out.
+        beam: Number of beams when translating.
+        judged: Maximum number of sentences of validation and of test; None for all.
+    """
+
+    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)
+    units: Literal["words", "bpe"]
+    dropout: Share
+    width: PositiveInt = 512
+    layers: PositiveInt = 6
+    heads: PositiveInt = 8
+    feedforward: PositiveInt = 2048
+    smoothing: Share = 0.1
+    length: PositiveInt = 175
+    beam: PositiveInt = 5
+    judged: PositiveInt | None = None
+
+    encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
+
+    @model_validator(mode="after")
+    def _width_fits(self) -> Self:
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width must be even and a multiple of heads ({self.heads}), got {self.width}")
+        return self
+
+    def space(self) -> Space:
+        regularised = {
+            "dropout": Span(0.1, 0.5),
+            "smoothing": Span(0.0, 0.2),
+            "weight_decay": Span(1e-5, 1e-2, log=True),
+        }
+        return {**super().space(), **regularised}
 
 
 class Translation(Family[TransformerSettings]):
     metric = Metric("BLEU", higher_is_better=True)
+    followed = Metric("perplexity", higher_is_better=False)
+    settings_type = TransformerSettings
+    batches_at_once = 160  # 10,240 sentences, sorted by length as in evaluation
 
     @classmethod
     def has_normalisation(cls) -> bool:
         return True
-
-    followed = Metric("perplexity", higher_is_better=False)
-    settings_type = TransformerSettings
-    batches_at_once = 160  # 10,240 sentences, sorted by length as in evaluation
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:
@@ -186,7 +254,7 @@ class Translation(Family[TransformerSettings]):
     def prediction_batch(self) -> int:
         return TRANSLATED_AT_ONCE
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[Prediction]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         lines = self.subwords[0].encode(inputs)
         for text, line in zip(inputs, lines, strict=True):
             if len(line) > POSITIONS:
@@ -195,7 +263,10 @@ class Translation(Family[TransformerSettings]):
                     f"split it into sentences ({text[:40]!r}...)"
                 )
         found = self._translated(model, lines, options.batch or self.prediction_batch, options.watch)
-        return [TranslatedText(text) for text in found]
+        return [{"translation": text} for text in found]
+
+    def line(self, prediction: Mapping[str, Any]) -> str:
+        return one_line(prediction["translation"])
 
     @torch.no_grad()
     def _translated(
@@ -240,3 +311,161 @@ def spread(smoothing: float, words: int) -> float:
     torch spreads it over all V words, including the right one, so it must be V / (V - 1) times as large.
     """
     return smoothing * words / (words - 1)
+
+
+def marian(settings: TransformerSettings, source_pieces: int, target_pieces: int) -> nn.Module:
+    """fairseq's transformer_wmt_en_de: post-norm, sinusoidal positions; decoder embedding and output are tied."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=source_pieces,
+        decoder_vocab_size=target_pieces,
+        share_encoder_decoder_embeddings=False,
+        d_model=settings.width,
+        encoder_layers=settings.layers,
+        decoder_layers=settings.layers,
+        encoder_attention_heads=settings.heads,
+        decoder_attention_heads=settings.heads,
+        encoder_ffn_dim=settings.feedforward,
+        decoder_ffn_dim=settings.feedforward,
+        dropout=settings.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=PAD,
+        eos_token_id=FINISH,
+        bos_token_id=BEGIN,
+        decoder_start_token_id=BEGIN,
+        forced_eos_token_id=None,
+    )
+    return MarianMTModel(config)
+
+
+def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The decoder's logits for every position of the target, given the words before it."""
+    before = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    output = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=before)
+    return output.logits  # type: ignore[no-any-return]
+
+
+def padded(lines: list[Tensor], padding: int) -> Tensor:
+    return pad_sequence(lines, batch_first=True, padding_value=padding).long()
+
+
+def by_length(lines: Sequence[Tensor], rows: int) -> list[list[int]]:
+    """Batches of `rows` row numbers of similar length, to reduce padding."""
+    order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
+    return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
+    return torch.cat(lines), torch.tensor([len(line) for line in lines])
+
+
+def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(words, lengths.tolist())
+
+
+def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
+    """Rows, sorted by length, in batches of at most `tokens` tokens including padding."""
+    cuts, first = [0], 0
+    for row, length in enumerate(lengths):
+        if row > first and length * (row - first + 1) > tokens:
+            cuts.append(row)
+            first = row
+    return list(rows.tensor_split(cuts[1:]))
+
+
+def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
+    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize="none", force=True)
+    score = float(metric.corpus_score(lines, [references]).score)
+    return score, str(metric.get_signature())
+
+
+def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float | None:
+    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
+    if len(lines) < 2:
+        return None
+    from sacrebleu.metrics.bleu import BLEU
+
+    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)
+    return float(score._ci) / 1.96  # half of the 95% interval
+
+
+class Subwords:
+    """The tokeniser of one language; `saved` is its JSON from the tokenizers library, as text or parsed."""
+
+    def __init__(self, saved: str | Mapping[str, Any]) -> None:
+        self.saved = saved if isinstance(saved, str) else json.dumps(saved)
+        self.tokenizer = Tokenizer.from_str(self.saved)
+
+    @classmethod
+    def learn(
+        cls, lines: Sequence[str], units: Literal["words", "bpe"], size: int, shipped: Sequence[str] = ()
+    ) -> Subwords:
+        """Learn a tokeniser.
+
+        Args:
+            lines: The training text.
+            units: Whole words, or byte-pair encoding.
+            size: Maximum number of tokens, including special ones.
+            shipped: The words that may be used, if a word list comes with the data.
+        """
+        tokenizer = _words(lines, size, shipped) if units == "words" else _byte_pairs(lines, size)
+        tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, FINISH)])
+        return cls(tokenizer.to_str())
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, lines: Sequence[str]) -> list[Tensor]:
+        """The token numbers of each line, with END as the last. Special tokens spelled in the text become <unk>."""
+        found = [line.ids[:-1] for line in self.tokenizer.encode_batch(list(lines))]
+        numbers = ([UNKNOWN_NUMBER if n in (PAD, BEGIN, FINISH) else n for n in line] for line in found)
+        return [torch.tensor([*line, FINISH], dtype=torch.int32) for line in numbers]
+
+    def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
+        """Words separated by blanks, with <unk> for unknown tokens, without start, end and padding."""
+        spoken = [[n for n in line if n not in (PAD, BEGIN, FINISH)] for line in numbers]
+        return self.tokenizer.decode_batch(spoken, skip_special_tokens=False)
+
+
+def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer:
+    if shipped and size >= len({*shipped, *SPECIALS}):
+        vocabulary = Vocabulary(shipped, SPECIALS)
+    else:
+        allowed = set(shipped)
+        texts = (line.split() for line in lines)
+        known = ([word for word in words if not allowed or word in allowed] for words in texts)
+        vocabulary = Vocabulary.most_frequent(known, size, SPECIALS)
+    tokenizer = Tokenizer(WordLevel(vocabulary.numbers, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
+
+
+def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
+    """Learn a byte-pair encoding that is the same in every process.
+
+    The trainer numbers the last letters of words in the order of a hash table, which varies, and breaks ties by these
+    numbers. Declaring them as special tokens fixes their numbers, and so all tokens.
+    """
+    lines = [
+        line for line in lines if len(line) <= LONGEST_WORD or max(map(len, line.split()), default=0) <= LONGEST_WORD
+    ]
+    endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
+    trainer = BpeTrainer(
+        vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False
+    )
+    learner = Tokenizer(BPE(unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    learner.pre_tokenizer = WhitespaceSplit()
+    learner.train_from_iterator(lines, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    merges = [(first, second) for first, second in learnt["merges"]]
+    tokenizer = Tokenizer(BPE(learnt["vocab"], merges, unk_token=UNKNOWN, end_of_word_suffix=WORD_END))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = BPEDecoder(suffix=WORD_END)
+    return tokenizer

@@ -10,22 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from gasam.lab.errors import InputError
-from gasam.lab.families.family import Family
-from gasam.lab.families.prediction import (
-    ClassPrediction,
-    Prediction,
-    PredictionOptions,
-    TextPerplexity,
-    TranslatedText,
-    WholeInput,
-)
+from gasam.lab.errors import InputError, checked
+from gasam.lab.families.family import Family, PredictionOptions, WholeInput
 from gasam.lab.records import RunRecord
 from gasam.lab.training.stored import find_run
 
-__all__ = ["ClassPrediction", "TextPerplexity", "TrainedRun", "TranslatedText", "load"]
+__all__ = ["TrainedRun", "load"]
 
-Answer = tuple[int, Prediction | None]
+Answer = tuple[int, dict[str, Any] | None]
 """The line number of an input and its prediction; None for a blank input."""
 
 
@@ -60,11 +52,11 @@ class TrainedRun:
         temperature: float | None = None,
         seed: int | None = None,
         batch: int | None = None,
-    ) -> list[Prediction]:
-        """What the model says about each input: a class, a translation, or a perplexity and a continuation.
+    ) -> list[dict[str, Any]]:
+        """What the model says about each input, as `gasam predict --json` prints it.
 
-        The results have `as_json()`, and attributes: `label` and `probabilities`, `translation`, or `perplexity`,
-        `words` and `continuation`.
+        A dictionary has the names `class` and `probabilities`, `translation`, or `perplexity`, `words` and
+        `continuation`; for an own model those of its task file.
 
         Args:
             inputs: Texts; for images their pixels, whole numbers from 0 to 255, as lists, bytes or arrays.
@@ -79,7 +71,7 @@ class TrainedRun:
         for number, each in enumerate(inputs, start=1):
             if isinstance(each, str) and not each.strip():
                 raise InputError(f"input {number} of {len(inputs)} is blank: leave it out")
-        options = self.checked(PredictionOptions(batch, words, temperature, seed))
+        options = self.checked(checked(PredictionOptions, batch=batch, words=words, temperature=temperature, seed=seed))
         return self.family.predict(self.model, inputs, options) if len(inputs) else []
 
     def checked(self, options: PredictionOptions) -> PredictionOptions:

@@ -18,7 +18,7 @@ from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.strategy import NORMS, Candidate, TwoStages, best_of
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.tasks import Task
-from gasam.lab.tasks.task_file import recorded_task
+from gasam.lab.tasks.own_model import recorded_task
 
 SCHEMA = 1
 GRID = "-grid"

@@ -18,7 +18,7 @@ from gasam.lab.records import TaskFile, read_as
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.strategy import FINALISTS
 from gasam.lab.tasks import Task
-from gasam.lab.tasks.task_file import recorded_task
+from gasam.lab.tasks.own_model import recorded_task
 
 SCHEMA = 1
 FOLDER = "settings"

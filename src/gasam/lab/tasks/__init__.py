@@ -9,8 +9,8 @@ from typing import Any
 
 from gasam.lab.errors import InputError
 from gasam.lab.records import RunSummary
+from gasam.lab.tasks.own_model import described, is_file, load_task, recorded_task
 from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
-from gasam.lab.tasks.task_file import described, is_file, load_task, recorded_task
 
 __all__ = [
     "SIZE_NAMES",

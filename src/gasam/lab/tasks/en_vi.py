@@ -7,8 +7,7 @@ from pathlib import Path
 from gasam.lab.data.corpus import Source
 from gasam.lab.data.parallel import Layout, parallel_source
 from gasam.lab.data.published import Published, WebFile
-from gasam.lab.families.marian import TransformerSettings
-from gasam.lab.families.translation import Translation
+from gasam.lab.families.translation import TransformerSettings, Translation
 from gasam.lab.tasks.task import Radius, Task, filter_wise, linf, sizes
 
 LAYOUT = Layout(

@@ -4,18 +4,19 @@ p is the distribution of the training data and p* the shifted one; theta and the
 delta = theta* - theta.
 """
 
-from gasam.lab.theory.bounds import CorruptionTrial, ShiftBound, corruption_trial, shift_bound
-from gasam.lab.theory.curvature import Curvature, curvature
-from gasam.lab.theory.distribution import Distribution, mixture, weighted
+from gasam.lab.theory.bounds import CorruptionTrial, Curvature, ShiftBound, corruption_trial, curvature, shift_bound
 from gasam.lab.theory.divergence import DIVERGENCES, Divergence
 from gasam.lab.theory.minimum import Minimum, find_minimum, settle
-from gasam.lab.theory.mixing import Mixed, MixtureTrial, mixture_trial
+from gasam.lab.theory.risk import Distribution, Problem, mixture, weighted
 from gasam.lab.theory.shift import (
     Agreement,
     MeasuredShift,
+    Mixed,
+    MixtureTrial,
     PredictedShift,
     agreement,
     measured_shift,
+    mixture_trial,
     predicted_shift,
 )
 from gasam.lab.theory.strengths import GroupShift, StrengthTrial, strength_trial
@@ -33,6 +34,7 @@ __all__ = [
     "Mixed",
     "MixtureTrial",
     "PredictedShift",
+    "Problem",
     "ShiftBound",
     "StrengthTrial",
     "agreement",

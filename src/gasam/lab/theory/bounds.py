@@ -8,18 +8,47 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gasam.analysis.objective import Objective, check_whole
-from gasam.lab.theory.curvature import Curvature, curvature_of, spectrum_ends
-from gasam.lab.theory.distribution import Examples, distribution, known_divergence
+from gasam.analysis.lanczos import Krylov, Product
+from gasam.analysis.objective import check_whole
 from gasam.lab.theory.divergence import Divergence, divergence
 from gasam.lab.theory.minimum import found_or_given
-from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
+from gasam.lab.theory.risk import Problem, Risk, check_at_least_zero, known_divergence
 
 _NEAR_ENOUGH = 1e3  # a gradient below this many resolutions does not affect the measured changes of loss
+_RESOLVED = 1e-8  # tolerance of the extreme eigenvalues, relative to the largest
 
+Convexity = Literal["convex", "vacuous", "not convex here"]
 Verdict = Literal["holds", "exceeded", "vacuous", "not convex here"]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The smallest eigenvalue of H, mu, and the largest.
+
+    Unless `resolved`, mu may be less than `smallest`, so a bound computed from it may be too small. `idle` is the
+    number of weights whose gradient is exactly 0, such as those of a pixel that is always black.
+    """
+
+    smallest: float
+    largest: float
+    resolved: bool
+    idle: int
+    products: int
+    zero: float  # an eigenvalue below this is rounding
+
+    @property
+    def verdict(self) -> Convexity:
+        if self.smallest < -self.zero:
+            return "not convex here"
+        return "vacuous" if self.smallest <= self.zero else "convex"
+
+    @property
+    def sentence(self) -> str:
+        least = "" if self.resolved else "at most "
+        idle = f"; {self.idle} weights have no gradient" if self.idle else ""
+        return f"{self.verdict}: mu is {least}{self.smallest:.3g}, the largest eigenvalue {self.largest:.3g}{idle}"
 
 
 @dataclass(frozen=True)
@@ -59,58 +88,6 @@ class ShiftBound:
         )
 
 
-def shift_bound(
-    model: nn.Module,
-    objective: Objective,
-    batches: Examples,
-    shifted: Examples,
-    *,
-    delta: Mapping[str, Tensor] | None = None,
-    kind: str | Divergence = "kl",
-    size: float | None = None,
-    mu: float | None = None,
-    ridge: float = 0.0,
-    products: int = 100,
-    seed: int = 0,
-) -> ShiftBound:
-    """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
-
-    Args:
-        model: The model at theta, see `settle`; it is left unchanged.
-        objective: Gives the loss of each example, see `gasam.analysis.objective`.
-        batches: Examples of p: a list of batches or a `Distribution`. Small batches cost less here, because the
-            gradient of each example is needed.
-        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
-        delta: theta* - theta by name; None searches for the minimum on `shifted`.
-        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
-        size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
-        mu: The smallest eigenvalue of the Hessian, if it is known, such as the ridge of a convex loss. None computes
-            it with Lanczos' method.
-        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
-        products: Maximum number of Hessian products of Lanczos' method.
-        seed: The seed of the random start vector.
-    """
-    kind = divergence(kind)
-    if size is None:
-        size = known_divergence(kind, distribution(batches), distribution(shifted))
-    if size is None:
-        raise ValueError(
-            "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
-            "weighted(batches, ..) over the same batches"
-        )
-    if not size >= 0:
-        raise ValueError(f"size must be a number >= 0, the divergence of the two distributions, got {size!r}")
-    with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
-        moved = found_or_given(there, delta)
-        ends = curvature_of(here, products, seed)
-        square = float(here.example_mean(torch.sum))
-    if mu is not None:
-        check_at_least_zero("mu", mu)
-        ends = replace(ends, smallest=mu, resolved=True)
-    bound = math.sqrt(size / kind.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
-    return ShiftBound(float(moved.norm()), bound, kind.name, size, kind.a_2, square, ends)
-
-
 @dataclass(frozen=True)
 class CorruptionTrial:
     """The ratios |f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius, the largest over all directions, and C_H.
@@ -145,58 +122,120 @@ class CorruptionTrial:
         return f"{self.verdict}: the ratio is {seen}; C_H / mu is {self.limit:.3g}{doubt}"
 
 
+def curvature(problem: Problem) -> Curvature:
+    """Compute the extreme eigenvalues of the Hessian of the loss on p with Lanczos' method."""
+    with problem.risks(problem.batches) as [risk]:
+        return _curvature_of(risk)
+
+
+def shift_bound(
+    problem: Problem,
+    *,
+    delta: Mapping[str, Tensor] | None = None,
+    kind: str | Divergence = "kl",
+    size: float | None = None,
+    mu: float | None = None,
+) -> ShiftBound:
+    """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
+
+    Args:
+        problem: The model at theta, its loss, p and p*.
+        delta: theta* - theta by name; None searches for the minimum on p*.
+        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
+        size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
+        mu: The smallest eigenvalue of the Hessian, if it is known, such as the ridge of a convex loss. None computes
+            it with Lanczos' method.
+    """
+    kind = divergence(kind)
+    if size is None:
+        size = known_divergence(kind, problem.batches, problem.p_star)
+    if size is None:
+        raise ValueError(
+            "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
+            "weighted(batches, ..) over the same batches"
+        )
+    if not size >= 0:
+        raise ValueError(f"size must be a number >= 0, the divergence of the two distributions, got {size!r}")
+    with problem.risks() as [here, there]:
+        moved = found_or_given(there, delta)
+        ends = _curvature_of(here)
+        square = float(here.example_mean(torch.sum))
+    if mu is not None:
+        check_at_least_zero("mu", mu)
+        ends = replace(ends, smallest=mu, resolved=True)
+    bound = math.sqrt(size / kind.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
+    return ShiftBound(float(moved.norm()), bound, kind.name, size, kind.a_2, square, ends)
+
+
 def corruption_trial(
-    model: nn.Module,
-    objective: Objective,
-    batches: Examples,
-    shifted: Examples,
+    problem: Problem,
     *,
     delta: Mapping[str, Tensor] | None = None,
     radii: Sequence[float] = (0.1, 0.01),
     directions: int | Sequence[Mapping[str, Tensor]] = 10,
-    ridge: float = 0.0,
-    products: int = 100,
-    seed: int = 0,
 ) -> CorruptionTrial:
     """Test Theorem 1: |f(v) - f(0)| <= (C_H + o(1)) / (mu + o(1)) |L(theta + v) - L(theta)|.
 
     Here f(v) = L*(theta* + v) - L(theta + v). C_H = |H* - H|_2 is measured with Lanczos' method.
 
     Args:
-        model: The model at theta, see `settle`; it is left unchanged.
-        objective: Gives the loss of each example, see `gasam.analysis.objective`.
-        batches: Examples of p: a list of batches or a `Distribution`.
-        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
-        delta: theta* - theta by name; None searches for the minimum on `shifted`.
+        problem: The model at theta, its loss, p and p*.
+        delta: theta* - theta by name; None searches for the minimum on p*.
         radii: The lengths of v. Keep them large for float32 models, whose losses have rounding errors of 1e-7.
         directions: The number of random directions of v, or vectors by name, which are scaled to every radius.
-        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
-        products: Maximum number of Hessian products of Lanczos' method.
-        seed: The seed of the random directions.
     """
     if not radii or not all(isinstance(r, int | float) and 0 < r < math.inf for r in radii):
         raise ValueError(f"radii must be finite numbers > 0, at least one, got {radii!r}")
-    with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
+    with problem.risks() as [here, there]:
         moved = found_or_given(there, delta)
-        lines = _directions(here, directions, seed)
-        ends = curvature_of(here, products, seed)
+        lines = _directions(here, directions)
+        ends = _curvature_of(here)
 
         def difference(v: Tensor) -> Tensor:
             return there.product(v, moved) - here.product(v)
 
-        c_h = spectrum_ends(difference, lines[0], products=products).norm
+        low, high, *_ = spectrum_ends(difference, lines[0], problem.products)
         ratios = [max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii]
         slope = max(float(there.gradient(moved)[1].norm()), float(here.gradient()[1].norm()))
         stationary = slope <= _NEAR_ENOUGH * here.resolution
-    return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), c_h, ends, stationary)
+    return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), max(abs(low), abs(high)), ends, stationary)
 
 
-def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]], seed: int) -> list[Tensor]:
+def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float, float, bool, int]:
+    """The smallest and the largest eigenvalue, whether they are resolved, and the number of products.
+
+    Lanczos' method is exact after as many products as there are dimensions; before, the true values may lie further
+    out. scipy.sparse.linalg.eigsh limits restarts instead of products, and gives no values before all have converged.
+    """
+    krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
+    while True:
+        krylov.step()
+        last = krylov.full or krylov.rest == 0
+        if last or krylov.m % 5 == 0:
+            values, _, residuals = krylov.ritz()
+            error = float(residuals[[0, -1]].max())
+            resolved = krylov.m == len(start) or error <= _RESOLVED * float(values.abs().max())
+            if last or resolved:
+                return float(values[-1]), float(values[0]), resolved, krylov.m
+
+
+def _curvature_of(risk: Risk) -> Curvature:
+    [start] = risk.random()
+    smallest, largest, resolved, used = spectrum_ends(risk.product, start, risk.problem.products)
+    zero = risk.resolution * max(abs(smallest), abs(largest))
+    idle = risk.gradient()[1] - risk.ridge * risk.position() == 0
+    if idle.any() and not idle.all():
+        # Lanczos' method finds a zero eigenvalue slowly; a vector of idle weights finds it with one product.
+        probe = start * idle
+        smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
+    return Curvature(smallest, largest, resolved or smallest <= zero, int(idle.sum()), used + 1, zero)
+
+
+def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
     """Unit vectors, drawn or given."""
     if isinstance(given, int):
         check_whole("directions", given, least=1)
-        generator = torch.Generator().manual_seed(seed)
-        lines = [risk.random(generator) for _ in range(given)]
+        lines = risk.random(given)
     else:
         lines = [risk.flat("directions", line) for line in given]
     if not lines or not all(0 < float(line.norm()) < math.inf for line in lines):

@@ -24,11 +24,11 @@ class Divergence:
     """D_f(p*||p) = E_p[f(p* / p)] with f(1 + x) = a_2 x^2 + a_3 x^3 + a_4 x^4 + .., section 2.2.
 
     The paper's f may also have a linear term a_1 x. It changes nothing, because E_p[r] = 0 for r = p*/p - 1, and is
-    left out here, so that f is never negative.
+    left out here, so that f is never negative. The sign of a_3 says whether D_f is above or below a_2 E[r^2] if r is
+    skewed.
 
     Args:
         name: The name.
-        formula: f(t) as text.
         far: f(1 + x) as a function of x, so that small x keep their digits.
         series: a_2, a_3 and a_4.
         at_zero: f(0), for points where p* is 0.
@@ -36,7 +36,6 @@ class Divergence:
     """
 
     name: str
-    formula: str
     far: Callable[[Tensor], Tensor]
     series: tuple[float, float, float]
     at_zero: float
@@ -45,15 +44,6 @@ class Divergence:
     @property
     def a_2(self) -> float:
         return self.series[0]
-
-    @property
-    def a_3(self) -> float:
-        """The third-order coefficient. Its sign says whether D_f is above or below a_2 E[r^2] if r is skewed."""
-        return self.series[1]
-
-    def f(self, ratio: Numbers) -> Tensor:
-        """f(t) for t >= 0."""
-        return self.of_shift(_at_least_zero("ratio", ratio) - 1)
 
     def of_shift(self, r: Tensor) -> Tensor:
         """f(1 + r) for r >= -1, accurate also for tiny r."""
@@ -75,53 +65,20 @@ class Divergence:
         outside = float(p_star[~shown].sum())
         return value + (self.slope * outside if outside > 0 else 0.0)
 
-    def of_ratios(self, ratios: Numbers, weights: Numbers | None = None) -> float:
-        """E_p[f(p*/p)] from the ratios p*/p at examples of p.
 
-        Probability of p* where p has none is not included. `weights` are relative probabilities of the examples under
-        p, all equal if None.
-        """
-        ratios = _row("ratios", ratios)
-        p = probabilities("weights", torch.ones_like(ratios) if weights is None else weights)
-        if p.shape != ratios.shape:
-            raise ValueError(f"weights must have one number per ratio, got {len(p)} for {len(ratios)} ratios")
-        mean = float(p @ ratios)
-        if abs(mean - 1) > _SUM:
-            raise ValueError(
-                f"ratios p*/p must have mean 1 under p, got {mean:.6g}: divide them by their weighted mean"
-            )
-        return self.between(p * ratios, p)
+def _jensen_shannon(x: Tensor) -> Tensor:
+    return ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2
 
 
 _KINDS = (
+    Divergence("kl", lambda x: (1 + x) * x.log1p() - x, (1 / 2, -1 / 6, 1 / 12), at_zero=1.0, slope=math.inf),
+    Divergence("reverse_kl", lambda x: x - x.log1p(), (1 / 2, -1 / 3, 1 / 4), at_zero=math.inf, slope=1.0),
+    Divergence("chi_square", torch.square, (1.0, 0.0, 0.0), at_zero=1.0, slope=math.inf),
     Divergence(
-        "kl",
-        "t log t - t + 1",
-        lambda x: (1 + x) * x.log1p() - x,
-        (1 / 2, -1 / 6, 1 / 12),
-        at_zero=1.0,
-        slope=math.inf,
-    ),
-    Divergence(
-        "reverse_kl",
-        "-log t + t - 1",
-        lambda x: x - x.log1p(),
-        (1 / 2, -1 / 3, 1 / 4),
-        at_zero=math.inf,
-        slope=1.0,
-    ),
-    Divergence("chi_square", "(t - 1)^2", torch.square, (1.0, 0.0, 0.0), at_zero=1.0, slope=math.inf),
-    Divergence(
-        "jensen_shannon",
-        "(t log(2t / (1 + t)) + log(2 / (1 + t))) / 2",
-        lambda x: ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2,
-        (1 / 8, -1 / 16, 7 / 192),
-        at_zero=math.log(2) / 2,
-        slope=math.log(2) / 2,
+        "jensen_shannon", _jensen_shannon, (1 / 8, -1 / 16, 7 / 192), at_zero=math.log(2) / 2, slope=math.log(2) / 2
     ),
     Divergence(
         "squared_hellinger",
-        "(sqrt t - 1)^2",
         lambda x: torch.square(x / ((1 + x).sqrt() + 1)),
         (1 / 4, -1 / 8, 5 / 64),
         at_zero=1.0,
@@ -142,30 +99,20 @@ def divergence(name: str | Divergence) -> Divergence:
 
 def probabilities(name: str, weights: Numbers) -> Tensor:
     """Relative weights divided by their sum."""
-    numbers = _row(name, weights)
+    numbers = torch.as_tensor(weights, dtype=torch.float64).detach()
+    wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
+    if len(wrong):
+        raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
+    if numbers.ndim != 1 or not len(numbers):
+        raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
     if not numbers.sum() > 0:
         raise ValueError(f"{name} must not all be 0: they are relative probabilities")
     return numbers / numbers.sum()
 
 
 def _distribution(name: str, values: Numbers) -> Tensor:
-    numbers = _row(name, values)
-    total = float(numbers.sum())
+    numbers = probabilities(name, values)
+    total = float(torch.as_tensor(values, dtype=torch.float64).sum())
     if abs(total - 1) > _SUM:
         raise ValueError(f"{name} must sum to 1, got a sum of {total:.6g}: divide by it")
-    return numbers / total
-
-
-def _row(name: str, values: Numbers) -> Tensor:
-    numbers = _at_least_zero(name, values)
-    if numbers.ndim != 1 or not len(numbers):
-        raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
-    return numbers
-
-
-def _at_least_zero(name: str, values: Numbers) -> Tensor:
-    numbers = torch.as_tensor(values, dtype=torch.float64).detach()
-    wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
-    if len(wrong):
-        raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
     return numbers

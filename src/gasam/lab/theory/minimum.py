@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.lanczos import Product
-from gasam.analysis.objective import Objective, check_whole
-from gasam.lab.theory.distribution import Examples
-from gasam.lab.theory.risk import Risk, check_at_least_zero, risks
+from gasam.lab.theory.risk import Problem, Risk
 
 _NEAR = 1e-5  # gradient norm at which Newton's method takes over; further away L-BFGS is faster
 _LINE_SEARCH = 25  # maximum number of evaluations of one line search, as in torch.optim.LBFGS
@@ -50,60 +48,25 @@ class Minimum:
         )
 
 
-def find_minimum(
-    model: nn.Module,
-    objective: Objective,
-    batches: Examples,
-    *,
-    ridge: float = 0.0,
-    tolerance: float | None = None,
-    iterations: int = 2000,
-) -> Minimum:
-    """Minimise E_p[l] + ridge/2 |w|^2 from the model's weights until |gradient| <= tolerance. The model is unchanged.
-
-    Args:
-        model: The model to start from.
-        objective: Gives the loss of each example, see `gasam.analysis.objective`.
-        batches: Examples of p: a list of batches or a `Distribution`.
-        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
-        tolerance: The largest |gradient| at the minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
-        iterations: Maximum number of iterations; each Hessian product of Newton's method counts as one.
-    """
-    with risks(model, objective, batches, ridge=ridge) as (risk,):
-        return search(risk, tolerance, iterations)
+def find_minimum(problem: Problem) -> Minimum:
+    """Minimise the loss on p from the model's weights until |gradient| <= tolerance. The model is unchanged."""
+    with problem.risks(problem.batches) as [risk]:
+        return search(risk)
 
 
-def settle(
-    model: nn.Module,
-    objective: Objective,
-    batches: Examples,
-    *,
-    ridge: float = 0.0,
-    tolerance: float | None = None,
-    iterations: int = 2000,
-) -> Minimum:
-    """Move the model to the minimum that `find_minimum` finds. The other functions expect the model there, at theta.
-
-    Args:
-        model: The model to start from; its weights are changed.
-        objective: Gives the loss of each example, see `gasam.analysis.objective`.
-        batches: Examples of p: a list of batches or a `Distribution`.
-        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
-        tolerance: The largest |gradient| at the minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
-        iterations: Maximum number of iterations; each Hessian product of Newton's method counts as one.
-    """
-    found = find_minimum(model, objective, batches, ridge=ridge, tolerance=tolerance, iterations=iterations)
+def settle(problem: Problem) -> Minimum:
+    """Move the model to theta, the minimum that `find_minimum` finds."""
+    found = find_minimum(problem)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in problem.model.named_parameters():
             if name in found.offset:
                 weight.add_(found.offset[name].to(weight))
     return found
 
 
-def search(risk: Risk, tolerance: float | None = None, iterations: int = 2000) -> Minimum:
+def search(risk: Risk) -> Minimum:
     """Minimise with L-BFGS over all examples, then with Newton's method; repeat both if Newton's met a saddle point."""
-    check_budget(tolerance, iterations)
-    tolerance = risk.resolution if tolerance is None else tolerance
+    tolerance, iterations = risk.tolerance, risk.problem.iterations
     point = _evaluate(risk, torch.zeros(risk.size, dtype=torch.float64, device=risk.device))
     if not math.isfinite(point.loss):
         raise ValueError(f"the loss must be finite at the model's weights, got {point.loss}: start from another model")
@@ -115,12 +78,6 @@ def search(risk: Risk, tolerance: float | None = None, iterations: int = 2000) -
     return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance, done, risk.evaluations)
 
 
-def check_budget(tolerance: float | None, iterations: int) -> None:
-    if tolerance is not None:
-        check_at_least_zero("tolerance", tolerance)
-    check_whole("iterations", iterations, least=1)
-
-
 def found_or_given(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
     """The given delta, or else the offset to the minimum of the shifted loss; raise if that is not reached."""
     if delta is not None:
@@ -128,8 +85,8 @@ def found_or_given(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
     found = search(there)
     if not found.stationary:
         raise ValueError(
-            f"the minimum on shifted was not reached, got |gradient| {found.gradient_norm:.2g}: give delta, from "
-            "measured_shift with a larger tolerance, iterations or ridge"
+            f"the minimum on shifted was not reached, got |gradient| {found.gradient_norm:.2g}: give delta, or "
+            "raise tolerance, iterations or ridge"
         )
     return there.flat("delta", found.offset)
 

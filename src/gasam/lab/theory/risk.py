@@ -1,48 +1,145 @@
-"""The expected loss, its gradient and its Hessian products as functions of an offset from the model's weights."""
+"""A `Problem` of the theory: a model, its loss and two distributions; and its expected loss with derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
+from torch.utils.data import RandomSampler
 
-from gasam.analysis.objective import Named, Objective, check_number, each, examined, twice_differentiable
+from gasam.analysis.objective import (
+    Batches,
+    Named,
+    Objective,
+    check_number,
+    check_whole,
+    each,
+    examined,
+    twice_differentiable,
+)
 from gasam.analysis.per_example import example_gradients
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
-from gasam.lab.theory.distribution import Distribution, Examples, Part, distribution
+from gasam.lab.theory.divergence import Divergence, Numbers, probabilities
 from gasam.weights import displaced
 
 Contribution = Callable[[Any, Tensor, Tensor], Tensor]
 """What a batch adds to an expectation, from the batch, its examples' losses and their weights."""
 
 
-@contextmanager
-def risks(model: nn.Module, objective: Objective, *examples: Examples, ridge: float) -> Iterator[list[Risk]]:
-    """Give a `Risk` for each distribution; restore the model's modes and gradients afterwards, see `examined`."""
-    check_at_least_zero("ridge", ridge)
-    distributions = [distribution(given) for given in examples]
-    with ExitStack() as stack:
-        weights: Named = {}
-        for given in distributions:
-            for part in given.parts:
-                weights = stack.enter_context(examined(model, part.batches))
-        yield [Risk(model, objective, given, ridge, weights) for given in distributions]
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Batches with a share of the probability; `weights` distribute it over the examples, equally if None."""
+
+    batches: Batches
+    weights: Tensor | None
+    share: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """A distribution over examples, from `weighted` or `mixture`."""
+
+    parts: tuple[Part, ...]
+
+
+Examples = Batches | Distribution
+
+
+def weighted(batches: Batches, weights: Numbers) -> Distribution:
+    """Give the examples of `batches`, in their order, the probabilities w_j / sum w.
+
+    With the importance ratios p*/p of examples drawn from p as weights, this is p*.
+    """
+    if isinstance(batches, Distribution):
+        raise TypeError("batches must be batches of examples, got a Distribution: multiply its weights and give those")
+    if isinstance(getattr(batches, "sampler", None), RandomSampler):
+        raise ValueError("batches must have a fixed order, so that weights match their examples: give shuffle=False")
+    return Distribution((Part(batches, probabilities("weights", weights)),))
+
+
+def mixture(p: Examples, p_star: Examples, eta: float) -> Distribution:
+    """The exact mixture p_mix = (1 - eta) p + eta p* of Proposition 2; no example is drawn. eta is from 0 to 1."""
+    if not isinstance(eta, int | float) or not 0 <= eta <= 1:
+        raise ValueError(f"eta must be a number from 0 to 1, got {eta!r}")
+    both = _shared_weights(p, p_star)
+    if both is not None:
+        return Distribution((Part(_parts(p)[0].batches, (1 - eta) * both[0] + eta * both[1]),))
+    parts = [Part(part.batches, part.weights, part.share * (1 - eta)) for part in _parts(p)]
+    parts += [Part(part.batches, part.weights, part.share * eta) for part in _parts(p_star)]
+    return Distribution(tuple(part for part in parts if part.share > 0))
+
+
+def known_divergence(kind: Divergence, p: Examples, p_star: Examples) -> float | None:
+    """D_f(p*||p) if both are weights over the same batches, else None, because it cannot be computed."""
+    both = _shared_weights(p, p_star)
+    return None if both is None else kind.between(both[1], both[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What all functions of the theory are about: a model at a minimum theta, its loss, and p and p*.
+
+    Args:
+        model: The model. Only `settle` changes it; the other functions expect it at theta, where `settle` leaves it.
+        objective: Gives the loss of each example, see `gasam.analysis.Objective`.
+        batches: Examples of p: a list of batches or a `Distribution`. Small batches cost less where the gradient of
+            each example is needed, in `shift_bound` and `strength_trial`.
+        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`. None if only p is
+            of interest.
+        ridge: ridge/2 |w|^2 is added to the loss.
+        tolerance: The largest |gradient| at a minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
+        iterations: Maximum number of iterations of a search; each Hessian product of Newton's method counts as one.
+        products: Maximum number of Hessian products of Lanczos' method.
+        seed: The seed of random directions and of Lanczos' start vector.
+    """
+
+    model: nn.Module
+    objective: Objective
+    batches: Examples
+    shifted: Examples | None = None
+    ridge: float = 0.0
+    tolerance: float | None = None
+    iterations: int = 2000
+    products: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least_zero("ridge", self.ridge)
+        check_at_least_zero("tolerance", self.tolerance or 0.0)
+        check_whole("iterations", self.iterations, least=1)
+        check_whole("products", self.products, least=1)
+
+    @property
+    def p_star(self) -> Examples:
+        if self.shifted is None:
+            raise ValueError("shifted must be given, because p* is needed here: give Problem(..., shifted=...)")
+        return self.shifted
+
+    @contextmanager
+    def risks(self, *examples: Examples) -> Iterator[list[Risk]]:
+        """A `Risk` for each distribution; by default for p and p*. Restores the model's modes and gradients."""
+        given = examples or (self.batches, self.p_star)
+        with ExitStack() as stack:
+            weights: Named = {}
+            for part in (part for one in given for part in _parts(one)):
+                weights = stack.enter_context(examined(self.model, part.batches))
+            yield [Risk(self, _parts(one), weights) for one in given]
 
 
 class Risk:
-    """L(offset) = E_p[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
+    """L(offset) = E[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
 
     Vectors are flat and float64. `evaluations` counts gradients and Hessian products, each over all examples.
     """
 
-    def __init__(
-        self, model: nn.Module, objective: Objective, examples: Distribution, ridge: float, weights: Named
-    ) -> None:
-        self.model, self.objective, self.parts, self.ridge = model, objective, examples.parts, ridge
+    def __init__(self, problem: Problem, parts: tuple[Part, ...], weights: Named) -> None:
+        self.problem, self.parts = problem, parts
+        self.model, self.objective, self.ridge = problem.model, problem.objective, problem.ridge
         self.names, self.weights = list(weights), list(weights.values())
         self.size = sum(weight.numel() for weight in self.weights)
         self.device = self.weights[0].device
@@ -52,6 +149,10 @@ class Risk:
     def resolution(self) -> float:
         """The smallest gradient that differs from rounding errors: 4e-11 in float64, 2e-5 in float32."""
         return float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
+
+    @property
+    def tolerance(self) -> float:
+        return self.resolution if self.problem.tolerance is None else self.problem.tolerance
 
     def position(self) -> Tensor:
         """The current weights of the model."""
@@ -93,25 +194,26 @@ class Risk:
             return self._expected(contribution) + self.ridge * vector
 
     def example_mean(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
-        """E_p[measure(s)], with s_i = |gradient of the example's loss by tensor i|^2, the ridge included."""
+        """E[measure(s)], with s_i = |gradient of the example's loss by tensor i|^2, the ridge included."""
         ridge = [weight.detach() * self.ridge for weight in self.weights]
 
         def contribution(batch: Any, losses: Tensor, shares: Tensor) -> Tensor:
             measured = []
             for gradients in example_gradients(self.model, self.objective, batch, connected(losses), self.weights):
                 parts = [r if g is None else dense(g) + r for g, r in zip(gradients, ridge, strict=True)]
-                squares = torch.stack([part.double().square().sum().cpu() for part in parts])
-                measured.append(measure(squares))
+                measured.append(measure(torch.stack([part.double().square().sum().cpu() for part in parts])))
             return shares.cpu() @ torch.stack(measured)
 
         return self._expected(contribution)
 
-    def random(self, generator: torch.Generator) -> Tensor:
-        """A normally distributed vector, drawn on the CPU so that a seed gives the same vector on every device."""
-        return torch.randn(self.size, dtype=torch.float64, generator=generator).to(self.device)
+    def random(self, count: int = 1) -> list[Tensor]:
+        """Normally distributed vectors, drawn on the CPU so that a seed gives the same ones on every device."""
+        generator = torch.Generator().manual_seed(self.problem.seed)
+        drawn = [torch.randn(self.size, dtype=torch.float64, generator=generator) for _ in range(count)]
+        return [vector.to(self.device) for vector in drawn]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of the vector by name, in double precision."""
+        """The parts of a flat vector by name."""
         parts = split_views(vector, self.weights)
         return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
@@ -160,3 +262,25 @@ def flatten(tensors: Iterable[Tensor], device: torch.device | None = None) -> Te
 
 def check_at_least_zero(name: str, value: float) -> None:
     check_number(name, value, ">= 0", lambda number: number >= 0)
+
+
+def _parts(examples: Examples) -> tuple[Part, ...]:
+    return examples.parts if isinstance(examples, Distribution) else (Part(examples, None),)
+
+
+def _shared_weights(p: Examples, p_star: Examples) -> tuple[Tensor, Tensor] | None:
+    """The probabilities of the examples under both; None if they are not weights over the same batches."""
+    if len(_parts(p)) != 1 or len(_parts(p_star)) != 1:
+        return None
+    [here], [there] = _parts(p), _parts(p_star)
+    given = next((weights for weights in (here.weights, there.weights) if weights is not None), None)
+    if here.batches is not there.batches or given is None:
+        return None
+    equal = torch.full_like(given, 1 / len(given))
+    both = tuple(equal if part.weights is None else part.weights for part in (here, there))
+    if len(both[0]) != len(both[1]):
+        raise ValueError(
+            f"weights over the same batches must have the same length, got {len(both[0])} and {len(both[1])}: give one "
+            "weight per example"
+        )
+    return both[0], both[1]

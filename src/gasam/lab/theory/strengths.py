@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gasam.analysis.objective import Objective
-from gasam.lab.theory.distribution import Examples
 from gasam.lab.theory.minimum import found_or_given
-from gasam.lab.theory.risk import risks
+from gasam.lab.theory.risk import Problem
 
 
 @dataclass(frozen=True)
@@ -79,30 +77,18 @@ class StrengthTrial:
 
 
 def strength_trial(
-    model: nn.Module,
-    objective: Objective,
-    batches: Examples,
-    shifted: Examples,
-    *,
-    delta: Mapping[str, Tensor] | None = None,
-    group: Callable[[str], str] = str,
-    ridge: float = 0.0,
+    problem: Problem, *, delta: Mapping[str, Tensor] | None = None, group: Callable[[str], str] = str
 ) -> StrengthTrial:
     """Test Proposition 3: |delta_i| is proportional to sqrt(n_i) / G_i with G_i = E|grad_i l(theta)| / sqrt(n_i).
 
     The proof assumes that H is the Fisher matrix and block diagonal, so only a correlation can be expected.
 
     Args:
-        model: The model at theta, see `settle`; it is left unchanged.
-        objective: Gives the loss of each example, see `gasam.analysis.objective`.
-        batches: Examples of p: a list of batches or a `Distribution`. Small batches cost less here, because the
-            gradient of each example is needed.
-        shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`.
-        delta: theta* - theta by name; None searches for the minimum on `shifted`.
+        problem: The model at theta, its loss, p and p*.
+        delta: theta* - theta by name; None searches for the minimum on p*.
         group: Gives the group of a weight by its name; by default each tensor is its own group.
-        ridge: ridge/2 |w|^2 is added to the loss. Use the same value in all functions.
     """
-    with risks(model, objective, batches, shifted, ridge=ridge) as (here, there):
+    with problem.risks() as [here, there]:
         group_of = [group(name) for name in here.names]
         names = list(dict.fromkeys(group_of))
         if len(names) < 3:

@@ -19,7 +19,7 @@ from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab import provenance
 from gasam.lab.errors import InputError
-from gasam.lab.families.batches import example_count, on_tensors
+from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.families.family import Family, Recipe
 from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan

@@ -17,7 +17,7 @@ from gasam.lab.families.family import Family, Recipe
 from gasam.lab.methods import FAMILY, METHODS
 from gasam.lab.records import configuration_key
 from gasam.lab.tasks import Origin, Task
-from gasam.lab.tasks.task_file import absolute, is_file, planned_task
+from gasam.lab.tasks.own_model import absolute, is_file, planned_task
 from gasam.lab.walks import Choice, choose
 
 _GIVEN: dict[Hashable, Encoded] = {}

@@ -27,7 +27,7 @@ from gasam.lab.families.family import Family
 from gasam.lab.records import RunRecord
 from gasam.lab.storage import Checkpoints, read_json, replaced, write_json
 from gasam.lab.tasks import Origin
-from gasam.lab.tasks.task_file import TASK_COPY, code_of
+from gasam.lab.tasks.own_model import TASK_COPY, code_of
 
 DESCRIPTION = "run.json"
 

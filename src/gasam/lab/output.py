@@ -1,0 +1,299 @@
+"""Tables and charts. A table is Markdown, CSV, JSON or text; a chart is Vega-Lite, for pages and for pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from string import digits
+from typing import TYPE_CHECKING, Any
+
+from gasam.lab.storage import replaced
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+Spec = dict[str, Any]
+Row = Mapping[str, Any]
+FEW = 3
+"""With fewer seeds nothing is decided: the seeds themselves are shown instead of a mean with an interval."""
+BASELINE, GA_SAM = "#4D4D4D", "#D55E00"
+OTHERS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D00", "#5D3A9B", "#882255")
+"""The colours of Okabe and Ito, which colour-blind readers can distinguish."""
+DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
+WIDTH, HEIGHT = 400, 300
+CONFIG: Spec = {
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"gridColor": "#e6e8eb", "domainColor": "#9aa1ab", "tickColor": "#9aa1ab", "titleFontWeight": 400},
+    "axisX": {"grid": False, "tickCount": 5, "labelOverlap": True},
+    "axisY": {"tickCount": 5, "labelOverlap": True},
+    "title": {"anchor": "start", "fontSize": 13, "offset": 10},
+    "legend": {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 320, "symbolType": "stroke"},
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+        title: The heading.
+        rows: The text of each column by its title. Columns that are empty in every row are not shown.
+        notes: Sentences below the table.
+        values: The rows for JSON, with numbers; by default the rows themselves.
+    """
+
+    title: str
+    rows: Sequence[Mapping[str, str]]
+    notes: Sequence[str] = ()
+    values: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        return [name for name in names if any(row.get(name) for row in self.rows)]
+
+    def holds_numbers(self, column: str) -> bool:
+        """Whether most cells of the column begin with a number."""
+        texts = [row[column] for row in self.rows if row.get(column)]
+        return 2 * sum(text.startswith((*digits, "+", "-")) for text in texts) > len(texts)
+
+    def cells(self) -> list[list[str]]:
+        return [[row.get(column, "") for column in self.columns] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The rows and notes without the title, because pages have their own headings."""
+        rule = ["---:" if self.holds_numbers(column) else "---" for column in self.columns]
+        lines = [self.columns, rule, *self.cells()] if self.rows else []
+        text = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([*text, *notes]) + "\n"
+
+    def csv(self) -> str:
+        """The values, or else the cells; a value that does not exist is empty."""
+        text = io.StringIO()
+        rows = self.values or self.rows
+        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"title": self.title, "rows": [dict(row) for row in self.values or self.rows], "notes": list(self.notes)}
+
+    def terminal(self) -> RichTable:
+        from rich.table import Table as RichTable
+
+        table = RichTable()
+        for column in self.columns:
+            table.add_column(column, justify="right" if self.holds_numbers(column) else "left", overflow="fold")
+        for cells in self.cells():
+            table.add_row(*cells)
+        return table
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One panel: a Vega-Lite specification without a width, which a page or a picture gives it."""
+
+    title: str
+    spec: Spec
+    caption: str = ""
+
+    @property
+    def labels(self) -> list[str]:
+        """The configurations that the reader of a page can hide."""
+        return list(dict.fromkeys(row["label"] for row in self.spec["data"]["values"] if "label" in row))
+
+
+def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
+    """Draw charts side by side as PNG and SVG, with the name of the file and these endings."""
+    import vl_convert
+
+    panels = [chart.spec | {"title": chart.title, "width": WIDTH} for chart in charts]
+    side_by_side: Spec = {"columns": columns, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
+    whole: Spec = {"concat": panels} | side_by_side if len(panels) > 1 else panels[0]
+    whole = whole | {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG, "padding": 12}
+    found = []
+    for ending in (".png", ".svg"):
+        found.append(file.with_name(file.name + ending))
+        drawn = vl_convert.vegalite_to_png(whole, scale=2) if ending == ".png" else vl_convert.vegalite_to_svg(whole)
+        with replaced(found[-1]) as partial:
+            partial.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
+    return found
+
+
+def styled(methods: Mapping[str, str]) -> tuple[Spec, Spec]:
+    """Colour and dashes by configuration.
+
+    Args:
+        methods: The method of each configuration, by its label. Configurations of one method have one colour and
+            differ in their dashes.
+    """
+    names = [name for name in dict.fromkeys(methods.values()) if name not in ("baseline", "ga-sam")]
+    colours = {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}
+    colours |= {"baseline": BASELINE, "ga-sam": GA_SAM}
+    counts = {name: count() for name in colours}
+    dashes = [DASHES[next(counts[method]) % len(DASHES)] for method in methods.values()]
+
+    def scale(values: list[Any]) -> Spec:
+        return {"field": "label", "type": "nominal", "scale": {"domain": list(methods), "range": values}}
+
+    return scale([colours[method] for method in methods.values()]), scale(dashes)
+
+
+def lines(
+    rows: Iterable[Row],
+    methods: Mapping[str, str],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log: str = "",
+    marks: Sequence[Row] = (),
+    caption: str = "",
+    height: int = HEIGHT,
+) -> Chart:
+    """Lines of configurations: from three seeds on their mean with a band from the lowest to the highest seed.
+
+    Args:
+        rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x. A y
+            that is None or not finite is left out.
+        methods: The method of each configuration, by its label, in the order of the legend.
+        title: The title of the chart.
+        x: The title of the horizontal axis.
+        y: The title of the vertical axis.
+        log: The axes with a logarithmic scale: "", "x", "y" or "xy". An axis may begin at zero.
+        marks: Lines across the chart: {"y": 0.5, "text": "chance"}, or with x.
+        caption: A sentence for readers of a page.
+        height: The height in pixels.
+    """
+    values = _over_seeds(rows)
+    colour, dashes = styled(methods)
+    across = _axis("x", x, [row["x"] for row in values], "x" in log)
+    ends = [row[end] for row in values for end in ("y", "low", "high") if end in row]
+    up = _axis("y", y, ends, "y" in log)
+    place: Spec = {"x": across, "y": up, "color": colour | {"legend": None}, "detail": {"field": "line"}}
+    told = _told(("label", "configuration"), ("x", x), ("told", y))
+    dots: Spec = {"type": "point", "filled": True, "size": 30, "opacity": 1}
+    layers: list[Spec] = [
+        {
+            "transform": [{"filter": "isValid(datum.low)"}],
+            "mark": {"type": "area", "opacity": 0.13},
+            "encoding": place | {"y": up | {"field": "low"}, "y2": {"field": "high"}},
+        },
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": place | {"color": colour, "strokeDash": dashes}},
+        {"mark": dots, "encoding": place | {"tooltip": told}},
+    ]
+    for mark in marks:
+        axis = "x" if "x" in mark else "y"
+        here: Spec = {axis: {"datum": mark[axis], "type": "quantitative"}}
+        beside: Spec = {"type": "text", "text": mark.get("text", ""), "align": "left", "dx": 4, "dy": -6}
+        layers += [
+            {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": here},
+            {"data": {"values": [{}]}, "mark": beside, "encoding": {"x": {"value": 0}, "y": {"value": 10}} | here},
+        ]
+    return _chart(title, values, layers, height, caption)
+
+
+def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x: str, caption: str = "") -> Chart:
+    """A line of text for each configuration, and below it its interval, its mean and a dot for every seed.
+
+    Args:
+        rows: Rows of kind `mean`, with value, text and, where there is an interval, low and high; and of kind `seed`,
+            with value. All have a label, and may have a text `told`.
+        methods: The method of each configuration, by its label, in the order of the rows.
+        title: The title of the chart.
+        x: The title of the axis.
+        caption: A sentence for readers of a page.
+    """
+    colour, _ = styled(methods)
+    colour = colour | {"legend": None}
+    y = {"field": "label", "type": "nominal", "sort": list(methods), "axis": None, "scale": {"paddingOuter": 0.3}}
+    across = {"field": "value", "type": "quantitative", "title": x, "axis": {"format": "+,~f"}}
+    told = _told(("label", "configuration"), ("told", "difference"))
+    mean, seed, bounds = (
+        {"filter": test} for test in ("datum.kind == 'mean'", "datum.kind == 'seed'", "isValid(datum.low)")
+    )
+    zero: Spec = {"type": "tick", "orient": "vertical", "size": 22, "thickness": 1.5, "color": "#9aa1ab", "yOffset": 7}
+    name: Spec = {"type": "text", "align": "left", "fontWeight": 600, "limit": 260, "yOffset": -13}
+    number: Spec = {"type": "text", "align": "right", "yOffset": -13}
+    ring: Spec = {"type": "point", "fill": "white", "size": 38, "strokeWidth": 1.5, "opacity": 1, "yOffset": 7}
+    diamond: Spec = {"type": "point", "shape": "diamond", "filled": True, "size": 150, "opacity": 1, "yOffset": 7}
+    ends: Spec = {"x": across | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
+    layers: list[Spec] = [
+        {"transform": [mean], "mark": zero, "encoding": {"x": {"datum": 0, "type": "quantitative"}, "y": y}},
+        {"transform": [mean], "mark": name, "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "label"}}},
+        {"transform": [mean], "mark": number, "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "text"}}},
+        {"transform": [bounds], "mark": {"type": "rule", "strokeWidth": 2.5, "yOffset": 7}, "encoding": ends},
+        {"transform": [seed], "mark": ring, "encoding": {"x": across, "y": y, "color": colour, "tooltip": told}},
+        {"transform": [bounds], "mark": diamond, "encoding": {"x": across, "y": y, "color": colour, "tooltip": told}},
+    ]
+    return _chart(title, [dict(row) for row in rows], layers, {"step": 46}, caption)
+
+
+def plane(rows: Iterable[Row], *, title: str, x: str, y: str, value: str, log: bool = False) -> Chart:
+    """A heat map of points with x, y and value on a grid; a value that is None or not finite is left blank."""
+    values = [dict(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
+    heights = [row["value"] for row in values]
+    scale: Spec = {"scheme": "viridis"} | ({"type": "log"} if log and min(heights, default=0) > 0 else {})
+    colour = {"field": "value", "type": "quantitative", "title": value, "scale": scale}
+    axis = {"format": ".2~g", "labelOverlap": True}
+    across: Spec = {"field": "x", "type": "ordinal", "title": x, "axis": axis | {"labelAngle": 0}}
+    up: Spec = {"field": "y", "type": "ordinal", "title": y, "axis": axis, "sort": "descending"}
+    told = _told(("x", x), ("y", y), ("value", value))
+    place: Spec = {"x": across, "y": up, "color": colour, "tooltip": told}
+    return _chart(title, values, [{"mark": "rect", "encoding": place}], HEIGHT, "")
+
+
+def _chart(title: str, values: list[dict[str, Any]], layers: list[Spec], height: int | Spec, caption: str) -> Chart:
+    legends = {"resolve": {"legend": {"color": "independent", "strokeDash": "independent"}}}
+    return Chart(title, {"height": height, "data": {"values": values}, "layer": layers, **legends}, caption)
+
+
+def _over_seeds(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Points of the mean over seeds with its ends, where a configuration has enough seeds; else those of each seed."""
+    finite = [dict(row) for row in rows if row["y"] is not None and math.isfinite(row["y"])]
+    seeds: dict[str, set[Any]] = {}
+    places: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for row in finite:
+        seeds.setdefault(row["label"], set()).add(row["seed"])
+        places.setdefault((row["label"], row.get("step", row["x"])), []).append(row)
+    found = []
+    for (label, _), some in places.items():
+        if len(seeds[label]) < FEW:
+            each = [{"line": f"{label} {row['seed']}", "told": f"{row['y']:.4g} (seed {row['seed']})"} for row in some]
+            found += [row | more for row, more in zip(some, each, strict=True)]
+            continue
+        heights = [row["y"] for row in some]
+        mean, low, high = statistics.fmean(heights), min(heights), max(heights)
+        told = f"{mean:.4g} ({low:.4g} to {high:.4g}, {len(some)} seeds)"
+        across = statistics.fmean(row["x"] for row in some)
+        found.append({"label": label, "line": label, "x": across, "y": mean, "low": low, "high": high, "told": told})
+    return found
+
+
+def _axis(field: str, title: str, values: Sequence[float], log: bool) -> Spec:
+    """An axis. A logarithmic one that begins at zero is linear up to the smallest other value."""
+    positive = [value for value in values if value > 0]
+    scale: Spec = {"zero": False, "nice": False}
+    axis: Spec = {}
+    if log and positive and max(positive) > 2 * min(positive):
+        zero = min(values) <= 0
+        scale |= {"type": "symlog", "constant": min(positive)} if zero else {"type": "log"}
+        low, high = (math.floor(math.log10(end)) for end in (min(positive), max(positive)))
+        steps = (1, 2, 5) if high - low < 2 else (1,)
+        ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+        ticks = [0.0] * zero + [tick for tick in ticks if min(positive) <= tick <= max(positive)]
+        axis = {"values": ticks, "format": "~g"} if len(ticks) > 1 else {"format": ".3~g"}
+    return {"field": field, "type": "quantitative", "title": title or None, "scale": scale, "axis": axis}
+
+
+def _told(*fields: tuple[str, str]) -> list[Spec]:
+    return [{"field": field, "title": title} for field, title in fields]

@@ -1,0 +1,553 @@
+"""Tasks of the user's own: a Python file with functions for the model, the loss, the data and the metric."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import math
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt, create_model
+from torch import Generator, Tensor, nn
+from torch.utils.data import IterableDataset, default_collate
+
+from gasam.analysis.objective import Objective
+from gasam.family.sam_on import normalisation
+from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
+from gasam.lab.data.inputs import InputFile
+from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded, example_count, on_tensors, tensors
+from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, drawn
+from gasam.lab.records import TaskFile
+from gasam.lab.tasks.task import Task
+
+SIZE = "own"
+"""The name of the only size of such a task."""
+TASK_COPY = "task.py"
+"""The name of the copy of a task file in the folder of a run."""
+DRAWS = 200
+"""The number of bootstrap samples for the standard error of a metric that is not a plain mean."""
+SAMPLED = 256
+"""The number of examples of a dataset that are hashed. Tensors are hashed as a whole."""
+PLAIN = (int, float, str, bool, tuple, type(None))
+"""The types that an argument of `model` may have: those that a record can hold."""
+_GIVEN: dict[str, str] = {}
+_LOADED: dict[tuple[str, str], Task] = {}
+"""The tasks that this process has loaded, by path and hash."""
+_SETTINGS: dict[str, type[OwnSettings]] = {}
+
+
+def is_file(reference: str) -> bool:
+    return reference.endswith(".py")
+
+
+def absolute(reference: str) -> Path:
+    return Path(reference).expanduser().resolve()
+
+
+def give_text(reference: str, text: str) -> None:
+    """Give this process the text of a task file. The node of a cluster needs it, because it does not have the file."""
+    _GIVEN[reference] = text
+
+
+def load_task(reference: str) -> Task:
+    """Load the task that a Python file defines. The file is run once for each version of its text."""
+    if reference in _GIVEN:
+        return _loaded(Path(reference), _GIVEN[reference])
+    path = absolute(reference)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
+    return _loaded(path, text)
+
+
+def planned_task(reference: str, code: str) -> Task:
+    """The task of a file in the version with this hash; raise if the file has changed since.
+
+    A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
+    """
+    if (reference, code) not in _LOADED and load_task(reference).sizes[SIZE].recorded()["code"] != code:
+        raise InputError(f"{reference} has changed since this command was started: run the command again")
+    return _LOADED[reference, code]
+
+
+def code_of(path: Path) -> str | None:
+    """The hash of a task file, as in the settings of its runs; None if it cannot be read."""
+    try:
+        return _hashed(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def described(task: Task, reference: str) -> TaskFile | None:
+    """What the record of a run holds about the task's file; None for a built-in task."""
+    if not is_file(reference):
+        return None
+    metric = task.family.metric
+    return TaskFile(
+        path=reference if reference in _GIVEN else str(absolute(reference)),
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        unit=metric.unit,
+        decimals=metric.decimals,
+        settings=task.sizes[SIZE].recorded(),
+    )
+
+
+def recorded_task(name: str, file: TaskFile) -> Task:
+    """The task of a record, for reports, which do not need the file. It cannot be trained."""
+    names = OwnSettings.model_fields
+    arguments = {key: value for key, value in file.settings.items() if key not in names}
+    settings = settings_with(arguments)(**{key: value for key, value in file.settings.items() if key in names})
+    metric = Metric(file.metric, file.higher_is_better, file.unit, file.decimals)
+    return _task(name, settings, {"metric": metric})
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions of a task file. See docs/experiments.md for what each of them gets and returns."""
+
+    model: Callable[..., nn.Module]
+    loss: Callable[[nn.Module, Any], Any]
+    data: Callable[[], Sequence[Any]]
+    metric: Callable[[nn.Module, Any], Tensor]
+    summary: Callable[[Tensor], float] | None = None
+    losses: Callable[[nn.Module, Any], Tensor] | None = None
+    optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    predict: Callable[[nn.Module, Sequence[Any]], Sequence[Any]] | None = None
+
+
+@cache
+def _loaded(path: Path, text: str) -> Task:
+    module = _run(path, text)
+    functions = _functions(path, module)
+    about = {"metric": _metric(path, module), "functions": functions, "text": text}
+    settings = _settings(path, module, text)
+
+    def read() -> OwnCorpus:
+        given = functions.data()
+        if not isinstance(given, tuple | list) or len(given) != len(SPLITS):
+            raise InputError(f"{path.name}: data() must return three sets of examples: train, valid and test")
+        train, valid, test = (Examples(part, split) for part, split in zip(given, SPLITS, strict=True))
+        return OwnCorpus(train, valid, test)  # type: ignore[arg-type]
+
+    task = _task(path.stem, settings, about, read)
+    _LOADED[str(path), settings.code] = task
+    return task
+
+
+def _without_data() -> Corpus:
+    raise AssertionError("the task of a record has no data")
+
+
+def _task(name: str, settings: OwnSettings, about: dict[str, Any], read: Callable[[], Corpus] = _without_data) -> Task:
+    return Task(
+        name=name,
+        about="your own model",
+        kind="file",
+        family=type("OwnModel", (OwnModel,), about),
+        source=lambda origin: Source(name, read),
+        sizes={SIZE: settings},
+    )
+
+
+def _run(path: Path, text: str) -> ModuleType:
+    """Run the file as a module. Its folder is on the path of imports, as for a script."""
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = f"gasam_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "its name ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes of the file can then be pickled
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except Exception as error:
+        raise InputError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {error}") from None
+    return module
+
+
+def _line(path: Path, error: Exception) -> str:
+    """The line of the file at which an error arose."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _functions(path: Path, module: ModuleType) -> Functions:
+    found = {field.name: getattr(module, field.name, None) for field in fields(Functions)}
+    missing = [name for name in ("model", "loss", "data", "metric") if found[name] is None]
+    if missing:
+        raise InputError(
+            f"{path.name} must define model(), loss(model, batch), data() and metric(model, batch): "
+            f"it lacks {', '.join(missing)}"
+        )
+    for name, value in found.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{path.name}: {name} must be a function, got {value!r}")
+    return Functions(**found)  # type: ignore[arg-type]
+
+
+def _metric(path: Path, module: ModuleType) -> Metric:
+    direction = getattr(module, "higher_is_better", None)
+    if not isinstance(direction, bool):
+        raise InputError(f"{path.name} must define higher_is_better, True or False, for its metric")
+    name, unit = getattr(module, "metric_name", "metric"), getattr(module, "metric_unit", "")
+    if not isinstance(name, str) or not isinstance(unit, str):
+        raise InputError(f"{path.name}: metric_name and metric_unit must be text, got {name!r} and {unit!r}")
+    decimals = getattr(module, "metric_decimals", 2)
+    if type(decimals) is not int or not 0 <= decimals <= 12:
+        raise InputError(f"{path.name}: metric_decimals must be a whole number from 0 to 12, got {decimals!r}")
+    return Metric(name, direction, unit, decimals)
+
+
+def _settings(path: Path, module: ModuleType, text: str) -> OwnSettings:
+    """The settings that the file names, and the arguments of `model` with their default values."""
+    arguments = {name: _default(path, each) for name, each in inspect.signature(module.model).parameters.items()}
+    given = getattr(module, "settings", {})
+    if not isinstance(given, Mapping):
+        raise InputError(f"{path.name}: settings must be a dictionary such as {{'epochs': 10}}, got {given!r}")
+    try:
+        return settings_with(arguments)(code=_hashed(text)).changed(**given)
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
+
+
+def _default(path: Path, argument: inspect.Parameter) -> Any:
+    name, value = argument.name, argument.default
+    if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
+        raise InputError(f"{path.name}: {name!r} is a name of the settings, so rename this argument of model()")
+    if value is inspect.Parameter.empty or not isinstance(value, PLAIN):
+        raise InputError(
+            f"{path.name}: the argument {name!r} of model() must have a default value that is a number, text, "
+            "True, False, None or a tuple of these"
+        )
+    return value
+
+
+class OwnSettings(Recipe):
+    """The settings of a task file. `settings_with` adds the arguments of its `model` function as fields.
+
+    Args:
+        code: A hash of the file, so that a changed file gives other runs.
+    """
+
+    epochs: PositiveInt = 10
+    batch: PositiveInt = 32
+    learning_rate: PositiveFloat = 1e-3
+    code: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `model`."""
+        return {name: value for name, value in self if name not in OwnSettings.model_fields}
+
+    def __reduce__(self) -> tuple[Callable[..., OwnSettings], tuple[Any, ...]]:
+        """Another process has no such class before it makes one."""
+        known = type(self).model_fields
+        return _restored, ({name: known[name].default for name in self.arguments}, dict(self))
+
+
+def settings_with(arguments: Mapping[str, Any]) -> type[OwnSettings]:
+    """The class of settings with these arguments of `model`, which have the types of their default values."""
+    key = repr(arguments)
+    if key not in _SETTINGS:
+        added: dict[str, Any] = {name: _field(value) for name, value in arguments.items()}
+        _SETTINGS[key] = create_model("OwnSettings", __base__=OwnSettings, **added)
+    return _SETTINGS[key]
+
+
+def _field(default: Any) -> tuple[Any, Any]:
+    if isinstance(default, tuple):
+        return tuple[Any, ...], Field(default, strict=False)
+    return Any if default is None else type(default), default
+
+
+def _restored(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> OwnSettings:
+    return settings_with(arguments)(**values)
+
+
+class Examples:
+    """The examples of a split.
+
+    A tuple or a dictionary holds tensors with one row for each example. Anything else is a sequence of examples, such
+    as a list or a `torch.utils.data.Dataset`.
+    """
+
+    def __init__(self, given: Any, split: str, numbers: Sequence[int] | None = None) -> None:
+        self.given, self.split = given, split
+        self.in_tensors = isinstance(given, tuple | Mapping)
+        self.numbers = range(self._length()) if numbers is None else numbers
+        if not self.numbers:
+            raise InputError(f"data() must give at least one example for {split}, got none")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def only(self, numbers: Sequence[int]) -> Examples:
+        """The examples with these numbers."""
+        return Examples(self.given, self.split, [self.numbers[number] for number in numbers])
+
+    def batch(self, chosen: Tensor, collate: Callable[[list[Any]], Any] | None = None) -> Any:
+        """The chosen examples as one batch, which `collate` makes of a list; by default torch's `default_collate`."""
+        numbers = [self.numbers[number] for number in chosen.tolist()]
+        if self.in_tensors:
+            rows = torch.tensor(numbers)
+            return on_tensors(lambda tensor: tensor[rows], self.given)
+        return (collate or default_collate)([self.given[number] for number in numbers])
+
+    def parts(self) -> Iterator[bytes]:
+        """The content as bytes, for the hash: all rows of tensors, and a sample of the examples of a dataset."""
+        yield str(len(self)).encode()
+        if self.in_tensors:
+            yield from _bytes_of(self.batch(torch.arange(len(self))))
+            return
+        for number in self.numbers[:: max(1, len(self) // SAMPLED)]:
+            yield from _bytes_of(self.given[number])
+
+    def _length(self) -> int:
+        if self.in_tensors:
+            lengths = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors(self.given)}
+            if len(lengths) != 1 or -1 in lengths:
+                raise InputError(
+                    f"the tensors that data() gives for {self.split} must have the same number of rows, "
+                    f"got {', '.join(map(str, sorted(lengths))) or 'no tensors'}"
+                )
+            return lengths.pop()
+        if isinstance(self.given, IterableDataset) or not hasattr(self.given, "__getitem__"):
+            raise InputError(
+                f"data() must give a dataset with numbered examples, a list or a tuple of tensors for {self.split}, "
+                f"got {type(self.given).__name__}"
+            )
+        return len(self.given)
+
+
+def _bytes_of(value: Any) -> Iterator[bytes]:
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif hasattr(value, "tobytes"):  # arrays, and the images of PIL
+        yield str(getattr(value, "dtype", type(value).__name__)).encode()
+        yield str(getattr(value, "shape", getattr(value, "size", ""))).encode()
+        yield value.tobytes()
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield str(name).encode()
+            yield from _bytes_of(value[name])
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _bytes_of(part)
+    else:
+        yield value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
+
+
+@dataclass(frozen=True)
+class OwnCorpus(Corpus):
+    """The three splits of a task file, as `Examples`."""
+
+    def digest(self) -> str:
+        """A hash of the examples. Random changes that a dataset makes to them are drawn with a fixed seed."""
+        sha = hashlib.sha256()
+        states = random.getstate(), numpy.random.get_state()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            _seed_others(0)
+            for split in SPLITS:
+                examples: Any = self.split(split)
+                sha.update(f"\1{split}".encode())
+                for part in examples.parts():
+                    sha.update(part)
+                    sha.update(b"\0")
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        return sha.hexdigest()
+
+
+def _seed_others(seed: int) -> None:
+    """Seed the generators that random changes of examples may use beside torch's."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+class OwnModel(Family[OwnSettings]):
+    """The family of one task file. A subclass for each file has its `functions` and its `metric`."""
+
+    functions: ClassVar[Functions]
+    text: ClassVar[str]
+    """The text of the file, which is stored with every trained model."""
+    settings_type = OwnSettings
+    cached = False
+
+    @staticmethod
+    def select(split: Split, examples: Any, settings: Any) -> Any:
+        if split != "train" or settings.rows is None or settings.rows >= len(examples):
+            return examples
+        return examples.only(drawn(settings.rows, len(examples)).tolist())
+
+    @staticmethod
+    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
+        return {}
+
+    @staticmethod
+    def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
+        return examples
+
+    def __init__(self, settings: OwnSettings, data: Encoded) -> None:
+        super().__init__(settings, data)
+        self.worthless = cache(self.worthless)  # type: ignore[method-assign]  # it evaluates a whole split
+
+    def model(self) -> nn.Module:
+        made = self.functions.model(**self.settings.arguments)
+        if not isinstance(made, nn.Module):
+            raise InputError(f"model() must return a torch.nn.Module, got {type(made).__name__}")
+        return made
+
+    @classmethod
+    def has_embeddings(cls) -> bool:
+        return any(isinstance(module, nn.Embedding) for module in cls._layers())
+
+    @classmethod
+    def has_normalisation(cls) -> bool:
+        return any(map(normalisation, cls._layers()))
+
+    @classmethod
+    @cache
+    def _layers(cls) -> list[nn.Module]:
+        """The modules of the model. Tensors on the device "meta" need no memory, but not every model allows it."""
+        with torch.random.fork_rng():
+            try:
+                with torch.device("meta"):
+                    return list(cls.functions.model().modules())
+            except Exception:
+                return list(cls.functions.model().modules())
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        make = self.functions.optimizer
+        return None if make is None else make(model, self.settings.learning_rate)
+
+    def batches(self, order: Generator) -> Sequence[Tensor]:
+        return torch.split(torch.randperm(len(self.data["train"]), generator=order), self.settings.batch)
+
+    def batch(self, chosen: Tensor) -> Any:
+        """Read the examples. The seed of the step also decides random changes that the dataset makes to them."""
+        _seed_others(torch.initial_seed() % 2**32)
+        return self._read("train", chosen)
+
+    def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        found = self.functions.loss(model, batch)
+        loss = getattr(found, "loss", found)  # the models of transformers return an object that holds it
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise InputError(
+                f"loss(model, batch) must return the mean loss, a tensor without dimensions, got {_form(loss)}"
+            )
+        return loss, None
+
+    def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
+        values = self._values(model, split, rows)
+        summary, count = self.functions.summary, len(values)
+        if summary is None:
+            return Score(float(values.mean()), float(values.std()) / math.sqrt(count) if count > 1 else None)
+        generator = Generator().manual_seed(0)
+        draws = [torch.randint(count, (count,), generator=generator) for _ in range(DRAWS if count > 1 else 0)]
+        again = torch.tensor([float(summary(values[some])) for some in draws], dtype=torch.float64)
+        return Score(float(summary(values)), float(again.std()) if draws else None)
+
+    def worthless(self, split: Split, rows: int | None = None) -> float:
+        """The metric of the model before training, with seed 0."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.measure(self.model().eval(), split, rows).value
+
+    def objective(self) -> Objective:
+        """The loss of each example: from `losses`, or else from `loss` on batches of one example."""
+        return Objective(self.functions.losses or self._losses_alone, lambda found, batch: found)
+
+    def _losses_alone(self, model: nn.Module, batch: Any) -> Tensor:
+        def alone(row: int) -> Tensor:
+            return self.loss(model, on_tensors(lambda part: part[row : row + 1], batch), None)[0]
+
+        return torch.stack([alone(row) for row in range(example_count(batch))])
+
+    def examples(self, split: Split, rows: int) -> list[Any]:
+        chosen = drawn(rows, len(self.data[split]))
+        return [self._read(split, some) for some in torch.split(chosen, self.settings.batch)]
+
+    @classmethod
+    def task_text(cls) -> str:
+        return cls.text
+
+    def files(self) -> dict[str, str]:
+        return {TASK_COPY: self.text}
+
+    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
+        return file.values()
+
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+        """What the file's `predict` returns: a dictionary for each input, or a value under the name `prediction`."""
+        if self.functions.predict is None:
+            raise InputError("the task file has no predictions: define predict(model, inputs) in it and train again")
+        size, found = options.batch or self.prediction_batch, list[Any]()
+        for start in range(0, len(inputs), size):
+            found += self._predicted(model, inputs[start : start + size])
+        return [dict(each) if isinstance(each, Mapping) else {"prediction": each} for each in found]
+
+    @torch.no_grad()
+    def _predicted(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
+        assert self.functions.predict is not None
+        try:
+            values = list(self.functions.predict(model, inputs))
+        except Exception as error:  # the file's own code may raise anything, for example for an input of another form
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"predict(model, inputs) of the task file failed ({reason}): check the inputs") from error
+        if len(values) != len(inputs):
+            raise InputError(
+                f"predict(model, inputs) must return {len(inputs)} results, one for each input, got {len(values)}"
+            )
+        return values
+
+    def line(self, prediction: Mapping[str, Any]) -> str:
+        """A text as it is, another value as JSON."""
+        value = prediction["prediction"] if prediction.keys() == {"prediction"} else prediction
+        return value if isinstance(value, str) else super().line(value)
+
+    def _read(self, split: Split, chosen: Tensor) -> Any:
+        examples: Examples = self.data[split]
+        return examples.batch(chosen, self.functions.collate)
+
+    @torch.no_grad()
+    def _values(self, model: nn.Module, split: Split, rows: int | None) -> Tensor:
+        """What `metric` returns for all examples of the split, or for the first `rows`, in double precision."""
+        device = next(model.parameters()).device
+        found = []
+        for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
+            batch = on_tensors(lambda part: part.to(device), self._read(split, chosen))
+            values = self.functions.metric(model, batch)
+            if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
+                wanted = f"a tensor with one value for each of the {len(chosen)} examples"
+                raise InputError(f"metric(model, batch) must return {wanted}, got {_form(values)}")
+            found.append(values.detach().double().cpu())
+        return torch.cat(found)
+
+
+def _form(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
