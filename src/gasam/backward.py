@@ -259,7 +259,7 @@ class SharpBackward:
         if self.perturbation.own_fold is not None and self.could_walk:
             if self.per_worker:
                 raise RuntimeError(
-                    "per_worker can't be used with a method's own fold, because it combines the gradients of the passes "
+                    "per_worker can't be used with a method's fold, because it combines the gradients of the passes "
                     "after they are reduced over the workers: leave per_worker out"
                 )
             if isinstance(self.model, DistributedDataParallel):

@@ -159,7 +159,8 @@ class Fold:
 
     def _note_written(self) -> None:
         if self._has_callers:
-            self._written |= {storage_identity(local(p.grad)) for p in self._parameters if _is_dense(p.grad)}
+            here = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
+            self._written |= {storage_identity(local(gradient)) for gradient in here}
 
     def _clear(self) -> None:
         deque(map(set_gradient, self._parameters, repeat(None)), maxlen=0)
@@ -275,10 +276,6 @@ def _in_wide_type(gradient: Tensor | None, parameter: Tensor) -> Tensor:
             "without a method, such as sam(0.05)"
         )
     return gradient.to(wide(gradient.dtype))
-
-
-def _is_dense(gradient: Tensor | None) -> bool:
-    return gradient is not None and not gradient.is_sparse
 
 
 def _added(total: Tensor | None, gradient: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class Groups:
 
     def _cut(self, known: dict[object, Packed]) -> list[Piece]:
         """Make the pieces: those with several rows first, because sums are joined in this order."""
-        together: dict[object, list[int]] = {}
+        together: dict[Any, list[int]] = {}
         found = list[tuple[int, list[Piece], Cut]]()
         for i, operand in enumerate(self.operands):
             source = operand.source
@@ -131,11 +131,11 @@ class Groups:
             else:
                 pieces, cut = _pieces_of(operand, i, columns)
                 found.append((i, pieces, cut))
-        for kind, members in together.items():
+        for pack, members in together.items():
             sources = [self.operands[i].source for i in members]
             places = [(storage_identity(s), s.storage_offset(), s.shape, s.stride()) for s in sources]
-            key = kind, *places
-            packed = known.get(key) or Packed(sources, members, kind[0])  # type: ignore[index]
+            key = pack, *places
+            packed = known.get(key) or Packed(sources, members, pack[0])
             packed.members, self.packed[key] = members, packed
             for i, target in zip(members, packed.targets, strict=True):
                 self.operands[i].target = target
@@ -207,15 +207,15 @@ class Groups:
         groups, kinds = len(self.sizes), len(self._shardings)
         total = self.sizes.new_zeros(len(columns), kinds * groups)
         if columns:
-            rows = [self._joined(column) for column in columns]
+            rows = [self._joined(list(column)) for column in columns]
             total.index_add_(1, self._place_of_row, torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0))
         total = total + doubt
         if self._plain:
             return total
-        parts = zip(total.split(groups, dim=1), self._shardings, strict=True)
+        parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
         return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)
 
-    def _joined(self, column: Sequence[Tensor]) -> Tensor:
+    def _joined(self, column: list[Tensor]) -> Tensor:
         """The numbers of all rows as one vector."""
         if not self._one_device:
             column = [each.to(self.sizes) for each in column]
@@ -284,8 +284,8 @@ def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list
     if operand.rows is not None:
         shape = source.shape if columns else (source.numel(),)
         whole = None if columns else operand.memory
-        piece = TouchedRows(source.reshape(shape), target.view(shape), whole, member)
-        return [piece], lambda vector: [vector.reshape(shape)]
+        touched = TouchedRows(source.reshape(shape), target.view(shape), whole, member)
+        return [touched], lambda vector: [vector.reshape(shape)]
     in_rows = columns is not None
     outermost = not in_rows or source.stride(0) == max(source.stride())
     if operand.shares or not dense(source) or not outermost:
@@ -299,11 +299,12 @@ def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list
     return pieces, cut
 
 
-def _cut(tensor: Tensor, like: Tensor, columns: int | None, largest: int) -> Sequence[Tensor]:
-    flat = in_memory_order(tensor, like)
+def _cut(tensor: Any, like: Tensor, columns: int | None, largest: int) -> Sequence[Tensor]:
+    flat: Any = in_memory_order(tensor, like)
     if columns is None:
         return flat.split(largest) if len(flat) > largest else (flat,)
     rows = flat.view(-1, columns)
     if columns <= largest:
-        return rows.split(largest // columns)
-    return [part for row in rows for part in row.split(largest)]
+        return rows.split(largest // columns)  # type: ignore[no-any-return]
+    parts: list[Tensor] = [part for row in rows for part in row.split(largest)]
+    return parts

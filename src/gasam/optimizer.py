@@ -47,8 +47,8 @@ class SharpnessAware(Optimizer):
 
     The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, so the
     closure need not do it. Parameter groups and state are those of the base. With a schedule, the state dict has the
-    additional key "walk_schedule", and "walk_method" if the method keeps tensors. `sharp` is the SharpBackward that runs
-    the walk.
+    additional key "walk_schedule", and "walk_method" if the method keeps tensors. `sharp` is the SharpBackward that
+    runs the walk.
 
     Args:
         base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk,

@@ -182,7 +182,7 @@ class Packed(Piece):
             at += count
         return views
 
-    def read(self, tensors: Sequence[Tensor], name: str) -> Tensor:
+    def read(self, tensors: list[Tensor], name: str) -> Tensor:
         """The tensors as a matrix with zeros in its padding. It is kept under this name until the next call."""
         if name not in self._read:
             self._read[name] = self._views(self.buffer(name))

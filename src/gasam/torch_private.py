@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# Descriptors, because a loop in C over a thousand parameters takes a third of the time. In torch's stubs they are tensors.
+# Descriptors, because a loop in C over a thousand parameters takes a third of the time. torch's stubs say tensors.
 _tensor: Any = Tensor
 get_gradient, set_gradient, set_data = _tensor.grad.__get__, _tensor.grad.__set__, _tensor.data.__set__
 

@@ -26,8 +26,8 @@ MEANING = {
     AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
 }
 UNSEEN = (
-    "without effect: the weights moved, and the loss did not change by one bit: if the model reads its weights by another "
-    "name, such as a view of a flat buffer, give in_place=True"
+    "without effect: the weights moved, and the loss did not change by one bit: if the model reads its weights by "
+    "another name, such as a view of a flat buffer, give in_place=True"
 )
 SAMPLED = 20
 """The first walks are measured in full, and then one in as many. A warning judges as many measured walks together."""
@@ -77,7 +77,7 @@ class Measured:
 
 @dataclass
 class Compared:
-    """Of the last offset: |fl(w + a) - w|^2 and its product with a. Of the clean and the last gradient: see `Detail`."""
+    """Of the last offset: |fl(w + a) - w|^2, and its product with a. Of the gradients: see `Detail`."""
 
     realised: Tensor
     with_offset: Tensor
@@ -288,7 +288,7 @@ class Trace:
         return UNSEEN if bool(self.losses[-1] == self.losses[0]) else MEANING[code]
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers of the last measured walk for loggers, with its step. Reading them synchronises with the device.
+        """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
 
         `loss` and `sharpness` are in units of the loss function; `rise` and `predicted_rise` are in units of the mean
         loss. A plain pass has its own numbers. What is not known is NaN.

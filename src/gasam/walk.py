@@ -1,11 +1,11 @@
-"""`walk`, the K ascent steps of Algorithm 1 from the weights w to w + a_1, .., w + a_K; `climb` runs it for analyses."""
+"""`walk`, the K ascent steps of Algorithm 1 from the weights w to w + a_1, .., w + a_K; `climb`, for analyses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,8 @@ class _Direction(NamedTuple):
     """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
 
     `squares` holds |u_i|^2 and `slopes` holds c_i . u_i for each group. Here c is what the walk climbs: the gradient g,
-    or what a method's `direction` returns. `rises` holds g_i . u_i. If each weight has its own T, all three have T_i u_i
-    in place of u_i. Slopes and rises are None if nobody reads them.
+    or what a method's `direction` returns. `rises` holds g_i . u_i. If each weight has its own T, all three have
+    T_i u_i in place of u_i. Slopes and rises are None if nobody reads them.
     """
 
     factor: Tensor
@@ -89,8 +89,8 @@ class _Direction(NamedTuple):
 class _Ascent:
     """The state of a walk, in the coordinates y = T^-1 a / epsilon, where the ball has radius one.
 
-    T is computed from the clean gradient. If groups of weights share a T, it is one number per group. If each weight has
-    its own T, it is computed again when it is needed, or kept if the walk outlives the gradient.
+    T is computed from the clean gradient. If groups of weights share a T, it is one number per group. If each weight
+    has its own T, it is computed again when it is needed, or kept if the walk outlives the gradient.
     """
 
     @torch.no_grad()
@@ -111,6 +111,10 @@ class _Ascent:
         self.measured, self.detailed = measured, detailed
         self.walked = Walked([clean.loss], strength=strength, loss_scale=clean.loss_scale)
         self._one = self.groups.sizes.new_ones(())
+        self._doubt: Tensor = self._one * 0  # NaN or infinite as soon as something is not finite
+        self._square_sums: Tensor | None
+        self._sign_sums: Tensor | None
+        self._size_sums: Tensor | None
         self._largest = self._one  # magnitude of T u, for p other than 2 and inf
         self._looks = self._one.device.type in LOOKS and type(self._one) is Tensor  # a fake tensor has no values
         self._slopes: list[tuple[float | Tensor, list[Tensor]]] = []  # (factor, g . y of each piece)
@@ -153,11 +157,12 @@ class _Ascent:
             found.append(sums)
         doubt = (clean.loss - clean.loss).to(self._one)
         sums_of_groups = iter(self.groups.sums(found, doubt) if found else self._nothing(doubt))
-        self._clean_squares = self._square_sums = next(sums_of_groups)
+        self._clean_squares: Tensor = next(sums_of_groups)
+        self._square_sums = self._clean_squares
         self._sign_sums = next(sums_of_groups) if by_sign else None
         self._size_sums = next(sums_of_groups) if by_sign and self._measures_rise else None
-        self._weight_squares = next(sums_of_groups) if with_weights else None
-        self._doubt = self._square_sums.sum() + doubt
+        self._weight_squares: Tensor | None = next(sums_of_groups) if with_weights else None
+        self._doubt = self._clean_squares.sum() + doubt
 
     def _nothing(self, doubt: Tensor) -> Tensor:
         """The sums of no weights at all."""
@@ -202,9 +207,10 @@ class _Ascent:
         doubt = (seen.loss - seen.loss).to(self._one)
         by_sign = self.p == math.inf and not self.by_element
         found = [[squares(gradient)] for _, gradient in self.groups.each(self._parts)]
-        self._square_sums = self.groups.sums(found, doubt)[0] if found else self._nothing(doubt)[0]
-        self._sign_sums = self._size_sums = self._square_sums if by_sign else None
-        self._doubt = self._doubt + self._square_sums.sum()
+        of_squares = self.groups.sums(found, doubt)[0] if found else self._nothing(doubt)[0]
+        self._square_sums = of_squares
+        self._sign_sums = self._size_sums = of_squares if by_sign else None
+        self._doubt = self._doubt + of_squares.sum()
         self._direction = self._find_direction()
 
     @torch.no_grad()
@@ -218,7 +224,7 @@ class _Ascent:
         direction = self._direction
         factor = self._epsilon * self._shortened(direction.factor * min(1.0, stride), direction.squares)
         if self.measured:
-            rises = direction.slopes if direction.rises is None else direction.rises
+            rises: Any = direction.slopes if direction.rises is None else direction.rises
             self._rise = (self._with_group_scale(factor) * rises).sum() / self._gradient_scale
         self._displace(self._directions(), factor)
 
@@ -247,10 +253,11 @@ class _Ascent:
 
     def _radius(self, strength: float) -> Tensor:
         """epsilon; with a budget, budget / |T g_0|_q for the gradient g_0 of the mean loss, and 0 if that norm is 0."""
-        direction, size = self._direction, self.plan.size * strength
+        direction: Any = self._direction
+        size = self.plan.size * strength
         if self.plan.budget is None:
             return self._one * size
-        slope = (direction.slopes * self._with_group_scale(direction.factor)).sum() / self._gradient_scale
+        slope: Tensor = (direction.slopes * self._with_group_scale(direction.factor)).sum() / self._gradient_scale
         return size * inverse(slope)
 
     def _find_direction(self) -> _Direction:
@@ -434,7 +441,8 @@ class _Ascent:
 
     def _all_weight_squares(self) -> Tensor:
         assert self._weight_squares is not None
-        return self._weight_squares.sum() + self.groups.untouched_squares()
+        total: Tensor = self._weight_squares.sum() + self.groups.untouched_squares()
+        return total
 
     def _report(self, seen: Pass | None) -> Measured:
         """What only the report of a measured walk needs."""
@@ -518,8 +526,8 @@ def climb(
 
     Args:
         variables: A model, parameters, named parameters or parameter groups, as for SharpBackward.
-        evaluate: Called with k and a function that returns the offset a_k, rounded to the weights' type. It computes the
-            loss at the present weights and leaves its gradient in their `.grad`. If it returns None, the walk ends.
+        evaluate: Called with k and a function that returns the offset a_k, rounded to the weights' type. It computes
+            the loss at the present weights and leaves its gradient in their `.grad`. If it returns None, the walk ends.
         perturbation: The ball, the scale and the number of steps.
         start: Draws a random first point, for example `uniform_start(norm)`. It is visited after a_0, and K ascent
             steps follow, so there are K+2 visits. None means that the first step starts at the weights.

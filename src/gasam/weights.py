@@ -1,4 +1,4 @@
-"""`Weights`: where the weights are, where w + a is written, and the exchange of the two; `displaced` holds an offset."""
+"""`Weights`: where the weights are, where w + a is written, and the exchange of the two; `displaced`."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Weights:
                 operand = Operand(tensor, name, strength, memory, together[id(tensor)], memory)
             else:
                 alone = memory.numel() > limits(memory).small or not dense(memory) or not memory.numel()
-                twin = self._twin(tensor, memory) if alone else None
-                operand = Operand(tensor, name, strength, memory, twin, memory)
+                target = self._twin(tensor, memory) if alone else None
+                operand = Operand(tensor, name, strength, memory, target, memory)
             operands.append(operand)
         by_storage: dict[int, list[Operand]] = {}
         for operand in operands:
@@ -138,7 +138,7 @@ class Weights:
         plain = [o for o in operands if not is_sharded(o.parameter)]
         self._plain = [o.parameter for o in plain]
         self._own = [o.memory for o in plain]
-        self._away = [o.memory if o.rows is not None or o.target is o.memory else o.target for o in plain]
+        self._away: list[Any] = [o.memory if o.rows is not None or o.target is o.memory else o.target for o in plain]
         in_place = [o for o in operands if o.target is o.memory]
         self._in_place, self._copies = [o.memory for o in in_place], [o.source for o in in_place]
         self._touched = [o for o in operands if o.rows is not None]
@@ -152,7 +152,7 @@ class Weights:
             if dense(memory):
                 known = torch.empty_strided(memory.shape, memory.stride(), dtype=memory.dtype, device=memory.device)
             else:
-                known = _view_of(memory.untyped_storage().clone(), memory)
+                known = _view_of(_clone_of_storage(memory), memory)
             self._twins[id(tensor)] = known
         return known
 
@@ -165,7 +165,7 @@ class Weights:
         for tensor, memory, storage in zip(present, memories, storages, strict=True):
             if counts[storage] > 1 and memory.numel() and not tensor.grad.is_sparse:  # type: ignore[union-attr]
                 if storage not in clones:
-                    clones[storage] = memory.untyped_storage().clone()
+                    clones[storage] = _clone_of_storage(memory)
                 twins[id(tensor)] = _view_of(clones[storage], memory)
         return twins
 
@@ -278,10 +278,14 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start * size, (start + length) * size
 
 
+def _clone_of_storage(tensor: Any) -> Any:
+    return tensor.untyped_storage().clone()
+
+
 def _view_of(storage: Any, like: Tensor) -> Tensor:
     """A view of a storage with the place, shape and strides that a tensor has in its own."""
     empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())  # type: ignore[call-overload,no-any-return]
+    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
 
 
 def _touched_rows(parameter: Tensor) -> Tensor | None:

@@ -259,9 +259,6 @@ def test_parameters_that_share_their_storage_come_home(steps, rows):
     assert same_bits([words.weight], [before])
 
 
-
-
-
 @pytest.mark.parametrize("rows", [3, 40_000])
 def test_offsets_of_parameters_that_share_their_storage_add_up(rows):
     words, out = nn.Embedding(rows, 4, dtype=torch.float64), nn.Linear(4, rows, bias=False, dtype=torch.float64)

@@ -115,7 +115,6 @@ def attack(
         return seen
 
     starts = [None, *[random_start(perturbation.norm, seed)] * restarts]
-    walks: list[tuple[float, ...]] = []
     highest, worst = -math.inf, list[Tensor]()
 
     def keep_worst(loss: float, offset: Callable[[], list[Tensor]]) -> None:
@@ -125,8 +124,7 @@ def attack(
 
     with examined(model, batches) as named:
         weights = weights_of(read(named.items()), perturbation)
-        for start in starts:
-            walks.append(tuple(losses_of(weights, evaluate, perturbation, start, keep_worst)))
+        walks = [tuple(losses_of(weights, evaluate, perturbation, start, keep_worst)) for start in starts]
     return Attack(perturbation, walks[0][0], highest, dict(zip(named, worst, strict=True)), tuple(walks))
 
 

@@ -1,13 +1,13 @@
 """The sharpness-aware family: `Method`, what a published method changes in a step; one file for each method.
 
-Vectors are lists with one tensor for each parameter. Write formulas with `dot`, `norm`, `add` and `scaled`, which include
-the shards of all processes and never synchronise with the host. Files of methods are found by folder.
+Vectors are lists with one tensor for each parameter. Write formulas with `dot`, `norm`, `add` and `scaled`, which
+include the shards of all processes and never synchronise with the host. Files of methods are found by folder.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -127,7 +127,7 @@ class Kept:
         return {name: [known.get(parameter) for parameter in parameters] for name, known in self._kept.items()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
         loaded: dict[str, dict[Tensor, Tensor]] = {}
         for name, tensors in state.items():
             if len(tensors) != len(parameters):
@@ -183,8 +183,8 @@ def check_dense(parameters: Sequence[Tensor]) -> Tensors:
     """The gradients of the parameters, in float32 or wider. Raises if one is sparse."""
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
         raise TypeError(
-            "a method with its own direction or fold can't combine the sparse gradient of an embedding: use sparse=False, "
-            "or a walk without a method, such as sam(0.05)"
+            "a method with its own direction or fold can't combine the sparse gradient of an embedding: use "
+            "sparse=False, or a walk without a method, such as sam(0.05)"
         )
     return [torch.zeros_like(p) if p.grad is None else p.grad.to(wide(p.grad.dtype)) for p in parameters]
 
@@ -198,7 +198,7 @@ def check_result(found: object, parameters: Sequence[Tensor], who: str) -> None:
         )
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
+def _product(x: Any, y: Any) -> Tensor:
     kind = torch.float32 if x.device.type == "mps" else torch.float64
     parts = zip(x.reshape(-1).split(1 << 18), y.reshape(-1).to(x.dtype).split(1 << 18), strict=True)
     return torch.stack([torch.dot(one, other) for one, other in parts]).to(kind).sum()

@@ -41,8 +41,8 @@ def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4,
     Args:
         epsilon: As in `Perturbation`.
         norm: As in `Perturbation`.
-        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The paper
-            searches from 0.01 to 0.4.
+        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The
+            paper searches from 0.01 to 0.4.
         **size: `budget` and `cap`, as in `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), method=GSAM(alpha))
