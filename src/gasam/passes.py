@@ -172,7 +172,7 @@ def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
         hook.remove()
     if not factors:
         raise RuntimeError("backward did not differentiate the loss that it received: call .backward() on this loss")
-    return factors[0] if len(factors) == 1 else torch.stack(factors).sum()
+    return factors[0].reshape(()) if len(factors) == 1 else torch.stack(factors).sum()
 
 
 def explain(error: RuntimeError) -> None:
