@@ -99,7 +99,7 @@ def finding_of(
     return Finding(*names, first, tuple(tries), repeats=repeats)
 
 
-def tuned_and_untuned(size="small@3"):
+def tuned_and_untuned(size="small"):
     """Records of imdb, seeds 1 to 3: GA-SAM with the recommended and with a tuned walk, SAM tuned, ASAM not tuned."""
     tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
     return [

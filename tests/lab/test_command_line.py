@@ -31,7 +31,7 @@ def test_tasks_are_listed(command):
     found = json.loads(command("tasks", "--json").out)
     assert found.keys() == TASKS.keys()
     assert found["imdb"].keys() == {"about", "data", "metric", "sizes"}
-    assert set(found["imdb"]["sizes"]) == {"paper", "small@1", "small@2", "small@3", "tiny"}
+    assert set(found["imdb"]["sizes"]) == {"paper", "small", "tiny"}
     assert found["imdb"]["sizes"]["paper"]["vocabulary"] == 30_000
     shown = command("tasks")
     assert shown.code == 0

@@ -181,10 +181,10 @@ def test_methods_that_move_embeddings_are_tuned_by_epsilon():
 
 
 def test_the_recommended_walk_is_tried_first_and_can_be_chosen():
-    question = Question("imdb", "ga-sam", "small@2")
+    question = Question("imdb", "ga-sam", "small")
     [walk] = question.always()
     assert question.plan(walk).choice == replace(
-        make("imdb", "ga-sam", "small@2", 0).choice, epsilon_source=EpsilonSource(kind="given")
+        make("imdb", "ga-sam", "small", 0).choice, epsilon_source=EpsilonSource(kind="given")
     )
     outcomes = dict.fromkeys(FullGrid((math.inf,), -2, -1).propose({}), 0.0) | {walk: 0.05}
     strategy = TwoStages((math.inf,), -2, -1, 0.02, 0.0, question.always())
@@ -192,8 +192,8 @@ def test_the_recommended_walk_is_tried_first_and_can_be_chosen():
     assert tried[0] == walk
     assert best_of({each: outcomes[each] for each in tried}) == walk
     assert all(each.cap is None for each in tried[1:])
-    assert Question("imdb", "sam", "small@2", norms=(2.0,)).always()[0].norm == 2.0
-    assert Question("imdb", "ga-sam", "small@2", norms=(2.0,)).always() == ()
+    assert Question("imdb", "sam", "small", norms=(2.0,)).always()[0].norm == 2.0
+    assert Question("imdb", "ga-sam", "small", norms=(2.0,)).always() == ()
 
 
 def test_the_conclusion_names_searches_that_show_nothing():
@@ -205,7 +205,7 @@ def test_the_conclusion_names_searches_that_show_nothing():
 
 
 @pytest.mark.parametrize("quantity", ["budget", "epsilon"])
-@pytest.mark.parametrize(("task", "size"), [("imdb", "small"), ("imdb", "small@2"), ("numerals", "small@2")])
+@pytest.mark.parametrize(("task", "size"), [("imdb", "small"), ("imdb", "paper"), ("numerals", "small")])
 def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size):
     question = Question(task, "ga-sam", size, quantity=quantity)
     candidate = Candidate(math.inf, -2, 5)
@@ -224,18 +224,18 @@ def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size)
 
 
 def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
-    data = make("imdb", "baseline", "small@2").data().hash
+    data = make("imdb", "baseline", "small").data().hash
     for name, quantity, cap, valid in (
         ("a", "epsilon", None, 90.0),
         ("b", "budget", 0.1, 82.0),
         ("c", "budget", 0.03, 83.0),
     ):
         walk = {} if cap is None else {"cap": cap, "walk_progress": 0.2}
-        found = finding_of("imdb", "ga-sam", [response(valid, exponent=-2)], size="small@2")
+        found = finding_of("imdb", "ga-sam", [response(valid, exponent=-2)], size="small")
         write_json(
             tmp_path / "tuning" / f"{name}.json", replace(found, quantity=quantity, walk=walk, data=data).as_json()
         )
-    choice = with_tuned_walk(make("imdb", "ga-sam", "small@2"), tmp_path).choice
+    choice = with_tuned_walk(make("imdb", "ga-sam", "small"), tmp_path).choice
     assert (choice.budget, choice.cap) == (0.01, 0.03)
 
 
@@ -259,6 +259,6 @@ def test_what_cannot_be_searched_is_said_before_anything_is_run(command, tmp_pat
 
 def test_the_recommended_walk_is_tried_once_under_its_own_cap():
     cap = recommended()[0].cap
-    assert Question("imdb", "ga-sam", "small@2", cap=cap).always() == (Candidate(math.inf, -1),)
+    assert Question("imdb", "ga-sam", "small", cap=cap).always() == (Candidate(math.inf, -1),)
     strategy = TwoStages((math.inf,), -1, -1, 0.02, 0.0, (Candidate(math.inf, -1),))
     assert strategy.propose({}).count(Candidate(math.inf, -1)) == 1

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from gasam.lab import load, records, tasks
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.data.corpus import SPLITS
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.report.comparison import comparison

@@ -322,7 +322,7 @@ def test_ranges_of_the_user_replace_those_of_the_task():
     [
         ("--method baseline --quantity joint", "baseline has no budget to search with the settings"),
         ("--method baseline --space dropout=0.1..2", "dropout must be < 1, got 2"),
-        ("--method baseline --space nothing=0.1..2", "digits has no setting 'nothing'"),
+        ("--method baseline --space nothing=0.1..2", "there is no setting 'nothing'"),
         ("--method baseline --space dropout=0..0.5 --set dropout=0.1", "dropout is fixed and searched: leave it out"),
         ("--method ga-sam --space dropout=0..0.5", "--space needs --quantity settings or joint"),
         ("--method baseline --evaluations 0", "--evaluations must be a whole number >= 1, got 0"),

@@ -352,6 +352,6 @@ def test_a_search_is_finished_when_nothing_more_would_be_tried():
 
 def test_ladder_without_a_search_in_its_norm_names_the_cure(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
-    command = "gasam tune imdb --method ga-sam --size small@1 --quantity epsilon --norms 2 --out"
+    command = "gasam tune imdb --method ga-sam --size small --quantity epsilon --norms 2 --out"
     with pytest.raises(ValueError, match=f"run `{command} .*` first"):
         studies.load("table3").plans("small", ["imdb"], [1], tuned=tmp_path)

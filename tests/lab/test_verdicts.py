@@ -1,11 +1,13 @@
 """Verdicts: intervals against scipy, every class and every reason, and what speaks for a row of a table."""
 
+from functools import partial
+
 import numpy
 import pytest
+import synthetic
 from hypothesis import assume, given
 from hypothesis import strategies as some
 from scipy import stats
-from synthetic import record, records_of
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import WORDS, judge, judge_figure, paper_difference
@@ -17,6 +19,7 @@ from gasam.lab.report.paper_tables import lines, study_table, tally
 from gasam.lab.statistics import Difference, Summary, summary, welch_difference
 from gasam.lab.tables import as_json
 
+record, records_of = (partial(each, size="paper") for each in (synthetic.record, synthetic.records_of))
 SAMPLES = some.lists(some.floats(-100, 100), min_size=2, max_size=6)
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 TUNED = "tuned on validation, 6 tries"
@@ -27,12 +30,12 @@ def tuned(task, method="ga-sam", test=86.0, *, epsilon, source=TUNED, **options)
     return record(task, method, test, walk=walk, epsilon_source=source, **options)
 
 
-def verdicts(runs, table="table1", task="imdb", size="small"):
+def verdicts(runs, table="table1", task="imdb", size="paper"):
     rows = as_json(study_table(studies.load(table), runs, size))["rows"]
     return {row["label"]: row["verdict"] for row in rows if row["task"] == task}
 
 
-def said(runs, table="table1", size="small"):
+def said(runs, table="table1", size="paper"):
     """Label to the verdict that a reader sees, with its reason."""
     shown = study_table(studies.load(table), runs, size)
     cells = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
@@ -134,11 +137,11 @@ def test_a_baseline_that_diverged_decides_nothing(baseline):
 
 def test_a_table_says_that_the_baseline_diverged_and_takes_no_cost_from_it():
     runs = records_of("imdb", {"baseline": [None, None], "ga-sam": [86.0, 86.1]})
-    table = study_table(studies.load("table1"), runs, "small")
+    table = study_table(studies.load("table1"), runs, "paper")
     [row] = [row for row in table.rows if row[1].startswith("GA-SAM")]
     assert row[-2:] == ("undecided", "the baseline diverged")
     assert "x)" not in " ".join(row)
-    assert tally([studies.load("table1")], runs, "small").rows[0] == ("Table 1", "imdb", "0", "0", "1", "4")
+    assert tally([studies.load("table1")], runs, "paper").rows[0] == ("Table 1", "imdb", "0", "0", "1", "4")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
 
 
 def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_means():
-    shown = study_table(studies.load("table1"), [record("imdb")], "small")
+    shown = study_table(studies.load("table1"), [record("imdb")], "paper")
     texts = {
         row["label"]: dict(zip(shown.columns, text, strict=True))
         for row, text in zip(shown.values, shown.rows, strict=True)
@@ -295,9 +298,9 @@ def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_me
 def test_cells_are_counted_once_though_several_groups_belong_to_a_row():
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(1.6)})
     every = [studies.load(name) for name in studies.names()]
-    counts = {row[:2]: row[2:] for row in tally(every, runs, "small").rows}
+    counts = {row[:2]: row[2:] for row in tally(every, runs, "paper").rows}
     assert counts["Table 1", "imdb"] == ("1", "0", "0", "4")
     runs.append(tuned("imdb", epsilon=5e-4))
-    counts = {row[:2]: row[2:] for row in tally(every, runs, "small").rows}
+    counts = {row[:2]: row[2:] for row in tally(every, runs, "paper").rows}
     assert counts["Table 1", "imdb"] == ("0", "0", "1", "4"), "the tuned radius speaks for its method: one seed"
     assert counts["Table 3", "ptb"] == ("0", "0", "0", "17")

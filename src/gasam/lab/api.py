@@ -52,7 +52,7 @@ def compare(
         methods: The names of the methods; by default the six of the paper's Table 1.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
         out: The folder for records and models.
-        size: The size; by default the newest `small`, or the only size of a task file.
+        size: The size; by default `small`, or the only size of a task file.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change, such as {"epochs": 3}.
         walks: Options of walks to change, by method, such as {"ga-sam": {"cap": 0.02}}.
@@ -111,7 +111,7 @@ def tune(
         task: The name of a task, or the path of a Python file that defines one.
         method: The name of the method.
         out: The folder for records and models.
-        size: The size; by default the newest `small`, or the only size of a task file.
+        size: The size; by default `small`, or the only size of a task file.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change.
         quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
@@ -131,7 +131,7 @@ def tune(
         of_settings={"space": parsed_space(space) if space else None, "evaluations": evaluations},
         trials=trials,
         task=str(task),
-        size=find(str(task)).recorded_size(size),
+        size=size or find(str(task)).default_size,
         origin=data or Origin(),
         settings=settings or {},
         seeds=seeds,

@@ -129,14 +129,14 @@ def choose(
 ) -> Choice:
     """Choose the walk of a method on a task: the paper's settings or the nearest ones, with the user's overrides.
 
-    On the user's own data and in the newer sizes it is the recommended walk, unless an epsilon is given.
+    Except in size `paper` it is the recommended walk, unless an epsilon is given.
 
     Args:
         method: The name of the method.
         task: The task, or its name.
         epochs: The number of epochs of the run; it scales the paper's start epoch.
         overrides: Options of the walk by name, see `WALK`, and the method's own; None values are ignored.
-        size: The name of the size as records hold it.
+        size: The name of the size.
     """
     found = find_method(method)
     task = find(task) if isinstance(task, str) else task

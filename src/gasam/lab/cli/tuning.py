@@ -103,7 +103,7 @@ def tune(
     from gasam.lab.families.spaces import parsed_space
     from gasam.lab.search.asking import ask
     from gasam.lab.search.driver import TrialFailedError
-    from gasam.lab.tasks import recorded_size
+    from gasam.lab.tasks import find
 
     names = option_values.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None and not full_grid:
@@ -127,7 +127,7 @@ def tune(
         },
         trials=option_values.positive("--trials", trials),
         task=task,
-        size=recorded_size(task, size),
+        size=size or find(task).default_size,
         seed=seed,
         origin=data.origin,
         settings=changes.changed(task, size),

@@ -116,7 +116,7 @@ class RunRecord(RunSummary):
     Args:
         schema_version: The version of the format of the file, `schema` in JSON.
         task: The name of the task.
-        size: The name of the size, such as `small@2`.
+        size: The name of the size.
         method: The name of the method.
         seed: The seed of all randomness.
         metric: The name of the metric of `valid` and `test`.

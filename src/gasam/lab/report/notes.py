@@ -77,7 +77,7 @@ def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
 
 def _size_option(group: Group) -> str:
     """The option that selects the size of the group; the task of a Python file has only one."""
-    return "" if len(group.definition.sizes) == 1 else f" --size {group.definition.asked_size(group.size)}"
+    return "" if len(group.definition.sizes) == 1 else f" --size {group.size}"
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:

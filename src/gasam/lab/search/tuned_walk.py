@@ -97,7 +97,7 @@ def _read_when_ended(file: Path) -> Finding:
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
-    method, size = plan.choice.method, plan.definition.asked_size(plan.size)
+    method, size = plan.choice.method, plan.size
     wanted = "" if times is None else f" --quantity epsilon --norms {plan.choice.norm:g}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(

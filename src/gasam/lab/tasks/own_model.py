@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, default_collate
 from gasam.analysis.objective import Objective
 from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, example_count, on_tensors, tensors
 from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, drawn

@@ -10,7 +10,7 @@ from typing import Any
 
 from gasam import normalisation
 from gasam.lab import tasks
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, encoded
 from gasam.lab.families.family import Family, Recipe
@@ -29,7 +29,7 @@ class Plan:
 
     Args:
         task: The name of the task, or the path of the Python file that defines it.
-        size: The name of the size as records hold it, such as `small@2`.
+        size: The name of the size.
         seed: The seed of all randomness.
         settings: The settings of the model and its training.
         choice: The method with all options of its walk.
@@ -104,8 +104,7 @@ def make(
     Args:
         task: The name of a task, see `gasam tasks`, or the path of a Python file that defines one.
         method: The name of a method, see `gasam methods`.
-        size: The name of a size as records hold it, such as "small@2". `tasks.recorded_size` gives it for the names
-            of the command line. "small", the default, is the first version here.
+        size: The name of a size; by default "small", or the only size of a task file.
         seed: The seed of all randomness.
         origin: Where the data is; by default the user's data folder.
         settings: Settings of the task to change, such as {"epochs": 3}.
