@@ -20,7 +20,7 @@ from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
 from gasam.schedule import Clock, Schedule, StrengthOfStep
 from gasam.torch_private import get_gradient
-from gasam.trace import BETWEEN, OFF, SAMPLED, WAITING, Trace, Walked, Watch
+from gasam.trace import BETWEEN, OFF, SAMPLED, WAITING, Trace, Watch
 from gasam.walk import walk
 
 METHOD = "method"
@@ -114,8 +114,7 @@ class SharpBackward:
         # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
         self.searched = self.model is not None or includes(around, frozen_batchnorm)
         self.knows_function = False  # until the first call has succeeded
-        self._walked: Walked | None = None
-        self._trace: Trace | None = None
+        self.last: Trace | None = None
         self._watch = Watch()
 
     def set_parameters(self, entries: list[Entry]) -> None:
@@ -148,13 +147,6 @@ class SharpBackward:
         """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength."""
         self.clock.begin_step(step)
 
-    @property
-    def last(self) -> Trace | None:
-        """The trace of the last step; None before the first one."""
-        if self._trace is None and self._walked is not None:
-            self._trace = self._watch.trace(self._walked)
-        return self._trace
-
     def metrics(self) -> dict[str, float]:
         """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
         return {} if self.last is None else self.last.metrics()
@@ -186,23 +178,24 @@ class SharpBackward:
             fold = self._fold(strength if walks else clock.strength_of_walk(), by_closure)
         try:
             if fold is None:
-                walked = Walked([run.plain()], plain=self._reason_for_no_walk(), loss_scale=self.loss_scale(by_closure))
+                trace = Trace([run.plain()], plain=self._reason_for_no_walk(), loss_scale=self.loss_scale(by_closure))
             elif walks:
-                walked = self._walk(run, fold, strength)
+                trace = self._walk(run, fold, strength)
             else:
                 seen = run(0, fold.before(0), True)
                 fold.passed(seen)
                 fold.finish()
-                walked = Walked([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
-            walked.strength, walked.step = strength, clock.state.step
-            trace = self._report(walked) if walks else None
+                trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
+            trace.strength, trace.step = strength, clock.state.step
+            if walks:
+                self._report(trace)
             if count and clock.schedule is not None:
-                clock.state = clock.after(walked.losses[0], walked.loss_scale)
+                clock.state = clock.after(trace.losses[0], trace.loss_scale)
         except BaseException:
             if fold is not None:
                 fold.undo()
             raise
-        self._walked, self._trace, self.knows_function = walked, trace, True
+        self.last, self.knows_function = trace, True
 
     def _fold(self, strength: float, by_closure: bool) -> Fold:
         plan = self.perturbation
@@ -219,7 +212,7 @@ class SharpBackward:
             by_closure=by_closure,
         )
 
-    def _walk(self, run: Passes, fold: Fold, strength: float) -> Walked:
+    def _walk(self, run: Passes, fold: Fold, strength: float) -> Trace:
         plan, watch = self.perturbation, self._watch
 
         def run_and_fold(k: int) -> Pass:
@@ -229,7 +222,7 @@ class SharpBackward:
             return seen._replace(alone=fold.apart) if last else seen
 
         measured = watch.walks < SAMPLED or watch.walks % SAMPLED == 0
-        walked = walk(
+        trace = walk(
             self.weights,
             plan,
             run_and_fold,
@@ -238,15 +231,18 @@ class SharpBackward:
             measured=measured,
             detailed=self.detailed,
         )
-        fold.finish(walked.finite)
-        return walked
+        fold.finish(trace.finite)
+        return trace
 
-    def _report(self, walked: Walked) -> Trace | None:
-        """Count the walk for the warnings of a run; return the trace of a measured one."""
-        watch, finite = self._watch, walked.finite
+    def _report(self, trace: Trace) -> None:
+        """Count the walk for the warnings of a run."""
+        watch, finite = self._watch, trace.finite
         watch.walks += 1
         watch.not_finite += ~finite if isinstance(finite, Tensor) else not finite
-        return None if walked.measured is None else watch.add(walked)
+        if trace.groups is None:
+            trace.sampled = watch.last
+        else:
+            watch.add(trace)
 
     def _reason_for_no_walk(self) -> int:
         if not self.could_walk:

@@ -17,7 +17,7 @@ from gasam.passes import Around, Backward, back, call, check_around, plainly
 from gasam.perturbation import Perturbation
 from gasam.pieces import wide
 from gasam.scales import inverse
-from gasam.trace import OFF, Trace, Walked
+from gasam.trace import OFF, Trace
 from gasam.walk import shrinkage, steepest_ascent
 
 Start = Literal["zero", "uniform"]
@@ -78,7 +78,7 @@ class FreeLB:
             with self.around(0, True):
                 loss, returned = call(function)
                 self.backward(loss)
-            self.last = Trace(Walked([loss.detach().reshape(())], plain=OFF))
+            self.last = Trace([loss.detach().reshape(())], plain=OFF)
             return returned
         steps = self.perturbation.steps
         noises: list[Noise] = []
@@ -95,7 +95,7 @@ class FreeLB:
             norms.append(torch.stack([noise.values.detach().square().sum() for noise in noises]).sum().sqrt())
             if k < steps:
                 finite = self._climb(noises, finite.to(loss.device) & losses[-1].isfinite())
-        self.last = Trace(Walked(losses, [norm.reshape(1) for norm in norms], finite))
+        self.last = Trace(losses, [norm.reshape(1) for norm in norms], finite)
         if seed is not None and seed == standing():  # otherwise the next start would be the same
             torch.rand(())
         return first

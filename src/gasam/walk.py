@@ -17,7 +17,7 @@ from gasam.perturbation import Perturbation
 from gasam.pieces import Piece, products, squares
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
 from gasam.torch_private import local, standard_gamma
-from gasam.trace import Compared, Measured, Trace, Walked
+from gasam.trace import Measured, Trace
 from gasam.weights import Weights
 
 Start = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ def walk(
     kept: Kept | None = None,
     measured: bool = True,
     detailed: bool = False,
-) -> Walked:
+) -> Trace:
     """Call run(0) at the weights w and run(k) at w + a_k, each reached by an ascent step from the one before.
 
     The weights are home again when the walk ends, whatever happens.
@@ -56,7 +56,7 @@ def walk(
     with weights.walk():
         seen = run(0)
         if seen is None:
-            return Walked([], strength=strength)
+            return Trace([], strength=strength)
         ascent = _Ascent(weights, plan, seen, strength, start is not None, kept, measured or detailed, detailed)
         moves = [ascent.step] * plan.steps
         if start is not None:
@@ -109,7 +109,7 @@ class _Ascent:
         self.p, self.by_element = plan.norm, plan.granularity == "element"
         self.keeps_position = plan.steps > 1 or from_start
         self.measured, self.detailed = measured, detailed
-        self.walked = Walked([clean.loss], strength=strength, loss_scale=clean.loss_scale)
+        self.walked = Trace([clean.loss], strength=strength, loss_scale=clean.loss_scale)
         self._one = self.groups.sizes.new_ones(())
         self._doubt: Tensor = self._one * 0  # NaN or infinite as soon as something is not finite
         self._square_sums: Tensor | None
@@ -234,7 +234,7 @@ class _Ascent:
         self._project(self._drawn_positions(start), inverse)
 
     @torch.no_grad()
-    def finish(self, seen: Pass | None) -> Walked:
+    def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
         walked = self.walked
         finite = self._is_finite()
@@ -243,7 +243,7 @@ class _Ascent:
         if isinstance(finite, Tensor):
             walked.finite = finite & loss.to(self._one).isfinite()
         if self.measured:
-            walked.measured = self._report(seen)
+            walked.groups = self._report(seen)
         return walked
 
     def _is_finite(self) -> Tensor | bool:
@@ -394,8 +394,8 @@ class _Ascent:
         norms = (self._epsilon * self._with_group_scale(factor)).abs() * of_squares.sqrt()  # |a_i|
         if self.plan.cap is not None:
             assert self._weight_squares is not None
-            rms = (self._all_weight_squares() / max(self.groups.total, 1)).sqrt()
-            limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, rms)
+            limits = comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
+            limits = self.plan.cap * limits
             self._capped = norms > limits
             shrinking = torch.where(self._capped, limits * inverse(norms), 1.0)
             factor, norms = factor * shrinking, norms * shrinking
@@ -439,10 +439,11 @@ class _Ascent:
         """g . T y for each row, without T if it is one number per group."""
         return products(gradient, self._times_element_scale(piece, piece.buffer("position")))
 
-    def _all_weight_squares(self) -> Tensor:
+    def _rms_weight(self) -> Tensor:
+        """The root mean square of all weights that take part, including rows without a gradient."""
         assert self._weight_squares is not None
         total: Tensor = self._weight_squares.sum() + self.groups.untouched_squares()
-        return total
+        return (total / max(self.groups.total, 1)).sqrt()
 
     def _report(self, seen: Pass | None) -> Measured:
         """What only the report of a measured walk needs."""
@@ -452,34 +453,38 @@ class _Ascent:
             sums = groups.sums(zip(*(slopes for _, slopes in self._slopes), strict=True))
             parts = zip(self._slopes, sums, strict=True)
             rise = self._epsilon * sum(f * self._with_group_scale(part).sum() for (f, _), part in parts)
-        return Measured(
+        weights = self._weight_squares
+        assert weights is not None
+        report = Measured(
             find_labels=groups.find_labels,
+            offsets=self.walked.offsets[-1],
+            weights=weights.sqrt(),
             sizes=groups.sizes,
-            weight_squares=self._weight_squares,  # type: ignore[arg-type]
-            all_weight_squares=self._all_weight_squares(),
-            total=groups.total,
-            gradient_squares=self._clean_squares,
-            predicted_rise=rise,
+            rms_weight=self._rms_weight(),
             capped=self._capped,
-            compared=self._compared(seen) if self.detailed and self._realised else None,
+            predicted_rise=rise,
+            at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
+        if self.detailed and self._realised:
+            self._compare(report, seen)
+        return report
 
-    def _compared(self, seen: Pass | None) -> Compared:
+    def _compare(self, report: Measured, seen: Pass | None) -> None:
         """Compare the last gradient with the clean one, and the last offset with what rounding left of it."""
-        groups, found = self.groups, self._realised
-        alone = seen is not None and seen.alone
-        if alone:
-            parts = groups.each(groups.split(groups.gradients()))
-            for sums, (piece, last) in zip(found, parts, strict=True):
-                sums += [squares(last), products(last, piece.buffer("clean gradient"))]
-        sums_of_groups = groups.sums(found)
-        compared = Compared(sums_of_groups[0], sums_of_groups[1])
+        groups, found, alone = self.groups, self._realised, seen is not None and seen.alone
+        for sums, (piece, last) in zip(
+            found, groups.each(groups.split(groups.gradients())) if alone else (), strict=alone
+        ):
+            sums += [squares(last), products(last, piece.buffer("clean gradient"))]
+        realised, with_offset, *of_gradients = groups.sums(found)
+        norm = report.realised_norm = realised.sum().sqrt()
+        report.realised_cosine = with_offset.sum() * inverse(norm * report.offsets.square().sum().sqrt())
         if alone:
             scale = _magnitude(seen, self._one)  # type: ignore[arg-type]
-            compared.clean_norms = self._clean_squares.sqrt() / self._clean_scale
-            compared.last_norms = sums_of_groups[2].sqrt() / scale
-            compared.products = sums_of_groups[3] / (scale * self._clean_scale)
-        return compared
+            clean, last = self._clean_squares.sqrt(), of_gradients[0].sqrt()
+            report.gradient_norms = clean / self._clean_scale
+            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / scale)
+            report.cosines = of_gradients[1] * inverse(last * clean)
 
 
 def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
@@ -544,7 +549,7 @@ def climb(
             with held.let():
                 return evaluate(k, weights.offset)
 
-        return Trace(walk(weights, perturbation, run, start=start))
+        return walk(weights, perturbation, run, start=start)
 
 
 def _powers(values: Tensor, p: float) -> Tensor:
