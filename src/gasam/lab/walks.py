@@ -81,7 +81,7 @@ class Choice:
         return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
 
     def perturbation(self) -> Perturbation:
-        names = {field.name for field in fields(Perturbation)}
+        names = {field.name for field in fields(Perturbation)} - {"method"}  # here the name of a method
         options = {name: value for name, value in self._options().items() if name in names}
         options["epsilon"] = self.epsilon if self.budget is None else None
         make = find_method(self.method).make
