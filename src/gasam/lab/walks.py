@@ -161,7 +161,7 @@ def _choice(method: Method, radius: Radius, source: EpsilonSource) -> Choice:
         norm=radius.norm,
         scale=str(preset.scale),
         granularity=preset.granularity,
-        risk=OWN_RISK if callable(preset.risk) else preset.risk,
+        risk=OWN_RISK if preset.own_fold is not None else preset.risk,
         steps=radius.steps if method.has_many_steps else 1,
         walk_every=usual.every,
         walk_weight=None if usual.weight is None else float(usual.weight),
@@ -213,7 +213,7 @@ def _checked(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
     known = WALK | method.options.keys()
     if unknown := given.keys() - known:
         raise InputError(f"a walk has no option {min(unknown)!r}: it has {', '.join(sorted(known))}")
-    if callable(method.preset.risk) and given.get("risk", OWN_RISK) != OWN_RISK:
+    if method.preset.own_fold is not None and given.get("risk", OWN_RISK) != OWN_RISK:
         raise InputError(f"{method.name} has its own risk: leave out --risk")
     if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
         raise InputError(f"the baseline does not walk: leave out {_as_option(left)}, or name a method")
