@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from pytorch_optimizer import GSAM, SAM, WSAM, FriendlySAM, LookSAM
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -35,6 +34,8 @@ class Constant:
 
 def theirs(name, model, **options):
     """A function that takes one step of their class."""
+    from pytorch_optimizer import GSAM, SAM, WSAM, FriendlySAM, LookSAM  # takes seconds, which collecting need not
+
     parameters, sgd = model.parameters(), torch.optim.SGD
     if name == "gsam":
         optimizer = GSAM(parameters, sgd(model.parameters(), lr=RATE), model, Constant(), **options)

@@ -19,7 +19,7 @@ from gasam.lab.engines.execution import do_all, run_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.engines.local import LocalEngine, cores
 from gasam.lab.errors import InputError
-from gasam.lab.records import read
+from gasam.lab.record import read
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -41,7 +41,7 @@ class Events(list):
         self.then = then
 
     def __call__(self, job, event):
-        self.append((job.plan.choice.method, event[0]))
+        self.append((job.plan.walk.method, event[0]))
         if event[0] == "update":
             self.then(job)
 
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
 
 def sent_and_killed(job, folder, on_update):
     """A result that is larger than a pipe holds: the process is killed while it is sent."""
-    if job.plan.choice.method == "sam":
+    if job.plan.walk.method == "sam":
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return b"x" * 2**24
     return job.name

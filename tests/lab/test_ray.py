@@ -20,7 +20,7 @@ from gasam.lab.engines.execution import run_all
 from gasam.lab.engines.jobs import prepare
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
-from gasam.lab.records import read, read_analysis
+from gasam.lab.record import read, read_analysis
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -88,15 +88,15 @@ def ended(process, code=0):
 def result(record):
     """What must not depend on where a run is executed."""
     curve = [{name: value for name, value in row.items() if name != "seconds"} for row in record.curve]
-    return record.valid, record.test, record.identity, record.gradient_evaluations, curve
+    return record.valid, record.test, record.name, record.gradient_evaluations, curve
 
 
 def expected(plans, folder):
-    return {plan.choice.method: result(run(plan, folder, cpu=True)) for plan in plans}
+    return {plan.walk.method: result(run(plan, folder, cpu=True)) for plan in plans}
 
 
 def found_in(folder, plans):
-    names = {plan.choice.method: f"{plan.name(plan.data().hash)}.json" for plan in plans}
+    names = {plan.walk.method: f"{plan.name(plan.data().hash)}.json" for plan in plans}
     return {method: result(read(folder / name)) for method, name in names.items()}
 
 
@@ -114,7 +114,7 @@ def interrupt(job):
 def once(act, method):
     """Calls `act` once, at the first event of this method."""
     calls = []
-    return lambda job: calls.append(act()) if job.plan.choice.method == method and not calls else None
+    return lambda job: calls.append(act()) if job.plan.walk.method == method and not calls else None
 
 
 class Watch:
@@ -124,7 +124,7 @@ class Watch:
         self.folder, self.then, self.kinds = folder, then, {}
 
     def __call__(self, job, event):
-        self.kinds.setdefault(job.plan.choice.method, []).append(event[0])
+        self.kinds.setdefault(job.plan.walk.method, []).append(event[0])
         if event[0] == "update" and (self.folder / job.name / "last.pt").exists():
             self.then(job)
 

@@ -41,7 +41,7 @@ def test_the_walk_is_measured_at_full_strength(monkeypatch):
 
     def counted(training, batch):
         original(training, batch)
-        passes[training.plan.choice.moved] = len(training.sharp.last.losses)
+        passes[training.plan.walk.moved] = len(training.sharp.last.losses)
 
     monkeypatch.setattr(Training, "train_step", counted)
     assert step_times(found, cpu=True).keys() == {plain.key, waiting.key}
@@ -64,7 +64,7 @@ def test_comparison_shows_passes_and_step_times(command, tmp_path):
 @pytest.mark.parametrize("measured", [True, False])
 def test_picture_shows_score_against_cost(measured):
     records = records_of("imdb", {"baseline": [80.0, 81.0], "ga-sam": [82.0, 83.0]})
-    keys = {record.method: record.configuration for record in records}
+    keys = {record.method: record.key for record in records}
     times = {keys["baseline"]: 1.0, keys["ga-sam"]: 2.1} if measured else {}
     *_, axes = draw(records, times).axes
     assert axes.get_title(loc="left") == "score against cost"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gasam.lab.engines.jobs import Event, Job, OnEvent, Work
 from gasam.lab.errors import InputError
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.run import run
 
@@ -67,7 +67,7 @@ def run_all(
 
 def train(
     job: Job, folder: Path, on_update: OnUpdate, *, cpu: bool, gradient_norms: bool, track: str | None = None
-) -> RunRecord:
+) -> Record:
     """The work of a training job."""
     return run(job.plan, folder, on_update=on_update, cpu=cpu, gradient_norms=gradient_norms, track=track)
 

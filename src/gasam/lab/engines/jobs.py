@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.storage import Checkpoints
 from gasam.lab.training.loop import OnUpdate

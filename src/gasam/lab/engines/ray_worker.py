@@ -20,7 +20,7 @@ import ray
 import torch
 
 import gasam
-from gasam.lab import provenance
+from gasam.lab import record as records
 from gasam.lab.engines.execution import message_of
 from gasam.lab.engines.jobs import Job, Work
 from gasam.lab.engines.shipping import Files, SentFiles, Snapshot, received_data
@@ -243,7 +243,7 @@ def node_versions() -> dict[str, str | None]:
     """The versions that must be the same on all nodes; the commit is None if it is not known."""
     python = ".".join(platform.python_version_tuple()[:2])
     torch_version = torch.__version__.partition("+")[0]  # a CPU build and a GPU build may work together
-    commit = provenance.code()["commit"]
+    commit = records.code()["commit"]
     return {"Python": python, "torch": torch_version, "gasam": gasam.__version__, "commit": commit}
 
 

@@ -41,7 +41,8 @@ def mean_step_times(
     """
     done = [job for job in jobs if job.record is not None]
     times = step_times([job.plan for job in done], parallel, cpu=cpu, effort=effort)
-    return {job.plan.key: 1 + _share_of_walks(job) * (times[job.plan.key] - 1) for job in done if job.plan.key in times}
+    found = {job.record.key: (job, times.get(job.plan.key(""))) for job in done}
+    return {key: 1 + _share_of_walks(job) * (each - 1) for key, (job, each) in found.items() if each is not None}
 
 
 def step_times_by(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dict[str, float]:
@@ -52,7 +53,7 @@ def step_times_by(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> 
         jobs: The jobs that were compared; jobs without a record are ignored.
         cpu: Use the CPU even if there is a GPU.
     """
-    if not _baselines({job.plan.key: job.plan for job in jobs if job.record is not None}):
+    if not _baselines({job.plan.key(""): job.plan for job in jobs if job.record is not None}):
         return {}
     measured = Job(jobs[0].plan, "step-times", data=jobs[0].data, exclusive=False)
     work = partial(_measure, jobs=[replace(job, data=None) for job in jobs], cpu=cpu)
@@ -70,7 +71,7 @@ def _measure(job: Job, folder: Path, on_update: OnUpdate, *, jobs: Sequence[Job]
 
 def _share_of_walks(job: Job) -> float:
     """The share of steps with a walk, relative to walking at full strength from the start; 1 for plain training."""
-    record, most = job.record, job.plan.choice.passes(job.plan.settings.epochs)
+    record, most = job.record, job.plan.walk.passes(job.plan.settings.epochs)
     if most == 1 or record is None or not record.updates:
         return 1.0
     return float((record.gradient_evaluations / record.updates - 1) / (most - 1))
@@ -79,7 +80,7 @@ def _share_of_walks(job: Job) -> float:
 def step_times(
     plans: Sequence[Plan], parallel: int | None = 1, *, cpu: bool = False, effort: int = 1
 ) -> dict[str, float]:
-    """The median time of a step relative to plain training, by configuration; empty without a baseline.
+    """The median time of a step relative to plain training, by `plan.key("")`; empty without a baseline.
 
     The methods take turns, a few steps each, so that other programs on the machine slow all of them equally. The walk
     has its full strength. A method that walks on every n-th step is measured over at least n steps.
@@ -91,7 +92,7 @@ def step_times(
         cpu: Use the CPU even if there is a GPU.
         effort: How many times as long to measure as after a comparison.
     """
-    single = {plan.key: plan for plan in reversed(plans)}
+    single = {plan.key(""): plan for plan in reversed(plans)}
     baselines = _baselines(single)
     if not baselines:
         return {}
@@ -109,7 +110,7 @@ def step_times(
 
 def _baselines(plans: Mapping[str, Plan]) -> list[str]:
     """The configurations of plain training; none if there is nothing to compare them with."""
-    return [each for each, plan in plans.items() if plan.choice.moved == "nothing"] if len(plans) > 1 else []
+    return [each for each, plan in plans.items() if plan.walk.moved == "nothing"] if len(plans) > 1 else []
 
 
 def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
@@ -117,11 +118,12 @@ def _trainings(plans: Mapping[str, Plan], cpu: bool) -> dict[str, Training]:
     data: dict[object, Encoded] = {}
     found = {}
     for name, plan in plans.items():
-        choice = replace(plan.choice, walk_progress=None, walk_start=0, walk_warmup=0, start_epoch=1)
+        at_once = {"walk_progress": None, "walk_start": 0, "walk_warmup": 0, "start_epoch": 1}
+        walk = plan.walk.model_copy(update=at_once)
         if plan.data_key not in data:
             data[plan.data_key] = plan.data()
         family, unused = plan.family(data[plan.data_key]), Checkpoints(Path("unused"))
-        found[name] = Training(replace(plan, choice=choice), family, unused, ignore_update, Accelerator(cpu=cpu))
+        found[name] = Training(replace(plan, walk=walk), family, unused, ignore_update, Accelerator(cpu=cpu))
         found[name].model.train()
     return found
 
@@ -132,7 +134,7 @@ def _measured(trainings: Mapping[str, Training], effort: int) -> dict[str, list[
     begun = time.perf_counter()
     for count in range(effort * ROUNDS + 1):
         for name, training in trainings.items():
-            every = training.choice.walk_every
+            every = training.plan.walk.every
             steps = every * -(-STEPS // every)
             batches = training.family.batches(torch.Generator().manual_seed(0))
             training.carried = None

@@ -20,7 +20,7 @@ from gasam.lab.engines.execution import Engine, do_all
 from gasam.lab.engines.jobs import OnEvent, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
-from gasam.lab.records import read_as
+from gasam.lab.record import read_as
 from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.question import Question
