@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
 from gasam.pieces import Loose, Packed, Piece, TouchedRows, dense, in_memory_order, limits
-from gasam.torch_private import local, storage_identity
+from gasam.torch_private import get_gradient, local, storage_identity
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Groups:
 
     def __init__(self, operands: Sequence[Operand], granularity: str, known: dict[object, Packed]) -> None:
         self.operands, self.granularity = operands, granularity
+        self._parameters = [operand.parameter for operand in operands]
         self.total = sum(operand.parameter.numel() for operand in operands)  # n
         self.names: list[str] = []
         self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
@@ -70,7 +71,7 @@ class Groups:
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
         self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
-        self._plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
+        self.plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
         self.packed: dict[object, Packed] = {}
         self._cuts: list[tuple[int, Callable[[Tensor], Sequence[Tensor]]]] = []
         self.pieces = self._cut(known)
@@ -175,10 +176,10 @@ class Groups:
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
-        if self._plain:
-            found = [operand.parameter.grad for operand in self.operands]
+        if self.plain:
+            found = list(map(get_gradient, self._parameters))
             if not any(gradient is None or gradient.is_sparse for gradient in found):
-                return found  # type: ignore[return-value]
+                return found
         return [operand.gradient() for operand in self.operands]
 
     def split(self, vectors: Sequence[Tensor], name: str = "gradient") -> list[Tensor]:
@@ -198,11 +199,7 @@ class Groups:
             yield piece, part if part.dtype == piece.wide else part.to(piece.wide)
 
     def measure(
-        self,
-        count: int,
-        sums_of: Callable[..., Sequence[Tensor]],
-        *parts: Sequence[Tensor],
-        doubt: Tensor | float = 0.0,
+        self, count: int, sums_of: Callable[..., list[Tensor]], *parts: Sequence[Tensor], doubt: Tensor | float = 0.0
     ) -> Tensor:
         """Call `sums_of` for each piece with its parts; see `sums`."""
         found = [
@@ -223,7 +220,7 @@ class Groups:
             rows = [self._joined(list(column)) for column in zip(*found, strict=True)]
             total.index_add_(1, self._place_of_row, torch.stack(rows))
         total = total + doubt
-        if self._plain:
+        if self.plain:
             return total
         parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
         return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)

@@ -76,12 +76,13 @@ def walk(
 class _Direction(NamedTuple):
     """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
 
-    For each group `squares` holds |u_i|^2, or |T_i u_i|^2 if each weight has its own T. `slopes` holds c_i . T_i u_i and
-    `rises` g_i . T_i u_i, where c is what is climbed: the gradient g, or a method's direction. They may be None.
+    For each group `squares` holds |u_i|^2, or |T_i u_i|^2 if each weight has its own T. `slopes` has c_i . T_i u_i and
+    `rises` g_i . T_i u_i, where c is what is climbed: the gradient g, or a method's direction. Only the factor is
+    always known.
     """
 
     factor: Tensor
-    squares: Tensor
+    squares: Tensor | None
     slopes: Any
     rises: Any
 
@@ -132,12 +133,16 @@ class _Ascent:
             piece.buffer("position").zero_()
 
     def _needed(self, has_direction: bool) -> list[str]:
-        """The sums of the clean pass: |g_i|^2, for ascent by the sign |sign(g_i)|^2 and |g_i|_1, and |w_i|^2."""
+        """The sums of the clean pass: |g_i|^2, for ascent by the sign |sign(g_i)|^2 and |g_i|_1, and |w_i|^2.
+
+        |sign(g_i)|^2 alone is measured when the offset is written, where it costs less.
+        """
         needed, plan = ["squares"], self.plan
         if self.p == math.inf and not self.by_element and not has_direction:
-            needed.append("signs")
             if self.measured or plan.budget is not None:
-                needed.append("sizes")
+                needed += ["signs", "sizes"]
+            elif plan.cap is not None or not self.groups.plain:
+                needed.append("signs")
         reads = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
         return [*needed, "weights"] if self.measured or plan.cap is not None or reads else needed
 
@@ -204,24 +209,23 @@ class _Ascent:
 
     def _find_direction(self, sums: dict[str, Tensor], *, measures: bool = False) -> _Direction:
         """The next direction, from the sums of the gradient if they suffice."""
-        p, T = self.p, self._T
-        rises = None
+        p, scale, rises = self.p, self._T, None
         if measures or self.by_element or p not in (2.0, math.inf):
             of_squares, of_slopes, rises = self._measured_direction()
         elif p == 2.0:
             of_squares = of_slopes = sums["squares"]
-        else:  # a walk that keeps its position measures that instead
-            of_squares, of_slopes = sums.get("signs", sums["squares"]), sums.get("sizes")
+        else:
+            of_squares, of_slopes = sums.get("signs"), sums.get("sizes")
         factor = self._one
         if p == 2.0:  # d = T c / |T c|
-            factor = T * inverse((T.square() * of_slopes).sum().sqrt())
+            factor = scale * inverse((scale.square() * of_slopes).sum().sqrt())
         elif p != math.inf:
             factor = inverse(of_slopes.sum().pow(1 / p))
-        slopes = None if of_slopes is None else of_slopes * (T if p in (2.0, math.inf) else self._largest)
-        return _Direction(factor, of_squares, slopes, slopes if rises is None else rises * T)
+        slopes = None if of_slopes is None else of_slopes * (scale if p in (2.0, math.inf) else self._largest)
+        return _Direction(factor, of_squares, slopes, slopes if rises is None else rises * scale)
 
     def _measured_direction(self) -> Any:
-        """|T u_i|^2, c_i . u_i or |u_i|_p^p, from which the slopes follow, and g_i . u_i if something else is climbed."""
+        """|T u_i|^2; c_i . u_i or |u_i|_p^p, from which slopes follow; and g_i . u_i if something else is climbed."""
         p, groups, own = self.p, self.groups, self._parts is self._gradients
         if p not in (2.0, math.inf):
             scaled = (climbed * self._scale_of(piece, climbed) for piece, climbed in groups.each(self._parts))
@@ -345,14 +349,15 @@ class _Ascent:
         sums = self.groups.sums(2, [sums_of(piece, values) for piece, values in vectors])
         return sums[0].sum().pow(1 / p), sums[1]
 
-    def _shortened(self, factor: Tensor, of_squares: Tensor) -> Tensor:
+    def _shortened(self, factor: Tensor, of_squares: Tensor | None) -> Tensor:
         """Reduce the factor of groups whose offset exceeds the cap; `of_squares` are |T y_i|^2 without the factor."""
+        if of_squares is None:
+            return factor
         norms = (self._epsilon * self._T * factor).abs() * of_squares.sqrt()  # |a_i|
         if self.plan.cap is not None:
             assert self._weight_squares is not None
-            limits = self.plan.cap * comparable_norms(
-                self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight()
-            )
+            limits = comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
+            limits = self.plan.cap * limits
             self._capped = norms > limits
             shrinking = torch.where(self._capped, limits * inverse(norms), 1.0)
             factor, norms = factor * shrinking, norms * shrinking
@@ -362,19 +367,26 @@ class _Ascent:
     def _displace(self, vectors: Values, factor: Tensor) -> None:
         """Move the weights to w + factor T y; if something is not finite, the factor is zero."""
         finite = self._is_finite()
-        factors = self.groups.spread(_valid(finite, factor * self._T))
-        self.trace.offsets[-1] = _valid(finite, self.trace.offsets[-1])
+        factor = _valid(finite, factor * self._T)
+        factors, offsets, of_squares = self.groups.spread(factor), self.trace.offsets, list[list[Tensor]]()
+        is_measured = len(offsets) == len(self.trace.losses)
         self._realised: list[list[Tensor]] = []
         self.weights.leave()
         for (piece, values), own in zip(vectors, factors, strict=True):
             if not self._looks and (self.by_element or self.p != math.inf):
                 values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
+            if not is_measured:
+                of_squares.append([squares(values)])
             offset = values * own if self.detailed else None
             piece.displace(values, own)
             if offset is not None:
                 realised = piece.offset()
                 self._realised.append([squares(realised), products(realised, offset)])
         self.weights.arrive()
+        if is_measured:
+            offsets[-1] = _valid(finite, offsets[-1])
+        else:
+            offsets.append((factor.abs() * self.groups.sums(1, of_squares)[0].sqrt()).expand_as(self.groups.sizes))
         self._parts = self._gradients = []  # the next pass may free the gradients
 
     def _times_scale(self, piece: Piece, values: Tensor) -> Tensor:
