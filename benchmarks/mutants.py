@@ -1,4 +1,4 @@
-"""How much the tests notice: planted bugs in the core and the statistics, and which of them fail a test.
+"""How much the tests notice: planted bugs in the core, and which of them fail a test.
 
     python -m benchmarks.mutants            every mutant
     python -m benchmarks.mutants fold       those in files whose path contains this text
@@ -26,7 +26,6 @@ FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test
 PRECISION = "tests/core/test_precision.py"
 SCHEDULE = "tests/core/test_schedule.py"
 FAMILY = "tests/core/test_family.py"
-STATISTICS = "tests/lab/test_report.py tests/lab/test_verdicts.py"
 
 
 class Mutant(NamedTuple):
@@ -95,9 +94,6 @@ MUTANTS = (
     Mutant("schedule.py", "state.calls < self.accumulation", "state.calls <= self.accumulation", SCHEDULE),
     Mutant("schedule.py", "losses=torch.zeros_like(sums)", "losses=state.losses", SCHEDULE),
     Mutant("schedule.py", "(state.steps_in_block + 1) % BLOCK", "(state.steps_in_block + 1) % (BLOCK + 1)", SCHEDULE),
-    # The statistics
-    Mutant("lab/statistics.py", "found.std / math.sqrt(found.seeds)", "found.std", STATISTICS),
-    Mutant("lab/statistics.py", "(self.low > 0) == higher_is_better", "self.low > 0", STATISTICS),
 )  # fmt: skip
 
 
