@@ -28,7 +28,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gasam import SharpBackward
 from gasam.lab import storage
 from gasam.lab.cli import main
-from gasam.lab.training import loop, stored
+from gasam.lab.training import finished, loop
 from gasam.lab.training.loop import Training
 
 KILLED, CRASHED = 137, 70
@@ -299,7 +299,7 @@ def after_resume(change):
 
 
 def record_before_the_model():
-    write, clean, waiting = stored.RunFolder.write, storage.Checkpoints.clean, []
+    write, clean, waiting = finished.RunFolder.write, storage.Checkpoints.clean, []
 
     def late(self):
         for folder, given in waiting:
@@ -307,7 +307,7 @@ def record_before_the_model():
         waiting.clear()
         clean(self)
 
-    stored.RunFolder.write = lambda self, *given: waiting.append((self, given))
+    finished.RunFolder.write = lambda self, *given: waiting.append((self, given))
     storage.Checkpoints.clean = late
 
 
@@ -325,7 +325,7 @@ def not_synced(file):
 
 
 def everywhere(replaced):
-    for module in (storage, stored):
+    for module in (storage, finished):
         if hasattr(module, "replaced"):
             module.replaced = replaced
 
