@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from gasam.lab import storage
-from gasam.lab.engines.execution import do_all
-from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.engine import do_all, prepare
 from gasam.lab.errors import InputError
 from gasam.lab.families.translation import Subwords
 from gasam.lab.records import read

@@ -11,9 +11,7 @@ from typing import Any
 from gasam.lab import analyses, records
 from gasam.lab.analyses.definition import Analysis
 from gasam.lab.analyses.loading import plan_of, planned
-from gasam.lab.engines.execution import Engine, do_all
-from gasam.lab.engines.jobs import Job, OnEvent
-from gasam.lab.engines.shipping import Files, read_files
+from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tasks import Origin
 from gasam.lab.training.loop import OnUpdate

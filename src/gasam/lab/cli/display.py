@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table as RichTable
 
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
-from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.engines.engine import Event, Job
 from gasam.lab.records import RunRecord
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers

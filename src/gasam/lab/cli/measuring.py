@@ -12,8 +12,7 @@ from gasam.lab import analyses
 from gasam.lab.analyses import Analysis
 from gasam.lab.analyses.by_engine import run_all
 from gasam.lab.cli.display import errors, failed_because
-from gasam.lab.engines.execution import Engine
-from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.engines.engine import Engine, Event, Job
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.records import AnalysisRecord
 from gasam.lab.tasks import Origin
