@@ -163,15 +163,6 @@ def test_schedulers_attach_without_a_warning(name):
     assert {str(warning.message) for warning in caught} <= usual
 
 
-def test_reduce_on_plateau_attaches():
-    model, optimizer = wrapped(ga_sam(0.1))
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    train(model, optimizer, 1)
-    for loss in (1.0, 2.0, 3.0):
-        scheduler.step(loss)
-    assert optimizer.param_groups[0]["lr"] < 0.1
-
-
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_copies_train_on_as_the_original(copier):
     model, optimizer = wrapped(ga_sam(0.1, steps=2), torch.optim.Adam, lr=0.01)

@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 
-import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -101,6 +100,8 @@ def test_translator_with_smoothed_labels_equals_a_plain_loop(tmp_path, accumulat
 
 
 def test_lora_moves_its_own_weights_only(tmp_path):
+    import peft  # takes seconds, which collecting need not
+
     def made():
         return peft.get_peft_model(language_model(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
@@ -174,15 +175,14 @@ class MaskedSharp(Masked, SharpnessAwareTrainer):
     pass
 
 
-@pytest.mark.parametrize("off", ["epsilon", "enabled"])
-def test_off_computes_no_loss_beside_the_trainers(tmp_path, off):
+def test_off_computes_no_loss_beside_the_trainers(tmp_path):
     plain = MaskedTrainer(model=language_model(), args=arguments(tmp_path, 2), train_dataset=texts(40))
     plain.train()
     sharp = MaskedSharp(
         model=language_model(), args=arguments(tmp_path, 2), train_dataset=texts(40),
-        perturbation=ga_sam(0.0 if off == "epsilon" else 0.1),
+        perturbation=ga_sam(0.1),
     )  # fmt: skip
-    sharp.sharp.enabled = off != "enabled"
+    sharp.sharp.enabled = False
     sharp.train()
     assert len(sharp.states) == len(plain.states) == 10
     assert same_bits(sharp.model.parameters(), plain.model.parameters())
@@ -329,15 +329,6 @@ def test_walk_may_start_late(tmp_path):
     trainer.train()
     norms = [entry["perturbation_norm"] for entry in trainer.state.log_history if "loss" in entry]
     assert [norm > 0 for norm in norms] == [False] * 3 + [True] * 2
-
-
-def test_new_model_gets_a_walk_of_its_own(tmp_path):
-    trainer = made(tmp_path, sentences(20), model_init=lambda: classifier(), max_steps=1)
-    trainer.train()
-    first = trainer.sharp
-    trainer.train()
-    assert trainer.sharp is not first
-    assert trainer.sharp.last.climbed
 
 
 def test_failing_pass_leaves_all_at_home(tmp_path):
@@ -529,10 +520,9 @@ def test_trainer_resumes_the_schedule(tmp_path):
         again.train(resume_from_checkpoint=str(checkpoint))
 
 
-@pytest.mark.parametrize("scale", ["gradient_strength", "one"])
-def test_trainers_budget_is_that_of_the_mean_loss(tmp_path, scale):
+@pytest.mark.parametrize("preset", [ga_sam, sam])
+def test_trainers_budget_is_that_of_the_mean_loss(tmp_path, preset):
     """With accumulation the Trainer divides the loss; the budget must not see it, whatever the scale."""
-    preset = ga_sam if scale == "gradient_strength" else sam
     rises = []
     for accumulate in (1, 2):
         trainer = trainer_of(

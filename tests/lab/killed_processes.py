@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.engines.local import main_module_hidden, process_context
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make

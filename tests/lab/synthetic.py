@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from gasam.lab.families.encoded import VERSION
+from gasam.lab.methods import APPENDIX
 from gasam.lab.paper.studies import relative_cost
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.tasks import find
 from gasam.lab.training import plan
@@ -12,50 +14,50 @@ STEPS = 100
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def record(task, method="baseline", test=80.0, *, size="small", seed=1, settings=None, walk=None, **changes):
+def record(
+    task, method="baseline", test=80.0, *, size="small", seed=1, settings=None, walk=None, source=None, **changes
+):
     """`test` None is a run that diverged in its second epoch."""
-    made = plan.make(task, method, size, seed, settings=settings, walk=walk)
+    walks = "paper" if "@" not in size and task in APPENDIX.get(method, ()) else None
+    made = plan.make(task, method, size, seed, settings=settings, walk=walk, walks=walks)
     epochs = made.settings.epochs if test is not None else 2
-    passes = [STEPS * made.choice.passes(epoch) for epoch in range(1, epochs + 1)]
+    passes = [STEPS * made.walk.passes(epoch) for epoch in range(1, epochs + 1)]
     curve = [
         {
             "epoch": epoch,
             "loss": 1 / epoch,
             "valid": (test or 50) * (1 - 0.3 / epoch),
-            "gradient_evaluations": sum(passes[:epoch]),
+            "gradient_evaluations": int(sum(passes[:epoch])),
             "seconds": 1.5 * epoch,
         }
         for epoch in range(1, epochs + 1)
     ]
     if test is None:
         curve[-1] |= {"loss": None, "valid": None}
-    metric = find(task).family.metric.name
     values = {
-        "schema": 1,
-        "task": task,
-        "size": size,
+        "name": made.name(f"{task}-data"),
         "method": method,
         "seed": seed,
-        "metric": metric,
+        **made.config(),
+        "metric": find(task).family.metric,
         "valid": test,
         "test": test,
-        "gradient_evaluations": sum(passes),
+        "gradient_evaluations": int(sum(passes)),
         "updates": STEPS * epochs,
         "seconds": 1.5 * epochs * relative_cost(made),
         "best_epoch": epochs,
         "diverged": test is None,
-        "epsilon_source": made.choice.epsilon_source,
         "commit": COMMIT,
         "dirty": False,
-        "config": made.config(),
-        "identity": f"{task} {method} {seed}",
-        "data": {"hash": f"{task}-data", "notes": []},
+        "data": {"hash": f"{task}-data", "encoding": VERSION, "notes": []},
         "parameters": 1000,
         "machine": {"device": "cpu", "threads": 1, "platform": "x86_64"},
-        "versions": {},
         "curve": curve,
     }
-    return RunRecord.model_validate(values | changes)
+    if source is not None:
+        values["walk"]["source"] = source
+    changes["data"] = values["data"] | changes.get("data", {})
+    return Record.model_validate(values | changes)
 
 
 def records_of(task, scores, **options):
@@ -101,7 +103,7 @@ def finding_of(
 
 def tuned_and_untuned(size="small"):
     """Records of imdb, seeds 1 to 3: GA-SAM with the recommended and with a tuned walk, SAM tuned, ASAM not tuned."""
-    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.02}}
+    tuned = {"source": "tuned", "walk": {"budget": 0.02}}
     return [
         record("imdb", method, score, size=size, seed=seed, **options)
         for method, score, options in (

@@ -3,25 +3,26 @@
 import pytest
 
 from gasam.analysis import pictures
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.analyses.plane import LossPlane
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.report.labels import run_labels
 
 
 def seeds_of(trained, *, epochs=(2,)):
     """Spectra of baselines that differ in their seed and in their epochs."""
-    run = records.as_json(records.read(trained["digits baseline"]))
+    record = records.as_json(records.read(trained["digits baseline"]))
+    run = {name: record[name] for name in Summary.model_fields}
     found = []
     for number in epochs:
         for seed in (1, 2, 3):
-            config = run["config"] | {"settings": run["config"]["settings"] | {"epochs": number}}
+            settings = run["settings"] | {"epochs": number}
             values = [seed * place * number / 2 for place in (3, 2, 1)]
-            each = AnalysedRun.model_validate(run | {"name": f"run {number} {seed}", "seed": seed, "config": config})
+            each = Summary(**run | {"name": f"run {number} {seed}", "seed": seed, "settings": settings})
             found.append(
                 AnalysisRecord(
-                    schema=1,
+                    schema=2,
                     kind="spectrum",
                     options=Spectrum(k=3).options(),
                     run=each,
@@ -59,14 +60,15 @@ def test_one_point_for_each_run_is_a_list_of_dots(trained):
 
 
 def test_planes_share_their_colours_and_six_are_in_a_figure(trained):
-    run = records.as_json(records.read(trained["digits baseline"]))
+    record = records.as_json(records.read(trained["digits baseline"]))
+    run = {name: record[name] for name in Summary.model_fields}
     found = []
     for number in range(1, 8):
-        each = AnalysedRun.model_validate(run | {"name": f"run {number}", "seed": number})
+        each = Summary.model_validate(run | {"name": f"run {number}", "seed": number})
         losses = [[number * (1.0 + x * x + y * y) for x in (-3, 0, 3)] for y in (-3, 0, 3)]
         grid = {"axis": [-1.0, 0.0, 1.0], "losses": losses}
         found.append(
-            AnalysisRecord(schema=1, kind="plane", options=LossPlane(points=3).options(), run=each, found=grid)
+            AnalysisRecord(schema=2, kind="plane", options=LossPlane(points=3).options(), run=each, found=grid)
         )
     figures = LossPlane(points=3).draw(found, run_labels(found))
     shown = [[axes for axes in figure.axes if axes.get_xlabel()] for figure in figures]

@@ -80,8 +80,8 @@ def test_a_baseline_that_spent_too_little_or_was_another_does_not_count():
     assert group_runs(runs)[-1].longer is None
     other = [*records_of("imdb", {"ga-sam": moved(1)}), *longer("imdb", moved(0), dropout=0.4)]
     assert group_runs(other)[-1].longer is None
-    near = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.91, settings={"epochs": 2 * EPOCHS})
-    far = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.89, settings={"epochs": 2 * EPOCHS})
+    near = record("imdb", gradient_evaluations=int(2 * STEPS * EPOCHS * 0.91), settings={"epochs": 2 * EPOCHS})
+    far = record("imdb", gradient_evaluations=int(2 * STEPS * EPOCHS * 0.89), settings={"epochs": 2 * EPOCHS})
     for plain, counts in ((near, True), (far, False)):
         groups = group_runs([plain, record("imdb", "ga-sam")])
         assert (groups[1].longer is groups[0]) is counts
@@ -144,8 +144,8 @@ def test_equal_time_needs_step_times_and_a_baseline_that_took_as_long():
     long, longest = moved(0.5, 0.02), moved(0.75, 0.01)
     runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", long)]
     runs += records_of("imdb", {"baseline": longest}, settings={"epochs": EPOCHS * 5 // 2})
-    [walk] = {run.configuration for run in runs if run.method == "ga-sam"}
-    times = {run.configuration: 1.0 for run in runs} | {walk: 2.5}
+    [walk] = {run.key for run in runs if run.method == "ga-sam"}
+    times = {run.key: 1.0 for run in runs} | {walk: 2.5}
     assert TIME not in shown(runs)["GA-SAM"]
     found = shown(runs, step_times=times)
     assert found["GA-SAM"][LONG] == f"{interval(moved(1), long)}, epochs {2 * EPOCHS}"

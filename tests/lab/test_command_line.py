@@ -18,7 +18,7 @@ from local_layout import sentence, write_lines
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = {"task", "size", "method", "seed", "metric", "valid", "test", "gradient_evaluations", "seconds", "commit",
-            "config", "curve"}  # fmt: skip
+            "settings", "walk", "curve"}  # fmt: skip
 
 
 def write_csv(file, rows=30):
@@ -42,12 +42,12 @@ def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
     found = json.loads(command("methods", "--task", "ptb", "--size", "paper", "--json").out)
     assert found.keys() == METHODS.keys()
     assert found["sam"]["epsilon"] == 5e-3
-    assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "epsilon_source": "paper"} == found["ga-sam"]
+    assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "source": "paper"} == found["ga-sam"]
     shown = command("methods", "--task", "en-vi", "--size", "paper")
     assert shown.code == 0
-    assert "L-inf 0.00022, K = 2, from epoch 30" in shown.out
+    assert "epsilon 0.000219727, L-inf, K = 2, start epoch 30" in shown.out
     digits = json.loads(command("methods", "--task", "digits", "--json").out)
-    assert digits["freelb"]["epsilon_source"].startswith("freelb moves word embeddings, but the model of digits has")
+    assert digits["freelb"]["source"].startswith("freelb moves word embeddings, but the model of digits has")
 
 
 def test_data_is_listed_with_what_was_found_where(command, data_dir, tmp_path):
@@ -74,10 +74,10 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
     record = json.loads(file.read_text())
     assert record.keys() >= REQUIRED
     assert (record["task"], record["size"], record["method"], record["seed"]) == ("digits", "tiny", "ga-sam", 3)
-    assert record["config"]["settings"]["hidden"] == [9]
-    assert record["config"]["settings"]["rows"] is None
-    assert record["config"]["method"] | {"norm": 2.0, "epsilon": 0.01, "steps": 2} == record["config"]["method"]
-    assert record["epsilon_source"]["kind"] == "given"
+    assert record["settings"]["hidden"] == [9]
+    assert record["settings"]["rows"] is None
+    assert record["walk"] | {"norm": 2.0, "epsilon": 0.01, "steps": 2} == record["walk"]
+    assert record["walk"]["source"] == "given"
     assert f"accuracy valid {record['valid']:.2f}%, test {record['test']:.2f}%" in shown.out
     assert f"record: {file}\nmodel: {file.with_suffix('')}\n" in shown.out
     again = command(
@@ -126,7 +126,7 @@ def test_train_on_text_of_ones_own_with_and_without_files_to_judge_by(command, t
     common = ("--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     ended = command("train", "lm", "--train", a, "--valid", b, "--test", c, *common)
     assert ended.code == 0
-    assert json.loads(ended.out)["metric"] == "perplexity"
+    assert json.loads(ended.out)["metric"]["name"] == "perplexity"
     assert "held out" not in ended.err
     alone = command("train", "lm", "--train", a, *common)
     note = "valid and test: 6 of the 60 examples of a.txt, held out at its end"
@@ -151,8 +151,8 @@ def test_train_on_pairs_of_ones_own(command, tmp_path):
     ended = command("train", "translate", *splits, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     assert ended.code == 0
     record = json.loads(ended.out)
-    assert record["metric"] == "BLEU"
-    assert 0 < record["bleu_of_copying"] < 100
+    assert record["metric"]["name"] == "BLEU"
+    assert 0 < record["remarks"]["bleu_of_copying"] < 100
     assert "tok:none" in record["bleu_signature"]
 
 

@@ -15,10 +15,10 @@ from gasam.lab.families.classification import TextClassification, TextCNNSetting
 from gasam.lab.families.encoded import WithheldError, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
+from gasam.lab.methods import walk_for
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.loop import optimizer_for, rate_factor
-from gasam.lab.walks import choose
 from tolerances import EXACT, error, same_bits
 
 TRAINED = {"epochs": 1, "batch": 4, "learning_rate": 0.1, "dropout": 0.0}
@@ -198,7 +198,7 @@ def test_a_text_shorter_than_the_columns_is_judged():
 @pytest.mark.parametrize("method", ["sam", "ga-sam", "freelb"])
 def test_the_clean_pass_leaves_the_state_that_is_carried(method):
     family, model = language_model(batch=1)
-    choice = choose(method, "ptb", 1, {"epsilon": 0.5, "norm": 2.0, "steps": 2})
+    walk = walk_for(method, "ptb", "tiny", 1, epsilon=0.5, norm=2.0, steps=2)
     batch = family.batch(family.batches(torch.Generator())[0])
     before = (torch.randn(2, 1, 5), torch.randn(2, 1, 5))
     _, clean = family.loss(model, batch, before)
@@ -209,7 +209,7 @@ def test_the_clean_pass_leaves_the_state_that_is_carried(method):
         seen.append(state)
         return value, state
 
-    _, carried = choice.backward(family, model, torch.Tensor.backward)(loss)
+    _, carried = walk.backward(family, model, torch.Tensor.backward)(loss)
     assert same_bits(carried, clean)
     assert len(seen) == 3
     assert not same_bits(seen[1], clean)

@@ -6,13 +6,13 @@ import numpy
 import pytest
 from matplotlib.figure import Figure
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.analyses import definition
 from gasam.lab.analyses.loading import load
 from gasam.lab.analyses.mixtures import Mixtures, drawn_mixture, straight
 from gasam.lab.paper import figures
 from gasam.lab.paper.figures import has_half, layers_of
-from gasam.lab.records import AnalysedRun, AnalysisRecord
+from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.report.labels import run_labels
 from gasam.lab.tasks import Origin
 from tolerances import EXACT
@@ -138,7 +138,7 @@ def test_every_run_of_a_shift_study_is_shown(trained):
     found = {"fine_tuned": points, "regularised": points, "fits": {"fine-tuned": straight(points, 0.0)}}
     found["fits"]["regularised"] = straight(points, 0.0)
     run = records.as_json(records.read(trained["digits baseline"]))
-    runs = [AnalysedRun.model_validate(run | {"name": f"run {seed}", "seed": seed}) for seed in (1, 2)]
+    runs = [Summary.model_validate(run | {"name": f"run {seed}", "seed": seed}) for seed in (1, 2)]
     options = Mixtures().options()
     analysed = [AnalysisRecord(schema=1, kind="mixtures", options=options, run=each, found=found) for each in runs]
     labels = run_labels(analysed)

@@ -142,8 +142,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path)
     refused(file, f"{model} is damaged or does not hold the weights of this run")
     shutil.copy(tmp_path / "kept", model)
     record = json.loads(file.read_text())
-    file.write_text(json.dumps({key: value for key, value in record.items() if key != "identity"}))
-    refused(file, "is not a record: it lacks identity")
+    file.write_text(json.dumps({key: value for key, value in record.items() if key != "settings"}))
+    refused(file, "is not a record: it lacks settings")
     file.write_text(json.dumps({key: value for key, value in record.items() if key != "curve"}))
     refused(file, "is not a record: it lacks curve")
     file.write_text("{")
@@ -213,16 +213,6 @@ def test_a_run_of_an_earlier_version_is_loaded_with_its_checkpoint(loaded, train
 def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
     monkeypatch.setattr(encoded, "VERSION", 999)
     refused(trained["digits baseline"], "has changed since this run (now version 999, then")
-
-
-def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
-    file = trained["digits baseline"]
-    record = json.loads(file.read_text())
-    del record["data"]["encoding"]
-    shutil.copytree(file.with_suffix(""), tmp_path / file.stem)
-    (tmp_path / file.name).write_text(json.dumps(record))
-    loaded = load(tmp_path / file.name, Origin(), cpu=True)
-    assert loaded.score(loaded.model, "test") == record["test"]
 
 
 def test_files_are_not_for_tasks_that_bring_their_own(trained):

@@ -207,12 +207,12 @@ def test_a_worker_killed_while_it_sends_its_result_is_reported_and_the_others_go
 
 def test_step_times_of_a_comparison(tmp_path):
     """A job of the engine measures each configuration once, and its time stands in the table."""
-    walk = {"walk_every": 4}
+    walk = {"every": 4}
     plans = [make("digits", "baseline", "tiny"), *(make("digits", "ga-sam", "tiny", s, walk=walk) for s in (1, 2))]
     jobs = prepare(plans, tmp_path)
     do_all(jobs, tmp_path, LocalEngine(2), lambda job, event: None, ON_CPU)
     times = step_times(LocalEngine(2), jobs, cpu=True)
-    keys = [job.plan.key for job in jobs]
+    keys = [job.record.key for job in jobs]
     assert times.keys() == set(keys)
     assert times[keys[0]] == 1
     assert times[keys[1]] > 0  # the steps of this model take less time than the noise of the machine

@@ -13,7 +13,6 @@ from torch import nn
 from gasam import recommended
 from gasam.lab.families.language import _bootstrap_error
 from gasam.lab.families.translation import bleu, bleu_error
-from gasam.lab.records import EpsilonSource
 from gasam.lab.report.tuning import conclusion, tuning_table
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.outcome import Trial
@@ -103,10 +102,10 @@ def test_the_budget_is_searched_by_default_and_used_with_its_cap_and_schedule(co
     assert tried == [Candidate(math.inf, -1, cap=perturbation.cap), Candidate(math.inf, -2)]
     assert found.error > 0
     best = found.chosen()
-    choice = with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).choice
-    assert (choice.budget, choice.cap, choice.epsilon) == (best.value, best.cap or 0.1, 0.0)
+    choice = with_tuned_walk(make("digits", "ga-sam", "tiny", settings={"epochs": 4}), tmp_path).walk
+    assert (choice.budget, choice.cap, choice.epsilon) == (best.value, best.cap or 0.1, None)
     assert choice.schedule() == schedule
-    assert choice.epsilon_source.kind == "tuned"
+    assert choice.source == "tuned"
 
 
 @pytest.mark.slow
@@ -183,9 +182,7 @@ def test_methods_that_move_embeddings_are_tuned_by_epsilon():
 def test_the_recommended_walk_is_tried_first_and_can_be_chosen():
     question = Question("imdb", "ga-sam", "small")
     [walk] = question.always()
-    assert question.plan(walk).choice == replace(
-        make("imdb", "ga-sam", "small", 0).choice, epsilon_source=EpsilonSource(kind="given")
-    )
+    assert question.plan(walk).walk.identity() == make("imdb", "ga-sam", "small", 0).walk.identity()
     outcomes = dict.fromkeys(FullGrid((math.inf,), -2, -1).propose({}), 0.0) | {walk: 0.05}
     strategy = TwoStages((math.inf,), -2, -1, 0.02, 0.0, question.always())
     tried = replayed(strategy, outcomes)
@@ -215,12 +212,11 @@ def test_tuned_runs_have_the_walk_that_was_tried(tmp_path, quantity, task, size)
         quantity=quantity, walk=question.fixed(), data=data,
     )  # fmt: skip
     write_json(tmp_path / "tuning" / "a.json", found.as_json())
-    choice = with_tuned_walk(make(task, "ga-sam", size), tmp_path).choice
-    assert choice.identity() == question.plan(candidate).choice.identity()
-    assert choice.epsilon_source == EpsilonSource(kind="tuned", trials=1)
-    own = with_tuned_walk(make(task, "ga-sam", size, walk={"steps": 4}), tmp_path).choice
+    choice = with_tuned_walk(make(task, "ga-sam", size), tmp_path).walk
+    assert choice.identity() == question.plan(candidate).walk.identity()
+    assert choice.source == "tuned"
+    own = with_tuned_walk(make(task, "ga-sam", size, walk={"steps": 4}), tmp_path).walk
     assert own.steps == 4
-    assert own.epsilon_source.for_usual_walk
 
 
 def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
@@ -235,7 +231,7 @@ def test_of_several_searches_the_budget_with_the_largest_gain_is_used(tmp_path):
         write_json(
             tmp_path / "tuning" / f"{name}.json", replace(found, quantity=quantity, walk=walk, data=data).as_json()
         )
-    choice = with_tuned_walk(make("imdb", "ga-sam", "small"), tmp_path).choice
+    choice = with_tuned_walk(make("imdb", "ga-sam", "small"), tmp_path).walk
     assert (choice.budget, choice.cap) == (0.01, 0.03)
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
-from synthetic import STEPS, record, records_of, tuned_and_untuned
+from synthetic import STEPS, record, records_of
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
-from gasam.lab.records import AnalysedRun, AnalysisRecord
-from gasam.lab.records import as_json as as_record
+from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import label, run_labels
@@ -169,66 +169,6 @@ def test_other_configurations_of_a_method_are_rows_of_their_own():
     assert values(table)["GA-SAM (epsilon 0.0003)"]["paper"]["mean"] == 86.11
 
 
-def test_tuned_radii_come_first_and_are_named_so():
-    tuned = {"epsilon_source": "tuned on validation, 6 tries"}
-    runs = [
-        *records_of("imdb", SCORES, size="paper"),
-        record("imdb", "ga-sam", 86.4, size="paper", walk={"epsilon": 5e-4}, **tuned),
-        record("imdb", "ga-sam", 86.1, size="paper", walk={"epsilon": 5e-4, "steps": 2}, **tuned),
-        record(
-            "imdb",
-            "ga-sam",
-            86.2,
-            size="paper",
-            walk={"epsilon": 1e-3, "norm": 2.0},
-            epsilon_source="tuned on validation, 0.5 x",
-        ),
-        record("imdb", "sam", 84.9, size="paper", walk={"epsilon": 0.02, "norm": 2.0}, **tuned),
-    ]
-    table = comparison(runs, "imdb", "paper")
-    assert labels(table) == [
-        "Baseline",
-        "SAM (tuned: L2 0.02)",
-        "SAM",
-        "GA-SAM (tuned: L-inf 0.0005)",
-        "GA-SAM",
-        "GA-SAM (tuned: L-inf 0.0005, K = 2)",
-        "GA-SAM (0.5 x tuned: L2 0.001)",
-    ]
-    assert values(table)["GA-SAM (tuned: L-inf 0.0005)"]["paper"]["mean"] == 86.11
-    assert values(table)["GA-SAM (tuned: L-inf 0.0005, K = 2)"]["paper"]["mean"] == 85.83
-    sources = [note.removeprefix("Size of the walk, ") for note in table.notes if note.startswith("Size of the walk")]
-    assert [source.partition(":")[0] for source in sources] == [
-        "tuned on validation, 6 tries",
-        "paper",
-        "tuned on validation, 0.5 x",
-    ]
-    assert "L2 0.02 (SAM)" in sources[0]
-
-
-def test_the_recommended_walk_comes_before_a_tuned_one():
-    tuned = {"epsilon_source": {"kind": "tuned", "trials": 4}, "walk": {"budget": 0.1, "cap": 0.1}}
-    runs = [record("imdb", "ga-sam", 88.0, size="small", **tuned), record("imdb", "ga-sam", 87.0, size="small")]
-    first, second = group_runs(runs)
-    assert (first.tuned, second.tuned) == (False, True)
-    assert label(second) == "GA-SAM (tuned: L-inf budget 0.1 with cap 0.1)"
-
-
-def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
-    runs = tuned_and_untuned()
-    notes = comparison(runs, "imdb", "small").notes
-    assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
-    assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
-    tuned_lead = "GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) minus other methods"
-    assert any(note.startswith(tuned_lead) and "better (SAM: +5.00" in note for note in notes)
-    only = [run for run in runs if run.walk.get("budget") != 0.1]
-    notes = comparison(only, "imdb", "small").notes
-    assert any(
-        note.startswith("Conclusion: GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) is better") for note in notes
-    )
-    assert any("better (SAM: +5.00" in note for note in notes)
-
-
 def test_what_all_rows_share_is_said_once():
     runs = [record("imdb", method, settings={"epochs": 3}) for method in ("baseline", "sam")]
     table = comparison(runs, "imdb", "small")
@@ -236,15 +176,6 @@ def test_what_all_rows_share_is_said_once():
     usual = record("imdb").settings["epochs"]
     assert any("epochs 3" in note and f"epochs {usual}" in note for note in table.notes)
     assert values(table)["SAM"]["paper"]["mean"] == 84.75
-
-
-def test_settings_that_were_added_later_are_compared_with_their_defaults():
-    runs = records_of("imdb", SCORES, size="paper", settings={"smoothing": 0.1})
-    assert "All rows: smoothing 0.1; size paper has smoothing 0." in comparison(runs, "imdb", "paper").notes
-    tuned = comparison(records_of("imdb", SCORES, size="small"), "imdb", "small").notes
-    [ours] = [note for note in tuned if note.startswith("These runs")]
-    assert "smoothing 0.1" in ours
-    assert "embedding dropout 0.32" in ours
 
 
 def test_other_data_is_never_averaged_in():
@@ -352,8 +283,8 @@ def test_a_column_is_defined_once_for_people_and_for_programs():
 
 def analysed(name, *arguments, **options):
     values = as_record(record(*arguments, **options)) | {"name": name}
-    run = AnalysedRun.model_validate({key: values[key] for key in AnalysedRun.model_fields if key in values})
-    return AnalysisRecord(schema=1, kind="attack", options={}, run=run, found={})
+    run = Summary.model_validate({key: values[key] for key in Summary.model_fields if key in values})
+    return AnalysisRecord(schema=2, kind="attack", options={}, run=run, found={})
 
 
 def test_analysed_runs_are_named_by_what_tells_them_apart():

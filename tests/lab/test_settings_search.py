@@ -16,8 +16,8 @@ from torch.nn.functional import log_softmax
 
 from gasam.lab.api import settings_frame
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Span, around, parsed_span
+from gasam.lab.record import Metric
 from gasam.lab.report.settings_search import settings_conclusion
 from gasam.lab.search.sampling import FIRST, PercentileRule, propose
 from gasam.lab.search.settings_driver import tune_settings
@@ -302,7 +302,7 @@ def test_joint_search_changes_the_walk_as_well():
     asked = question(method="ga-sam", joint=True)
     assert {"budget", "cap", "learning_rate"} <= asked.ranges().keys()
     plan = asked.plan({"budget": 0.3, "cap": 0.05, "learning_rate": 0.01})
-    assert (plan.choice.budget, plan.choice.cap, plan.settings.learning_rate) == (0.3, 0.05, 0.01)
+    assert (plan.walk.budget, plan.walk.cap, plan.settings.learning_rate) == (0.3, 0.05, 0.01)
     trial_of_it = trial(80.0, budget=0.3, cap=0.05, learning_rate=0.01)
     found = SettingsFinding(schema=1, name="", task="digits", size="tiny", method="ga-sam", joint=True, seed=0,
                             settings={}, shared={}, data="", space={}, trials=(trial_of_it,))  # fmt: skip
@@ -364,6 +364,6 @@ def test_comparison_uses_the_settings_that_a_search_chose(command, searched, tmp
     assert f"--settings-from {file}" in shown.out or "no settings are better than the task's own" in shown.out
     ended = command("train", "digits", "--size", "tiny", "--settings-from", file, "--out", tmp_path, "--json")
     assert ended.code == 0, ended.err
-    settings = json.loads(ended.out)["config"]["settings"]
+    settings = json.loads(ended.out)["settings"]
     for name, value in chosen.chosen().values.items():
         assert settings.get(name, 0.0) == value

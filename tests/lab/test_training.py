@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, ga_sam
 from gasam.lab.errors import InputError
-from gasam.lab.records import as_json, read
+from gasam.lab.record import as_json, read
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.loop import Training, WalkMeans

@@ -19,10 +19,9 @@ from synthetic import finding_of, response
 from gasam.lab.cli import tuning
 from gasam.lab.engines.engine import prepare
 from gasam.lab.families.encoded import WithheldError
-from gasam.lab.families.family import Metric
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
-from gasam.lab.records import EpsilonSource
+from gasam.lab.record import Metric
 from gasam.lab.search.finding import Finding, files, read_all
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.question import Question
@@ -68,9 +67,8 @@ def test_search_finds_a_radius_and_compare_uses_it(command, tmp_path):
                        "--jobs", "1", "--cpu", "--out", tmp_path, "--json")  # fmt: skip
     assert compared.code == 0, compared.err
     [record] = [json.loads(each.read_text()) for each in tmp_path.glob("digits-tiny-ga-sam-1-*.json")]
-    assert record["config"]["method"]["epsilon"] == best.value
-    source = EpsilonSource(kind="tuned", trials=2, without_gain=found.gains()[best] <= 0)
-    assert record["epsilon_source"] == source.model_dump()
+    assert record["walk"]["epsilon"] == best.value
+    assert record["walk"]["source"] == "tuned"
 
 
 @pytest.mark.slow
@@ -276,15 +274,15 @@ def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):
         pytest.raises(ValueError, match=r"^ga-sam-inf is still being tuned: .* --walk ga-sam\.epsilon=VALUE"),
     ):
         with_tuned_walk(plan, tmp_path)
-    assert with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
+    assert with_tuned_walk(plan, tmp_path).walk.epsilon == 5e-3
 
 
 def test_tuned_radius_is_for_its_data_and_not_beside_a_given_one(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     plan = make("imdb", "ga-sam", "small")
-    assert with_tuned_walk(plan, tmp_path).choice.epsilon == 5e-3
-    borrowed = with_tuned_walk(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).choice
-    assert (borrowed.epsilon, str(borrowed.epsilon_source)) == (5e-3, "tuned on validation for the usual walk, 1 try")
+    assert with_tuned_walk(plan, tmp_path).walk.epsilon == 5e-3
+    borrowed = with_tuned_walk(make("imdb", "ga-sam", "small", walk={"steps": 5}), tmp_path).walk
+    assert (borrowed.epsilon, borrowed.steps, borrowed.source) == (5e-3, 5, "tuned")
     given = make("imdb", "ga-sam", "small", walk={"epsilon": 0.1})
     with pytest.raises(ValueError, match="has a given radius and --tuned"):
         with_tuned_walk(given, tmp_path)
@@ -323,14 +321,14 @@ def test_ladder_of_a_study_is_built_on_the_tuned_radius(tmp_path):
     searched(tmp_path, "ga-sam", "inf", -3, 5)
     searched(tmp_path, "ga-sam", "2", -1, 2)
     rows = studies.load("table3").rows_on("imdb")
-    chosen = {row.label: row.plan("small", 1, tuned=tmp_path).choice for row in rows}
+    chosen = {row.label: row.plan("small", 1, tuned=tmp_path).walk for row in rows}
     assert {label: choice.epsilon for label, choice in chosen.items() if label.startswith("L")} == pytest.approx(
         {f"L2, {x} x": 0.2 * float(x) / 10 for x in ("0.1", "0.5", "1", "5", "10", "50")}
         | {f"L-inf, {x} x": 5e-3 * float(x) for x in ("0.2", "0.5", "0.8", "1", "2", "5")}
     )
     assert chosen["L2, 0.5 x"].norm == 2
-    assert str(chosen["L2, 0.5 x"].epsilon_source) == "tuned on validation, 0.05 x"
-    assert chosen["Baseline"].epsilon == 0
+    assert chosen["L2, 0.5 x"].source == "tuned"
+    assert chosen["Baseline"].epsilon is None
     assert [chosen[f"K = {k}"].steps for k in range(1, 6)] == [1, 2, 3, 4, 5]
     assert len({choice.epsilon for label, choice in chosen.items() if label.startswith("K")}) == 1
 

@@ -1,17 +1,40 @@
-"""The methods that can be compared, each with its preset of the core; the sizes of their walks are in the tasks."""
+"""The methods that can be compared, and the walk of each in a run: the appendix's numbers, or the recommended walk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from gasam import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, model_validator
+from torch import nn
+
+from gasam import (
+    FreeLB,
+    Perturbation,
+    Schedule,
+    SharpBackward,
+    asam,
+    ga_sam,
+    layer_sam,
+    multi_step_defense,
+    recommended,
+    sam,
+    same_noise,
+)
 from gasam.family import members
-from gasam.lab.errors import InputError
+from gasam.lab.errors import InputError, first_fault
+from gasam.lab.families.family import Family
+from gasam.passes import plainly
+from gasam.perturbation import check_schedule
 
-Moved = Literal["nothing", "weights", "embeddings"]
+INF = math.inf
+OWN_RISK = "own"
+"""The risk of a method that has a function for it."""
+Source = Literal["none", "paper", "recommended", "tuned", "given"]
+Walks = Literal["paper", "recommended"]
 
 
 @dataclass(frozen=True)
@@ -31,41 +54,28 @@ class Method:
     title: str
     about: str
     preset: Perturbation
-    moved: Moved = "weights"
+    moved: Literal["nothing", "weights", "embeddings"] = "weights"
     make: Callable[..., Perturbation] | None = None
 
     def __post_init__(self) -> None:
         """A run has its own size of the walk and number of steps, so a preset can't set more than these options."""
-        if self.make is not None:
-            return
         options = {name: getattr(self.preset, name) for name in ("scale", "granularity", "risk", "norm")}
-        if not isinstance(self.preset.scale, str) or self.preset != Perturbation(epsilon=0, **options):
+        if self.make is None and self.preset != Perturbation(epsilon=0, **options):
             raise ValueError(f"the preset of {self.name} may set a named scale, granularity, risk and norm, no more")
-
-    @property
-    def has_many_steps(self) -> bool:
-        """Whether a task may choose K. The other methods take one step."""
-        return self.preset.risk == "mean"
 
     @property
     def options(self) -> dict[str, Any]:
         """The method's own options with their defaults, such as GSAM's alpha."""
         known = {} if self.make is None else signature(self.make).parameters
-        return {name: each.default for name, each in known.items() if name not in ("epsilon", "norm", "size")}
+        return {name: each.default for name, each in known.items() if each.kind is each.KEYWORD_ONLY}
+
+    @property
+    def risk(self) -> str:
+        return OWN_RISK if callable(self.preset.risk) else self.preset.risk
 
 
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
-ABLATIONS = (
-    "single-step",
-    "element-wise",
-    "model-wise",
-    "scale-weight-over-gradient",
-    "scale-inverse-gradient",
-    "scale-weight-rms",
-    "scale-weight",
-)
-"""The methods of the paper's Table 2 that change one part of GA-SAM."""
-
+_MEAN = "the mean loss over a walk"
 _ALL = (
     Method("baseline", "Baseline", "plain training", sam(0), moved="nothing"),
     Method("sam", "SAM", "the loss at the worst point of a plain ball", sam(0)),
@@ -73,62 +83,293 @@ _ALL = (
     Method("asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", replace(asam(0), granularity="filter")),
     Method("layer-sam", "Layer-SAM", "SAM with T = |w| / |g| for each tensor", layer_sam(0)),
     Method(
-        "multi-step-defense",
-        "Multi-step Defense",
-        "the mean loss over a walk in a plain ball; Table 2's T = 1",
-        multi_step_defense(0),
+        "multi-step-defense", "Multi-step Defense", f"{_MEAN} in a plain ball; Table 2's T = 1", multi_step_defense(0)
     ),
-    Method("ga-sam", "GA-SAM", "the mean loss over a walk with T = sqrt(n_i) / (|g_i| sqrt(n))", ga_sam(0)),
-    Method(
-        "freelb",
-        "FreeLB",
-        "the mean loss over a walk of noise on word embeddings",
-        multi_step_defense(0),
-        moved="embeddings",
-    ),
+    Method("ga-sam", "GA-SAM", f"{_MEAN} with T = sqrt(n_i) / (|g_i| sqrt(n))", ga_sam(0)),
+    Method("freelb", "FreeLB", f"{_MEAN} of noise on word embeddings", multi_step_defense(0), moved="embeddings"),
     Method(
         "single-step",
         "Single-step",
         "GA-SAM's scale with SAM's risk: only the last point",
         replace(ga_sam(0), risk="final"),
     ),
-    Method(
-        "element-wise",
-        "Element-wise",
-        "GA-SAM with one T for each element",
-        replace(ga_sam(0), granularity="element"),
-    ),
-    Method("model-wise", "Model-wise", "GA-SAM with one T for each model", replace(ga_sam(0), granularity="model")),
-    Method(
-        "scale-weight-over-gradient",
-        "T = |w| / |g|",
-        "GA-SAM with T = |w| / |g|",
-        replace(ga_sam(0), scale="weight_over_gradient"),
-    ),
-    Method(
-        "scale-inverse-gradient",
-        "T = 1 / |g|",
-        "GA-SAM with T = 1 / |g|",
-        replace(ga_sam(0), scale="inverse_gradient"),
-    ),
-    Method(
-        "scale-weight-rms",
-        "T = |w| / sqrt(n)",
-        "GA-SAM with T = |w| / sqrt(n)",
-        replace(ga_sam(0), scale="weight_rms"),
-    ),
-    Method("scale-weight", "T = |w|", "GA-SAM with T = |w|", replace(ga_sam(0), scale="weight")),
+)
+_ABLATED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "element-wise": ("Element-wise", "one T for each element", {"granularity": "element"}),
+    "model-wise": ("Model-wise", "one T for each model", {"granularity": "model"}),
+    "scale-weight-over-gradient": ("T = |w| / |g|", "T = |w| / |g|", {"scale": "weight_over_gradient"}),
+    "scale-inverse-gradient": ("T = 1 / |g|", "T = 1 / |g|", {"scale": "inverse_gradient"}),
+    "scale-weight-rms": ("T = |w| / sqrt(n)", "T = |w| / sqrt(n)", {"scale": "weight_rms"}),
+    "scale-weight": ("T = |w|", "T = |w|", {"scale": "weight"}),
+}
+"""Methods of the paper's Table 2 that change one part of GA-SAM: title, part and option."""
+_CHANGED = tuple(
+    Method(name, title, f"GA-SAM with {part}", replace(ga_sam(0), **option))
+    for name, (title, part, option) in _ABLATED.items()
 )
 _FOUND = tuple(
     Method(name.replace("_", "-"), member.title, member.about, member.preset(0), make=member.preset)
     for name, member in members().items()
 )
-METHODS = {method.name: method for method in (*_ALL, *_FOUND)}
+METHODS = {method.name: method for method in (*_ALL, *_CHANGED, *_FOUND)}
+ABLATIONS = ("single-step", *_ABLATED)
 FAMILY = (*TABLE1, *(method.name for method in _FOUND))
 """The methods of `--methods family`."""
+
+APPENDIX: Mapping[str, Mapping[str, tuple[float, float, int]]] = {
+    "sam": {"imdb": (INF, 2e-5, 1), "ptb": (2, 5e-3, 1), "en-vi": (INF, 1.2e-3, 1), "de-en": (INF, 5e-4, 1)},
+    "asam": {"imdb": (INF, 5e-3, 1), "ptb": (INF, 5e-4, 1), "en-vi": (INF, 5e-4, 1), "de-en": (INF, 2e-4, 1)},
+    "layer-sam": {"imdb": (2, 1e-5, 1), "ptb": (2, 1e-6, 1), "en-vi": (INF, 1e-3, 1), "de-en": (INF, 3e-3, 1)},
+    "multi-step-defense": {
+        "imdb": (INF, 2e-5, 1),
+        "ptb": (INF, 1e-3, 1),
+        "en-vi": (INF, 5e-4, 2),
+        "de-en": (INF, 5e-4, 2),
+    },
+    # Of the translations the paper prints 0.9 and 0.8, which we read as those of fairseq's loss: a sum of 4,096 tokens.
+    "ga-sam": {
+        "imdb": (INF, 1e-4, 1),
+        "ptb": (INF, 8e-6, 1),
+        "en-vi": (INF, 0.9 / 4096, 2),
+        "de-en": (INF, 0.8 / 4096, 2),
+    },
+    "freelb": {"en-vi": (INF, 0.02, 1), "de-en": (INF, 0.005, 3)},
+    "single-step": {"imdb": (INF, 5e-5, 1), "ptb": (2, 5e-3, 1)},
+    "element-wise": {"imdb": (INF, 5e-6, 1), "ptb": (INF, 2e-6, 1)},
+    "model-wise": {"imdb": (INF, 5e-5, 1), "ptb": (INF, 5e-6, 1)},
+    "scale-weight-over-gradient": {"imdb": (INF, 2e-5, 1), "ptb": (2, 2e-5, 1)},
+    "scale-inverse-gradient": {"imdb": (INF, 5e-5, 1), "ptb": (INF, 5e-6, 1)},
+    "scale-weight-rms": {"imdb": (INF, 5e-3, 1), "ptb": (INF, 1e-4, 1)},
+    "scale-weight": {"imdb": (INF, 5e-6, 1), "ptb": (INF, 1e-7, 1)},
+}
+"""The paper's norm, epsilon and number of steps K, by method and task."""
+FIRST_EPOCHS = {"en-vi": (30, 52), "de-en": (30, 70)}
+"""The paper's first epoch with a walk, and its number of epochs; the other tasks walk from the first."""
 
 
 def find_method(name: str) -> Method:
     if name not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
     return METHODS[name]
+
+
+def _norm(value: Any) -> Any:
+    return INF if value == "inf" else value
+
+
+Norm = Annotated[float, BeforeValidator(_norm), PlainSerializer(lambda norm: "inf" if math.isinf(norm) else norm)]
+"""JSON has no infinity, so it is written as text."""
+
+
+class Walk(BaseModel):
+    """How a method moves the weights in one run: every option, and `source`, which does not change the result.
+
+    Args:
+        method: The name of the method.
+        epsilon: Radius of the ball. The walk has either this or a budget; plain training has neither.
+        budget: Rise of the loss that the walk aims at.
+        cap: Largest offset of a group, as a share of the norm of its weights.
+        norm: The p of the ball's norm.
+        steps: Number of ascent steps, K.
+        scale: The scale T.
+        granularity: The groups of weights with their own T.
+        risk: The loss to minimise: "mean", "final", or "own" if the method has a function for it.
+        start_epoch: First epoch with a walk, counted from 1.
+        walk_progress: Reach full strength when the loss has fallen by this share.
+        walk_start: First step with a walk, or a share of training.
+        walk_warmup: Steps, or a share of training, to reach full strength.
+        every: Walk only on every n-th step.
+        weight: The weight of the walk with `every`; by default n.
+        same_noise: Use the same dropout masks in every pass of a step.
+        options: The method's own options, such as GSAM's alpha.
+        source: Who chose the size: the paper, the recommended walk, a search, or the user; "none" without a walk.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    method: str
+    epsilon: float | None = None
+    budget: float | None = None
+    cap: float | None = None
+    norm: Norm = INF
+    steps: int = 1
+    scale: str = "one"
+    granularity: str = "model"
+    risk: str = "final"
+    start_epoch: int = 1
+    walk_progress: float | None = None
+    walk_start: int | float = 0
+    walk_warmup: int | float = 0
+    every: int = 1
+    weight: float | None = None
+    same_noise: bool = False
+    options: dict[str, Any] = {}
+    source: Source = "none"
+
+    @model_validator(mode="after")
+    def _check(self) -> Walk:
+        """Perturbation and Schedule check the values."""
+        check_schedule(self.perturbation(), self.schedule())
+        return self
+
+    @property
+    def moved(self) -> str:
+        return find_method(self.method).moved
+
+    @property
+    def size(self) -> float:
+        """The budget or epsilon; 0 for plain training."""
+        return self.budget or self.epsilon or 0.0
+
+    def backward(self, family: Family[Any], model: nn.Module, backward: Callable[..., None]) -> SharpBackward | FreeLB:
+        """The replacement for loss.backward(); without a size it is a plain pass."""
+        around = same_noise() if self.same_noise else plainly
+        if self.moved == "embeddings":
+            return FreeLB(
+                family.embeddings(model),
+                self.epsilon or 0.0,
+                norm=self.norm,
+                steps=self.steps,
+                example_dim=family.example_dim,
+                backward=backward,
+                around=around,
+            )
+        return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
+
+    def perturbation(self) -> Perturbation:
+        names = {field.name for field in fields(Perturbation)} & type(self).model_fields.keys()
+        given = {name: getattr(self, name) for name in names if (name, self.risk) != ("risk", OWN_RISK)}
+        if self.budget is None and self.epsilon is None:
+            given["epsilon"] = 0.0
+        make = find_method(self.method).make
+        return Perturbation(**given) if make is None else replace(make(0, **self.options), **given)
+
+    def schedule(self) -> Schedule | None:
+        made = Schedule(
+            progress=self.walk_progress,
+            start=self.walk_start,
+            warmup=self.walk_warmup,
+            every=self.every,
+            weight=self.weight,
+        )
+        return None if made == Schedule() else made
+
+    def passes(self, epoch: int) -> float:
+        """Mean number of gradient evaluations per step in this epoch, counted from 1, at a strength above 0."""
+        return 1 + self.steps / self.every if self.size and epoch >= self.start_epoch else 1
+
+    def identity(self) -> dict[str, Any]:
+        """All options as JSON values, without the source."""
+        return self.model_dump(mode="json", exclude={"source"})
+
+    def __str__(self) -> str:
+        """The size and what differs from the method's usual options, such as "L-inf, budget 0.1, cap 0.01"."""
+        if self.moved == "nothing":
+            return "same noise" if self.same_noise else ""
+        usual = Walk(**_usual(find_method(self.method)))
+        named = {"norm": "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"}
+        values = {name: value for name, value in self if value != getattr(usual, name) or name == "norm"}
+        values |= {name: value for name, value in self.options.items() if value != usual.options.get(name)}
+        for name in ("source", "method", "options"):
+            values.pop(name, None)
+        return ", ".join(named.get(name) or _in_words(name, value) for name, value in values.items())
+
+
+OPTIONS = tuple(name for name in Walk.model_fields if name not in ("method", "options", "source"))
+"""The options that users may give, besides the method's own."""
+
+
+def _in_words(name: str, value: Any) -> str:
+    words = {"steps": "K ="}.get(name, name.removeprefix("walk_").replace("_", " "))
+    return words if value is True else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
+
+
+def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | None = None, /, **given: Any) -> Walk:
+    """The walk of a method on a task.
+
+    It is the paper's at size "paper" where the appendix has an epsilon, and the recommended walk everywhere else.
+    A given epsilon takes the place of the paper's number, and a given budget of any.
+
+    Args:
+        method: The name of the method.
+        task: The name of the task.
+        size: The name of the size.
+        epochs: The number of epochs of the run; it scales the paper's first epoch with a walk.
+        source: Takes the paper's or the recommended walk in every size.
+        given: Options of the walk by name, see `OPTIONS`, and the method's own; None values are ignored.
+    """
+    found, given = find_method(method), {name: value for name, value in given.items() if value is not None}
+    _refuse(found, given)
+    values = _usual(found)
+    if found.moved != "nothing":
+        values |= _size(found, task, size, epochs, source, given)
+        if given.keys() & {"epsilon", "norm", "budget"}:
+            values["source"] = "given"
+        if "budget" in given:
+            values["epsilon"] = None
+    own = {name: float(v) if type(v) is int else v for name, v in given.items() if name in found.options}
+    values |= {name: value for name, value in given.items() if name not in own}
+    values["options"] = {**found.options, **own}
+    if values["weight"] == values["every"]:
+        values["weight"] = None  # the default, so that it is the same run
+    try:
+        walk = Walk(**values)
+    except ValidationError as error:
+        raise InputError(first_fault(error, Walk)) from None
+    if walk.start_epoch not in range(1, epochs + 1):
+        raise InputError(f"start_epoch must be a whole number from 1 to {epochs}, got {walk.start_epoch}")
+    return walk
+
+
+def _usual(method: Method) -> dict[str, Any]:
+    """The options of a method's preset, without a size."""
+    preset, schedule = method.preset, method.preset.usual_schedule or Schedule()
+    return {
+        "method": method.name,
+        "norm": preset.norm,
+        "scale": str(preset.scale),
+        "granularity": preset.granularity,
+        "risk": method.risk,
+        "every": schedule.every,
+        "weight": schedule.weight,
+        "options": method.options,
+    }
+
+
+def _size(
+    method: Method, task: str, size: str, epochs: int, source: str | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The size of the walk, its norm, its steps and its schedule."""
+    known = APPENDIX.get(method.name, {})
+    place = "en-vi" if method.moved == "embeddings" and task not in known else task
+    wanted = source or ("paper" if size == "paper" or method.moved == "embeddings" else "recommended")
+    if "epsilon" in given or (wanted == "paper" and place in known):
+        norm, epsilon, steps = known.get(place, (method.preset.norm, 0.0, 1))
+        first, of = FIRST_EPOCHS.get(task, (1, epochs))
+        start = max(1, round(first * epochs / of))
+        return {"norm": norm, "epsilon": epsilon, "steps": steps, "start_epoch": start, "source": "paper"}
+    if source == "paper":
+        raise InputError(f"the paper has no epsilon for {method.name} on {task}: leave out --walks paper")
+    perturbation, schedule = recommended()
+    size_of = {"budget": perturbation.budget, "cap": perturbation.cap, "walk_progress": schedule.progress}
+    return size_of | {"source": "recommended"}
+
+
+def _refuse(method: Method, given: Mapping[str, Any]) -> None:
+    """Raise for options that the method does not have."""
+    known = {*OPTIONS, *method.options}
+    if unknown := given.keys() - known:
+        raise InputError(f"a walk has no option {min(unknown)!r}: it has {', '.join(sorted(known))}")
+    if method.risk == OWN_RISK and given.get("risk", OWN_RISK) != OWN_RISK:
+        raise InputError(f"{method.name} has its own risk: leave out --risk")
+    if method.moved == "nothing" and (left := given.keys() - {"same_noise"}):
+        raise InputError(f"the baseline does not walk: leave out {_as_option(left)}, or name a method")
+    only = {"epsilon", "norm", "steps", "start_epoch", "same_noise"}
+    if method.moved == "embeddings" and (left := given.keys() - only):
+        raise InputError(f"{method.name} moves embeddings, not weights: leave out {_as_option(left)}")
+    if "budget" in given and "epsilon" in given:
+        raise InputError("give either --epsilon or --budget: both are the size of the walk")
+
+
+def _as_option(names: Collection[str]) -> str:
+    return f"--{min(names).replace('_', '-')}"

@@ -15,21 +15,18 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from gasam.analysis.objective import plain_value
-from gasam.lab import provenance, records
+from gasam.lab import record as records
 from gasam.lab.analyses.comparing import Measure
 from gasam.lab.analyses.definition import KINDS, Analysis, Labels, Measurement
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysedRun, AnalysisRecord, RunRecord, RunSummary
+from gasam.lab.record import AnalysisRecord, Record, Summary
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.tables import as_json, markdown
 from gasam.lab.tasks import Origin
 from gasam.lab.training.stored import find_run
 
 __all__ = ["KINDS", "Analysis", "Measure", "name", "restored", "run", "save"]
-
-OF_THE_RUN = ("identity", *(name for name in RunSummary.model_fields if name != "epsilon_source"))
-"""The fields of the run's record that the record of an analysis repeats."""
 
 for module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{module.name}")
@@ -60,24 +57,24 @@ def run(
     file = folder / f"{name(analysis, known.name, known.record)}.json"
     if file.exists():
         return records.read_analysis(file)
-    code = provenance.code()
+    code = records.code()
     loaded = load(run, origin, cpu=cpu)
     measurement = Measurement(folder / f".{file.name}", report)
     try:
         found = analysis.measure(loaded, measurement)
     except ValueError as error:  # invalid options, explained in one sentence
         raise InputError(str(error)) from None
-    repeated = loaded.record.model_dump(include=set(OF_THE_RUN))
+    repeated = loaded.record.model_dump(include=set(Summary.model_fields))
     record = AnalysisRecord(
-        schema=1,
+        schema=2,
         kind=analysis.kind,
         options=analysis.options(),
-        run=AnalysedRun(name=loaded.name, **repeated),
+        run=Summary(**repeated | {"name": loaded.name}),
         examples=loaded.count(analysis.split, analysis.rows),
         found=plain_value(found),
         seconds=measurement.seconds,
-        machine=provenance.machine(next(loaded.model.parameters()).device),
-        versions=provenance.versions(),
+        machine=records.machine(next(loaded.model.parameters()).device),
+        versions=records.versions(),
         **code,
     )
     records.write(file, record)
@@ -85,7 +82,7 @@ def run(
     return records.read_analysis(file)
 
 
-def name(analysis: Analysis, run: str, record: RunRecord | AnalysedRun) -> str:
+def name(analysis: Analysis, run: str, record: Record | Summary) -> str:
     """The name of an analysis record, which depends on the options and on the run.
 
     Args:
@@ -93,7 +90,7 @@ def name(analysis: Analysis, run: str, record: RunRecord | AnalysedRun) -> str:
         run: The name of the run.
         record: The record of the run.
     """
-    text = json.dumps([analysis.options(), record.identity], sort_keys=True)
+    text = json.dumps([analysis.options(), record.key, record.seed], sort_keys=True)
     return f"{analysis.kind}-{run}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gasam.lab import analyses, records
+from gasam.lab import analyses
+from gasam.lab import record as records
 from gasam.lab.analyses.definition import Analysis
 from gasam.lab.analyses.loading import plan_of, planned
 from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.tasks import Origin
 from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.stored import find_run

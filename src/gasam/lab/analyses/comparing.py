@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from gasam.lab.records import AnalysisRecord, RunSummary
+from gasam.lab.record import AnalysisRecord, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,9 +128,9 @@ def _lines(here: Sequence[tuple[AnalysisRecord, str]], plotted: Callable[[Analys
     """A line for each configuration; a line for each run if the seeds have too few points in common."""
     from gasam.analysis.pictures import BASELINE, DASHES, GA_SAM, SECOND_BASELINE, PlotLine
 
-    groups: dict[tuple[str, str], list[tuple[AnalysisRecord, str]]] = {}
+    groups: dict[str, list[tuple[AnalysisRecord, str]]] = {}
     for each, label in here:
-        groups.setdefault((each.run.configuration, each.run.data.hash), []).append((each, label))
+        groups.setdefault(each.run.key, []).append((each, label))
     dashes = {each.run.method: cycle(DASHES) for each, _ in here}
     greys = chain((BASELINE,), repeat(SECOND_BASELINE))
     lines: list[PlotLine] = []
@@ -166,14 +166,14 @@ def _mean_line(curves: Sequence[Plotted], common: Sequence[float], label: str) -
     return PlotLine(label, common, means, marked=marked, errors=errors)
 
 
-def _without_kind(label: str, run: RunSummary) -> str:
+def _without_kind(label: str, run: Summary) -> str:
     """The label without task and size, which the title of the panel has already."""
     for kind in (f"{run.task}, size {run.size}", run.task, f"size {run.size}"):
         label = label.removeprefix(f"{kind}: ")
     return label
 
 
-def _same_data(one: RunSummary, other: RunSummary) -> bool:
+def _same_data(one: Summary, other: Summary) -> bool:
     return (one.task, one.size, one.data.hash) == (other.task, other.size, other.data.hash)
 
 

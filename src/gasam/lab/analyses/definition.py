@@ -14,7 +14,7 @@ from gasam.analysis.objective import plain_value
 from gasam.lab.analyses.comparing import Measure, Plotted, compared, panels
 from gasam.lab.analyses.loading import LoadedRun, checked
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import write_json
 from gasam.lab.tables import Table
 

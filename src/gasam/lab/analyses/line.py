@@ -12,7 +12,7 @@ from gasam.lab.analyses.comparing import Plotted, example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun, weights_like
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, example_count, on_tensors
 from gasam.lab.families.family import Family
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.storage import Weights
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
@@ -27,7 +27,7 @@ class LoadedRun:
     """A finished run with its record, its family of models and its trained model."""
 
     name: str
-    record: RunRecord
+    record: Record
     family: Family[Any]
     model: nn.Module
 

@@ -12,7 +12,7 @@ import torch
 from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, length, on_the_cpu
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.theory import mixture
 
 if TYPE_CHECKING:

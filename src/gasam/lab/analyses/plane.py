@@ -11,7 +11,7 @@ from gasam.analysis.landscape import plane
 from gasam.lab.analyses.comparing import example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

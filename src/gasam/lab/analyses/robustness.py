@@ -18,7 +18,7 @@ from gasam.lab.analyses.definition import Analysis, Found, Labels, Measurement, 
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord, Metric
 from gasam.lab.tables import Table
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
 }
 
 
-UNITS = {"accuracy": ", %"}
-"""The units of metrics that have one; the record of an analysis holds only the metric's name."""
+def in_units(metric: Metric) -> str:
+    return f"{metric.name}, {metric.unit}" if metric.unit else metric.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Robustness(Analysis):
         return Table(self.title, ("corruption", *labels), tuple(rows), (self.note(found),), values)
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
-        metrics = " and ".join(dict.fromkeys(each.run.metric + UNITS.get(each.run.metric, "") for each in found))
+        metrics = " and ".join(dict.fromkeys(in_units(each.run.metric) for each in found))
         judged = "all" if self.judged is None else f"the first {self.judged}"
         return (
             f"The attack maximises the loss on {example_count(found)} of the {self.split} split by {self.steps} steps, "
@@ -168,7 +168,7 @@ class Robustness(Analysis):
         return Plotted(
             f"attacked in {self.ball}",
             f"radius in {self.ball} (dotted: half is lost)" if found["higher_is_better"] else f"radius in {self.ball}",
-            metric + UNITS.get(metric, ""),
+            in_units(metric),
             radii,
             metrics,
             "x" if found["higher_is_better"] else "xy",
@@ -191,7 +191,7 @@ class Robustness(Analysis):
 
 def loss_of_half(record: AnalysisRecord) -> str:
     """What losing half means for this run's metric."""
-    metric, found = record.run.metric, record.found
+    metric, found = record.run.metric.name, record.found
     if not found["higher_is_better"]:
         return f"{metric} is doubled"
     above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""

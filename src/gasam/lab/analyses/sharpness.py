@@ -11,7 +11,7 @@ from gasam.lab.analyses.comparing import Measure, Plotted, compared, example_cou
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Labels, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.command_text import parsed_norm, parsed_numbers
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.perturbation import Perturbation
 
 

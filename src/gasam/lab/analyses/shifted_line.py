@@ -13,7 +13,7 @@ from torch import nn
 from gasam.lab.analyses.definition import Cells, Found, Labels, Measurement
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.analyses.shift import Labelled, Shift, fine_tuned, on_the_cpu, whole
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import Weights
 from gasam.lab.theory import Problem
 from gasam.lab.theory.risk import Risk

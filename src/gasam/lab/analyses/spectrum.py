@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gasam.lab.analyses.comparing import Measure, Plotted, example_count
 from gasam.lab.analyses.definition import Analysis, Cells, Found, Measurement, option
 from gasam.lab.analyses.loading import LoadedRun
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 
 WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix", "hessian": "Hessian"}
 

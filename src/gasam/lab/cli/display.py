@@ -13,10 +13,9 @@ from rich.table import Table as RichTable
 
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.engine import Event, Job
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers
-from gasam.lab.tasks import of_record
 from gasam.lab.training.loop import Update
 
 # Markup is off, because file names and error messages may look like markup.
@@ -50,7 +49,7 @@ def say(text: str, to: Console = console, style: str | None = None) -> None:
 
 
 def label(job: Job) -> str:
-    name = f"{job.plan.task_name} {job.plan.choice.method} seed {job.plan.seed}"
+    name = f"{job.plan.task_name} {job.plan.walk.method} seed {job.plan.seed}"
     return f"{name}, {job.detail}" if job.detail else name
 
 
@@ -59,13 +58,13 @@ def failed_because(job: Job) -> str:
     return f"failed: {job.error}" if job.log is None else f"failed: {job.error} (full message: {job.log})"
 
 
-def describe(job: Job, record: RunRecord) -> str:
+def describe(job: Job, record: Record) -> str:
     if record.test is None:
         return f"diverged after {len(record.curve)} epochs"
     assert record.valid is not None, "a run has both scores or none"
-    metric = of_record(record).family.metric
+    metric = record.metric
     return (
-        f"{record.metric} valid {metric.shown(record.valid)}, test {metric.shown(record.test)}; "
+        f"{metric.name} valid {metric.shown(record.valid)}, test {metric.shown(record.test)}; "
         f"{record.gradient_evaluations} gradient evaluations, {seconds(record.seconds)}"
     )
 

@@ -55,10 +55,10 @@ def methods(
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
         try:
-            choice = make(task, name, size).choice
-            found[name] = {"about": method.about, "epsilon_source": str(choice.epsilon_source)} | choice.identity()
+            walk = make(task, name, size).walk
+            found[name] = {"about": method.about, "in_words": str(walk)} | walk.model_dump()
         except InputError as error:
-            found[name] = {"about": method.about, "epsilon_source": str(error)}
+            found[name] = {"about": method.about, "source": str(error)}
     if json:
         print_json(found)
         return
@@ -120,13 +120,9 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _walk(entry: dict[str, Any]) -> str:
-    from gasam.lab.report.run_list import walk_in_words
-
-    source = entry["epsilon_source"]
-    if "norm" not in entry:  # the source is the reason why the method cannot be used
-        return str(source)
-    walk = walk_in_words(entry)
-    return f"{walk} ({source})" if walk else ""
+    if "in_words" not in entry:  # the source is the reason why the method cannot be used
+        return str(entry["source"])
+    return f"{entry['in_words']} ({entry['source']})" if entry["in_words"] else ""
 
 
 def _state(file: FileState) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from gasam.lab.analyses.by_engine import run_all
 from gasam.lab.cli.display import errors, failed_because
 from gasam.lab.engines.engine import Engine, Event, Job
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.tasks import Origin
 
 

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 Count = TypeVar("Count", int, int | None)
 
 
-def as_plan_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a walk by the names that a plan uses."""
-    from gasam.lab.walks import SHORT_NAMES
-
-    return {SHORT_NAMES.get(name, name): value for name, value in options.items()}
-
-
 def steps_or_share(option: str, text: str | None) -> float | None:
     """Parse a number of steps (an int) or a share of training (a float)."""
     if text is None:
@@ -119,7 +112,7 @@ def walks(texts: Iterable[str], methods: list[str], same_noise: bool) -> dict[st
             raise InputError(
                 f"--walk must look like METHOD.NAME=VALUE with METHOD one of {', '.join(methods)}, got {text!r}"
             )
-        values = as_plan_names(assignments("--walk", [assignment]))
+        values = assignments("--walk", [assignment])
         if "norm" in values:
             values["norm"] = parsed_norm(str(values["norm"]))
         changed[method] |= values

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gasam.lab.cli.option_values import as_plan_names, assignments, chosen_settings, positive, steps_or_share
+from gasam.lab.cli.option_values import assignments, chosen_settings, positive, steps_or_share
 from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
@@ -196,7 +196,7 @@ class WalkOptions:
         """The options by the names that a plan uses; None for those not given."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "options"}
         return (
-            as_plan_names(given)
+            given
             | assignments("--option", self.options)
             | {
                 "norm": None if self.norm is None else parsed_norm(self.norm),

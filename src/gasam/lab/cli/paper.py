@@ -17,7 +17,7 @@ from gasam.lab.errors import InputError
 if TYPE_CHECKING:
     from gasam.lab.analyses import Analysis
     from gasam.lab.paper.figure_study import FigureResult
-    from gasam.lab.records import AnalysisRecord
+    from gasam.lab.record import AnalysisRecord
     from gasam.lab.tasks import Origin
 
 

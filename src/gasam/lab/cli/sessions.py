@@ -19,8 +19,8 @@ from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_times import step_times
 from gasam.lab.errors import InputError
-from gasam.lab.records import RunRecord
-from gasam.lab.records import as_json as as_record
+from gasam.lab.record import Record
+from gasam.lab.record import as_json as as_record
 from gasam.lab.report.pictures import comparison_figures
 from gasam.lab.report.settings_search import settings_conclusion, settings_table
 from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
@@ -143,7 +143,7 @@ def table_name(front: str, jobs: Sequence[Job]) -> str:
     """
     first = min(job.plan.seed for job in jobs)
     names = sorted(job.name for job in jobs if job.plan.seed == first)
-    methods = list(dict.fromkeys(job.plan.choice.method for job in jobs))
+    methods = list(dict.fromkeys(job.plan.walk.method for job in jobs))
     told = "+".join(methods) if len(methods) <= FEW_METHODS else f"{len(methods)}-methods"
     files = [re.sub(r"[^\w-]+", "-", Path(name).stem) for name in jobs[0].plan.origin.file_names[:1]]
     return "-".join([front, *files, told, hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]])
@@ -151,7 +151,7 @@ def table_name(front: str, jobs: Sequence[Job]) -> str:
 
 def show(
     table: Table,
-    records: list[RunRecord],
+    records: list[Record],
     jobs: Sequence[Job],
     place: Path,
     json: bool,

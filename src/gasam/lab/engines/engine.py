@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.storage import Checkpoints, replaced
 from gasam.lab.training.loop import OnUpdate
 from gasam.lab.training.plan import Plan
@@ -137,7 +137,7 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
     return list(jobs.values())
 
 
-def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> RunRecord:
+def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record:
     """The work of a training job; the options are those of `training.run.run`."""
     return run(job.plan, folder, on_update=on_update, **options)
 

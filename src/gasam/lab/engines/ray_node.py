@@ -17,7 +17,7 @@ import ray
 import torch
 
 import gasam
-from gasam.lab import provenance
+from gasam.lab import record as records
 from gasam.lab.engines.engine import Files, files_below, message_of
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
@@ -204,7 +204,7 @@ def node_versions() -> Versions:
     """The versions that must be the same on all nodes; the commit is None if it is not known."""
     python = ".".join(platform.python_version_tuple()[:2])
     torch_version = torch.__version__.partition("+")[0]  # a CPU build and a GPU build may work together
-    commit = provenance.code()["commit"]
+    commit = records.code()["commit"]
     return {"Python": python, "torch": torch_version, "gasam": gasam.__version__, "commit": commit}
 
 

@@ -42,8 +42,8 @@ def step_times(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dic
     Raises:
         RuntimeError: If the measurement fails.
     """
-    done = {job.plan.key: job for job in reversed(jobs) if job.record is not None}
-    if len(done) < 2 or all(job.plan.choice.moved != "nothing" for job in done.values()):
+    done = {job.record.key: job for job in reversed(jobs) if job.record is not None}
+    if len(done) < 2 or all(job.plan.walk.moved != "nothing" for job in done.values()):
         return {}
     plans = {key: job.plan for key, job in done.items()}
     measurement = Job(jobs[0].plan, "step-times", data=jobs[0].data, exclusive=False)
@@ -58,7 +58,7 @@ def step_times(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dic
 
 def _share_of_walks(job: Job) -> float:
     """The share of steps with a walk, relative to walking at full strength from the start; 1 for plain training."""
-    most = job.plan.choice.passes(job.plan.settings.epochs)
+    most = job.plan.walk.passes(job.plan.settings.epochs)
     if most == 1 or not job.record.updates:
         return 1.0
     return float((job.record.gradient_evaluations / job.record.updates - 1) / (most - 1))
@@ -84,21 +84,21 @@ def _measure(
                     seconds[key].append(taken)
             if count and time.perf_counter() - begun > SECONDS:
                 break
-    plain = next(key for key, plan in plans.items() if plan.choice.moved == "nothing")
+    plain = next(key for key, plan in plans.items() if plan.walk.moved == "nothing")
     return {key: statistics.median(each) / statistics.median(seconds[plain]) for key, each in seconds.items()}
 
 
 def _training(plan: Plan, folder: Path, cpu: bool) -> Training:
     """Training at full strength from the first step, without writing any file."""
     at_once: dict[str, Any] = {"walk_progress": None, "walk_start": 0, "walk_warmup": 0, "start_epoch": 1}
-    plan = replace(plan, choice=replace(plan.choice, **at_once))
+    plan = replace(plan, walk=plan.walk.model_copy(update=at_once))
     training = Training(plan, plan.family(plan.data()), Checkpoints(folder), ignore_update, Accelerator(cpu=cpu))
     training.model.train()
     return training
 
 
 def _seconds_per_step(training: Training) -> float:
-    every = training.choice.walk_every
+    every = training.plan.walk.every
     steps = every * -(-STEPS // every)
     batches = training.family.batches(torch.Generator().manual_seed(0))
     training.carried = None

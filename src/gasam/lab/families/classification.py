@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, Share, Sizes, drawn, one_line
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, Sizes, drawn, one_line
 from gasam.lab.families.spaces import Space, Span, around
+from gasam.lab.record import Metric
 
 EVALUATED_AT_ONCE = 250
 SHOWN_CLASSES = 3

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -27,40 +26,10 @@ from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.spaces import Space, around
-from gasam.lab.statistics import signed
+from gasam.lab.record import Metric
 
 Settings = TypeVar("Settings", bound="Recipe")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The name of a metric, whether higher is better, its unit, and the number of decimals to show."""
-
-    name: str
-    higher_is_better: bool
-    unit: str = ""
-    decimals: int = 2
-
-    def shown(self, value: float) -> str:
-        """A score as text, with its unit."""
-        return f"{value:.{self.decimals}f}{self.unit}"
-
-    def difference(self, value: float) -> str:
-        """A difference of two scores as text, with its sign."""
-        return signed(value, self.decimals)
-
-    @property
-    def unit_of_differences(self) -> str:
-        """What a difference of two scores is counted in."""
-        return "points" if self.unit == "%" else self.name
-
-    def better(self, new: float, old: float | None) -> bool:
-        return old is None or (new > old if self.higher_is_better else new < old)
-
-    def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
-        """The item with the best score."""
-        return max(items, key=score) if self.higher_is_better else min(items, key=score)
 
 
 class Score(NamedTuple):

@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, Share, drawn
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, drawn
 from gasam.lab.families.spaces import Space, Span, around
+from gasam.lab.record import Metric
 
 State = tuple[Tensor, Tensor]
 END = "<eos>"

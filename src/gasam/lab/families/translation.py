@@ -24,18 +24,9 @@ from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import (
-    Family,
-    Metric,
-    PredictionOptions,
-    Recipe,
-    Score,
-    Share,
-    drawn,
-    ignore_count,
-    one_line,
-)
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, drawn, ignore_count, one_line
 from gasam.lab.families.spaces import Space, Span
+from gasam.lab.record import Metric
 
 Side = Literal["source", "target"]
 TRANSLATED_AT_ONCE = 64

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gasam.lab import records, tasks
+from gasam.lab import record as records
+from gasam.lab import tasks
 from gasam.lab.analyses import Analysis
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysisRecord, RunRecord
+from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.storage import write_json
 from gasam.lab.tables import Table
 from gasam.lab.tasks import Origin
@@ -56,7 +57,7 @@ class TrainedRuns:
 
     size: str
     files: Sequence[Path]
-    records: Sequence[RunRecord]
+    records: Sequence[Record]
     analyse: Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
     labels: Callable[[Sequence[AnalysisRecord]], Sequence[str]]
 

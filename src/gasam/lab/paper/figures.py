@@ -13,7 +13,7 @@ from gasam.lab.analyses.shift import check_images
 from gasam.lab.analyses.shifted_line import ShiftedLine
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.paper.figure_study import FIGURE_STUDIES, FigureResult, FigureStudy, TrainedRuns
-from gasam.lab.records import AnalysisRecord, RunRecord
+from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.tables import Table
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan
@@ -95,7 +95,7 @@ class Figure4(GradientNormStudy):
             f"the mean gradient norm is {first:.3g} in the first epoch and {last:.3g} in the last, "
             f"{last / first:.2f} times as large; the largest is in epoch {1 + means.index(max(means))}"
         )
-        data = {"norms": norms, "runs": [run.identity for run in runs.records]}
+        data = {"norms": norms, "runs": [run.name for run in runs.records]}
         return FigureResult(self.title, data, norms_by_epoch({"gradient norm over training": norms}), sentence)
 
 
@@ -115,7 +115,7 @@ class Figure5(GradientNormStudy):
         for title, by_layer in means.items():
             numbers = ", ".join(f"{mean:.3g} in {name}" for name, mean in by_layer.items())
             clauses.append(f"{title}: the mean norm is {numbers}")
-        data = {"norms": norms, "means": means, "runs": [run.identity for run in runs.records]}
+        data = {"norms": norms, "means": means, "runs": [run.name for run in runs.records]}
         return FigureResult(self.title, data, norms_by_epoch(norms), "; ".join(clauses))
 
 
@@ -160,7 +160,7 @@ def has_half(record: AnalysisRecord) -> bool:
     return not found["higher_is_better"] or float(found["clean_metric"]) > found["floor"]
 
 
-def layers_of(record: RunRecord, side: str) -> dict[str, list[float]]:
+def layers_of(record: Record, side: str) -> dict[str, list[float]]:
     """The norms of the side's layers by epoch, in the model's order, from the lowest to the highest layer."""
     rows = [row["layer_gradient_norms"] for row in record.curve]
     names = [name for name in rows[0] if name.startswith(side) and rows[0][name] is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import figures
-from gasam.lab.records import EpsilonSource
 from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training import plan
@@ -92,13 +90,12 @@ class Row:
             origin: Where the data is.
             tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
         """
-        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk)
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks="paper")
         if tuned is not None:
             return with_tuned_walk(made, tuned, self.times)
         if self.times is None:
             return made
-        source = EpsilonSource(kind="paper", remark=self.study)
-        return replace(made, choice=replace(made.choice, epsilon_source=source))
+        return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
 
 
 class RowInFile(BaseModel):
@@ -166,7 +163,7 @@ class Study(BaseModel):
         for task in chosen:
             for row, seed in product(self.rows_on(task), seeds or range(1, self.seeds + 1)):
                 run = row.plan(size, seed, origin=origin, tuned=tuned)
-                unique.setdefault(json.dumps([run.config(), run.seed], sort_keys=True), run)
+                unique.setdefault(run.key("", run.seed), run)
         return list(unique.values())
 
 
@@ -212,7 +209,7 @@ def parse(name: str, raw: Mapping[str, Any]) -> Study:
 def relative_cost(run: Plan) -> float:
     """Gradient evaluations relative to plain training for the same number of epochs."""
     epochs = run.settings.epochs
-    return math.fsum(run.choice.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
+    return math.fsum(run.walk.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
 
 
 def _times(row: Row, rows: Sequence[Row]) -> float | None:

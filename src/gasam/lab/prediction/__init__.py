@@ -12,7 +12,7 @@ from torch import nn
 
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import Family, PredictionOptions, WholeInput
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.training.stored import find_run
 
 __all__ = ["TrainedRun", "load"]
@@ -34,7 +34,7 @@ class TrainedRun:
     """
 
     name: str
-    record: RunRecord
+    record: Record
     family: Family[Any]
     model: nn.Module
     text_column: str = "text"

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from gasam.lab.analyses.comparing import Plotted
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.comparison import SAME
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import label

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gasam.lab.families.family import Metric
 from gasam.lab.paper.studies import Expected
 from gasam.lab.paper.verdicts import Verdict
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Metric, Record
 from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
 from gasam.lab.report.group import Group
 from gasam.lab.report.judgement import collapsed, torn
@@ -142,7 +141,7 @@ BUDGETS: tuple[Column[Line], ...] = (
 
 
 def comparison(
-    records: Iterable[RunRecord],
+    records: Iterable[Record],
     task: str,
     size: str,
     flags: str | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from pandas import DataFrame
 
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
-from gasam.lab.records import DataOfRun, RunSummary
+from gasam.lab.record import DataOfRun, Summary
 from gasam.lab.report.group import Group
 
 COLUMNS = ("seed", "valid", "test", "gradient_evaluations", "updates")
@@ -21,17 +20,16 @@ NEAR = 0.1
 """How far two costs may be apart, as a share, to count as equal."""
 
 
-def frame(records: Iterable[RunSummary]) -> DataFrame:
+def frame(records: Iterable[Summary]) -> DataFrame:
     """Every run once, with its record. What an analysis does not repeat of its run is missing."""
     rows = [
-        {name: getattr(record, name, None) for name in COLUMNS}
-        | {"group": json.dumps([record.config, record.data.hash], sort_keys=True), "record": record}
+        {name: getattr(record, name, None) for name in COLUMNS} | {"group": record.key, "record": record}
         for record in records
     ]
     return DataFrame(rows, columns=[*COLUMNS, "group", "record"]).drop_duplicates(["group", "seed"])
 
 
-def group_runs(records: Iterable[RunSummary]) -> list[Group]:
+def group_runs(records: Iterable[Summary]) -> list[Group]:
     """The groups of one task and size, in the order of a table."""
     runs = frame(records)
     for record in runs["record"]:
@@ -50,7 +48,7 @@ def group_runs(records: Iterable[RunSummary]) -> list[Group]:
     return groups
 
 
-def groups_of(records: Iterable[RunSummary], task: str, size: str) -> list[Group]:
+def groups_of(records: Iterable[Summary], task: str, size: str) -> list[Group]:
     return group_runs(record for record in records if (record.task, record.size) == (task, size))
 
 

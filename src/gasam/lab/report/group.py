@@ -10,11 +10,9 @@ from pandas import DataFrame
 
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Metric
-from gasam.lab.methods import METHODS
-from gasam.lab.records import EpsilonSource, RunSummary
+from gasam.lab.methods import METHODS, Walks, walk_for
+from gasam.lab.record import Metric, Summary
 from gasam.lab.statistics import FEW, Difference, Standing, counted, paired_difference, signed, summary
-from gasam.lab.walks import LATER, choose
 
 RADIUS = {"epsilon", "norm"}
 TUNED = RADIUS | {"budget", "cap", "walk_progress"}
@@ -41,13 +39,13 @@ class Group:
     def __init__(self, runs: DataFrame) -> None:
         self.runs = runs.set_index("seed").sort_index()
         self.records: list[Any] = list(self.runs["record"])
-        first: RunSummary = self.records[0]
+        first: Summary = self.records[0]
         self.task, self.size, self.method = first.task, first.size, first.method
-        self.definition = tasks.of_record(first)
-        self.reference = first.task_file.path if first.task_file else first.task
+        self.definition = tasks.TASKS.get(first.task)
+        self.reference = first.task if self.definition else f"{first.task}.py"
         """What a command must name to use the same task."""
         self.settings, self.walk = first.settings, first.walk
-        self.configuration, self.data = first.configuration, first.data.hash
+        self.configuration, self.data = first.key, first.data.hash
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
         """The metric on the test split by seed, of the runs that gave a number: the others diverged."""
         self.summary = summary(self.scores.values())
@@ -68,12 +66,13 @@ class Group:
 
     @property
     def metric(self) -> Metric:
-        return self.definition.family.metric
+        metric: Metric = self.records[0].metric
+        return metric
 
     @property
     def followed(self) -> Metric:
         """The metric on the validation split after every epoch."""
-        return self.definition.family.followed
+        return self.definition.family.followed if self.definition else self.metric
 
     @property
     def lost(self) -> set[int]:
@@ -137,58 +136,50 @@ class Group:
         return other is not None and all(other.scores.get(seed) == score for seed, score in self.scores.items())
 
     @cached_property
-    def _sources(self) -> list[EpsilonSource]:
-        return [record.epsilon_source for record in self.records if record.epsilon_source is not None]
-
-    @cached_property
     def sources(self) -> list[str]:
-        """Where epsilon comes from: runs with the same number may differ in this."""
-        return list(dict.fromkeys(str(record.epsilon_source or "source unknown") for record in self.records))
+        """Who chose the size of the walk: runs with the same number may differ in this."""
+        return list(dict.fromkeys(record.walk["source"] for record in self.records))
 
     @cached_property
     def tuned(self) -> bool:
-        """Whether its radius is the one that was found on validation for its method."""
-        return any(source.kind == "tuned" and source.multiple is None for source in self._sources)
-
-    @cached_property
-    def multiple(self) -> float | None:
-        """How many times the tuned radius its own is, where it was chosen to be a multiple of it."""
-        found = [source.multiple for source in self._sources if source.multiple is not None]
-        return None if self.tuned or not found else found[0]
+        """Whether a search chose its walk on validation."""
+        return "tuned" in self.sources
 
     @property
     def found_on_validation(self) -> bool:
-        return self.tuned or self.multiple is not None
+        return self.tuned
 
     @cached_property
     def other_settings(self) -> dict[str, Any]:
         """The settings that differ from those of the size."""
-        return _changed(self.all_settings, self.settings_of(self.size))
+        return _changed(self.settings, self.settings_of(self.size))
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Its settings, with the defaults of those that were added after the first records."""
-        return self.definition.family.settings_type.later | self.settings
+        return self.settings
 
     def settings_of(self, size: str) -> dict[str, Any]:
-        """The settings of a size of its task, in the same form."""
-        return self.definition.family.settings_type.later | self.definition.settings(size).recorded()
+        """The settings of a size of its task; of an own task none are known."""
+        if self.definition is None:
+            return dict.fromkeys(self.settings)
+        return self.definition.settings(size).recorded()
 
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a row of the paper overrides in it."""
+        epochs = self.settings["epochs"]
+        as_in_paper = overrides is not None or self.walk["epsilon"] is not None
         try:
-            usual = choose(self.method, self.definition, self.settings["epochs"], overrides, self.size).identity()
-        except InputError:  # a method that has no radius of its own on this task
+            walks: Walks | None = "paper" if as_in_paper else None
+            usual = walk_for(self.method, self.task, self.size, epochs, walks, **overrides or {}).identity()
+        except InputError:  # a method that has no size of its own on this task
             usual = self.walk | {"epsilon": None, "norm": None}
-        return _changed(LATER | self.walk, LATER | usual)
+        return _changed(self.walk, usual)
 
     def place(self) -> tuple[float, ...]:
         """In the order of methods; the usual configuration comes first: recommended, then tuned, then the paper's."""
         walk = self.other_walk().keys() - (TUNED if self.found_on_validation else set())
-        odd = len(self.other_settings) + len(walk) + (self.multiple is not None)
-        trials = max((source.trials or 0 for source in self._sources), default=0)
-        recommended = any(source.kind == "recommended" for source in self._sources)
-        return list(METHODS).index(self.method), odd, not recommended, not self.tuned, -trials, self.multiple or 0.0
+        odd = len(self.other_settings) + len(walk)
+        return list(METHODS).index(self.method), odd, "recommended" not in self.sources, not self.tuned
 
 
 def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

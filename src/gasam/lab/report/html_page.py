@@ -13,11 +13,11 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.analyses import Analysis, restored
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.records import AnalysisRecord, RunRecord, RunSummary
+from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.report.answers import headline
 from gasam.lab.report.html_sections import Run, Section, sections
 from gasam.lab.report.run_list import ListedRun
@@ -81,24 +81,18 @@ def _library() -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _read_analyses(folder: Path, runs: Sequence[RunRecord]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
-    """Their runs in the order of the methods, with the source of epsilon, which the record of an analysis lacks."""
-    sources = {_identity(run): run.epsilon_source for run in runs}
+def _read_analyses(folder: Path, runs: Sequence[Record]) -> list[tuple[Analysis, list[AnalysisRecord]]]:
+    """Their runs in the order of the methods."""
     groups: dict[str, list[AnalysisRecord]] = {}
     for file in sorted(folder.glob("*.json")):
         each = records.read_analysis(file)
-        each.run.epsilon_source = sources.get(_identity(each.run)) or each.run.epsilon_source
         same = [each.kind, each.run.task, each.run.size, each.options]
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(each)
     return [(restored(group[0]), sorted(group, key=_place)) for _, group in sorted(groups.items())]
 
 
-def _identity(run: RunSummary) -> str:
-    return json.dumps([run.config, run.seed, run.data.hash], sort_keys=True)
-
-
 def _place(each: AnalysisRecord) -> tuple[bool, float, float]:
-    return each.run.method != "baseline", each.run.gradient_evaluations, each.run.walk["epsilon"]
+    return each.run.method != "baseline", each.run.gradient_evaluations, each.run.walk["epsilon"] or 0.0
 
 
 def _read_step_times(folder: Path) -> dict[tuple[str, str], Mapping[str, float]]:

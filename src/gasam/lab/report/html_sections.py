@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gasam.lab.analyses import Analysis
-from gasam.lab.records import AnalysisRecord, RunRecord
+from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.report import chart_data, charts
 from gasam.lab.report.answers import Answer, answer_of
 from gasam.lab.report.chart_data import Series
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     """A run and the file of its record."""
 
     file: Path
-    record: RunRecord
+    record: Record
 
 
 class RunRow(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gasam.lab.records import AnalysisRecord
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.frame import DURATION, groups_of
 from gasam.lab.report.group import TUNED, Group
 
@@ -24,8 +24,7 @@ def differing(group: Group, walk: Mapping[str, Any]) -> str:
     """What its name does not promise: a radius found on validation, options of its walk, settings, data."""
     found = ""
     if group.found_on_validation:
-        times = "" if group.multiple is None else f"{group.multiple:g} x "
-        found = f"{times}tuned: {radius(group)}"
+        found = f"tuned: {radius(group)}"
         walk = {name: value for name, value in walk.items() if name not in TUNED}
     return ", ".join(filter(None, (found, in_words({**walk, **group.apart}))))
 

@@ -18,11 +18,7 @@ Radii = Mapping[tuple[str, float, str], float]
 
 def tuned_radii(groups: Sequence[Group]) -> Radii:
     """From runs with a tuned radius and with multiples of it; of two the first counts."""
-    return {
-        _ladder(group): group.walk["epsilon"] / (group.multiple or 1.0)
-        for group in reversed(groups)
-        if group.found_on_validation
-    }
+    return {_ladder(group): group.walk["epsilon"] for group in reversed(groups) if group.found_on_validation}
 
 
 def rows_of(group: Group, study: Study, tuned: Radii) -> list[Row]:
@@ -39,7 +35,8 @@ def rows_of(group: Group, study: Study, tuned: Radii) -> list[Row]:
     if group.found_on_validation:
         return [row for row in rows if _fits_tuned(row, group)]
     radius = tuned.get(_ladder(group))
-    times = group.walk["epsilon"] / radius if radius else None  # a budget has no epsilon: its radius is 0
+    epsilon = group.walk["epsilon"]  # None with a budget
+    times = epsilon / radius if radius and epsilon else None
     found = [row for row in rows if fits(row, group) or _is_rung(row, group, times)]
     if found or any(fits(row, group) for row in _every_row(group.task)):
         return found
@@ -69,7 +66,7 @@ def fits(row: Row, group: Group, besides: Collection[str] = ()) -> bool:
 def _fits_tuned(row: Row, group: Group) -> bool:
     """A rung of a ladder of radii is met by its multiple and norm, any other row by the method and the steps."""
     if row.times is not None:
-        return _is_rung(row, group, 1.0 if group.multiple is None else group.multiple)
+        return _is_rung(row, group, 1.0)
     return group.tuned and fits(row, group, RADIUS)
 
 

@@ -77,7 +77,8 @@ def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
 
 def _size_option(group: Group) -> str:
     """The option that selects the size of the group; the task of a Python file has only one."""
-    return "" if len(group.definition.sizes) == 1 else f" --size {group.size}"
+    task = group.definition
+    return "" if task is None or len(task.sizes) == 1 else f" --size {group.size}"
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:
@@ -134,17 +135,17 @@ def deviations(task: str, size: str, groups: Sequence[Group]) -> Iterator[str]:
     if not groups:
         return
     definition = groups[0].definition
-    if definition.kind.startswith("twin"):
+    if definition and definition.kind.startswith("twin"):
         yield f"{task} is a {definition.kind}, to try and to test with: it is no evidence."
     records = [record for group in groups for record in group.records]
     data = dict.fromkeys(note.rstrip(".") for record in records for note in record.data.notes)
     yield from (f"Data: {note}." for note in data)
-    for copied in [record.extras["bleu_of_copying"] for record in records if "bleu_of_copying" in record.extras][:1]:
+    for copied in [record.remarks["bleu_of_copying"] for record in records if "bleu_of_copying" in record.remarks][:1]:
         yield f"The source itself, copied, has BLEU {copied:.2f}."
     if shared := shared_settings(groups):
         usual = groups[0].settings_of(size)
         yield f"All rows: {in_words(shared)}; size {size} has {in_words({name: usual[name] for name in shared})}."
-    if definition.kind == "paper":
+    if definition and definition.kind == "paper":
         paper = groups[0].settings_of("paper")
         ours = next((group for group in groups if group.usual), groups[0]).all_settings
         if other := {name: value for name, value in ours.items() if name in paper and paper[name] != value}:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gasam.lab import tasks
 from gasam.lab.paper.studies import Row, Study
 from gasam.lab.paper.verdicts import WORDS, Verdict, judge, paper_difference
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.report.comparison import COST, DIFFERENCE, LABEL, NAME, PAPER, SETTINGS, TEST, Line, described
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
@@ -26,7 +26,7 @@ VERDICT: Column[Line] = Column(
 REASON: Column[Line] = Column("reason", lambda line: line.verdict.reason if line.verdict else "")
 
 
-def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
+def study_table(study: Study, records: Sequence[Record], size: str) -> Table:
     """A table of the paper, task by task; a task without any run is left out, and named, if others have some."""
     found = {task: study_groups(study, records, task, size) for task in study.tasks}
     shown = [task for task in study.tasks if found[task]] or study.tasks
@@ -42,7 +42,7 @@ def study_table(study: Study, records: Sequence[RunRecord], size: str) -> Table:
     return tabulated(f"{study.title}, size {size}", columns, rows, notes)
 
 
-def study_groups(study: Study, records: Sequence[RunRecord], task: str, size: str) -> list[Group]:
+def study_groups(study: Study, records: Sequence[Record], task: str, size: str) -> list[Group]:
     """What a study's table shows of a task."""
     groups = groups_of(records, task, size)
     tuned = tuned_radii(groups)
@@ -65,7 +65,7 @@ def lines(study: Study, task: str, groups: Sequence[Group]) -> list[Line]:
     return found
 
 
-def tally(every: Sequence[Study], records: Sequence[RunRecord], size: str) -> Table:
+def tally(every: Sequence[Study], records: Sequence[Record], size: str) -> Table:
     """How many cells of each table and task have which verdict."""
     rows = []
     for study in every:

@@ -26,7 +26,7 @@ from gasam.analysis.pictures import (
     numbered,
 )
 from gasam.lab.errors import InputError
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.report.comparison import described
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
@@ -40,9 +40,7 @@ class Style(NamedTuple):
     emphasised: bool
 
 
-def comparison_figures(
-    records: Sequence[RunRecord], file: Path, times: Mapping[str, float] | None = None
-) -> list[Path]:
+def comparison_figures(records: Sequence[Record], file: Path, times: Mapping[str, float] | None = None) -> list[Path]:
     """PNGs with three panels for each task and size: curves, test scores, and the score against the cost of a step.
 
     A figure has at most two tasks: the others are in further files, NAME-2.png and so on.
@@ -65,7 +63,7 @@ def svg(figure: Figure) -> str:
     return stream.getvalue().decode()
 
 
-def draw(records: Sequence[RunRecord], times: Mapping[str, float] | None = None) -> Figure:
+def draw(records: Sequence[Record], times: Mapping[str, float] | None = None) -> Figure:
     kinds = list(dict.fromkeys((record.task, record.size) for record in records))
     if not kinds:
         raise InputError("there is nothing to draw: give at least one record")

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gasam.lab import records
+from gasam.lab import record as records
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Metric
-from gasam.lab.records import DataOfRun, RunRecord, RunSummary
+from gasam.lab.record import DataOfRun, Record
 from gasam.lab.report.frame import names_of_data
 from gasam.lab.tables import Cell, Column, Table, tabulated
-from gasam.lab.tasks import of_record
 
 FOLDERS = (".", "gradient-norms")
 """Where a folder of runs holds records: `gasam reproduce figure4` keeps those with gradient norms apart."""
@@ -23,7 +21,7 @@ FOLDERS = (".", "gradient-norms")
 
 class ListedRun(NamedTuple):
     file: Path
-    record: RunRecord
+    record: Record
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class RunFilter:
                 kinds.setdefault((run.record.task, run.record.size, run.record.data.hash), []).append(run)
         return [min(alike, key=lambda run: _rank(run.record, run.record.valid)) for alike in kinds.values()]
 
-    def _accepts(self, record: RunRecord) -> bool:
+    def _accepts(self, record: Record) -> bool:
         chosen = ((self.tasks, record.task), (self.methods, record.method), (self.seeds, record.seed))
         return all(not allowed or value in allowed for allowed, value in chosen)
 
@@ -73,15 +71,6 @@ def read_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
     return found, faults
 
 
-def metric_of(record: RunSummary) -> Metric:
-    """The metric of a run. Of a task that is not known here, only the name of its metric is."""
-    try:
-        known = of_record(record).family.metric
-    except InputError:
-        return Metric(record.metric, higher_is_better=record.metric != "perplexity")
-    return known if known.name == record.metric else Metric(record.metric, higher_is_better=True)
-
-
 def walk_in_words(walk: Mapping[str, Any]) -> str:
     """The size of a walk, such as "L-inf budget 0.1, cap 0.01, K = 2"; empty for plain training."""
     if not walk.get("epsilon") and not walk.get("budget"):
@@ -97,12 +86,12 @@ def walk_in_words(walk: Mapping[str, Any]) -> str:
 def _score(name: str) -> Callable[[ListedRun], Cell]:
     def cell(run: ListedRun) -> Cell:
         value = getattr(run.record, name)
-        return Cell("diverged") if value is None else Cell(metric_of(run.record).shown(value), value)
+        return Cell("diverged") if value is None else Cell(run.record.metric.shown(value), value)
 
     return cell
 
 
-def _own(text: Callable[[RunRecord], Any], form: str = "{}") -> Callable[[ListedRun], Cell]:
+def _own(text: Callable[[Record], Any], form: str = "{}") -> Callable[[ListedRun], Cell]:
     return lambda run: Cell(form.format(text(run.record)), text(run.record))
 
 
@@ -115,7 +104,7 @@ COLUMNS: tuple[Column[ListedRun], ...] = (
     Column("size of the walk", _own(lambda record: walk_in_words(record.walk)), "walk"),
     Column("epochs", _own(lambda record: record.settings["epochs"]), "epochs"),
     Column("seed", _own(lambda record: record.seed), "seed"),
-    Column("metric", _own(lambda record: record.metric), "metric"),
+    Column("metric", _own(lambda record: record.metric.name), "metric"),
     Column("valid", _score("valid"), "valid"),
     Column("test", _score("test"), "test"),
     Column("gradient evaluations", _own(lambda record: record.gradient_evaluations, "{:,}"), "gradient_evaluations"),
@@ -159,7 +148,7 @@ def sorted_runs(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
     if by not in KEYS:
         raise InputError(f"--sort must be one of {', '.join(KEYS)}, got {by!r}")
     if by in ("valid", "test"):
-        return sorted(runs, key=lambda run: (run.record.metric, _rank(run.record, getattr(run.record, by))))
+        return sorted(runs, key=lambda run: (run.record.metric.name, _rank(run.record, getattr(run.record, by))))
     [column] = [column for column in COLUMNS if column.key == by]
     return sorted(runs, key=lambda run: _value(column.cell(run)))
 
@@ -168,7 +157,7 @@ def _value(cell: Cell | str) -> Any:
     return cell.value if isinstance(cell, Cell) else cell
 
 
-def _rank(record: RunRecord, score: float | None) -> tuple[bool, float]:
+def _rank(record: Record, score: float | None) -> tuple[bool, float]:
     """Smaller is better; runs without a score come last."""
     value = 0.0 if score is None else score
-    return score is None, -value if metric_of(record).higher_is_better else value
+    return score is None, -value if record.metric.higher_is_better else value

@@ -19,7 +19,7 @@ from gasam.lab import tasks
 from gasam.lab.engines.engine import Engine, OnEvent, do_all, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
-from gasam.lab.records import read_as
+from gasam.lab.record import read_as
 from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.question import Question

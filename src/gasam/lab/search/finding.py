@@ -12,13 +12,12 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from gasam.lab import tasks
-from gasam.lab.families.family import Metric
-from gasam.lab.records import TaskFile, read_as
+from gasam.lab.record import Metric, read_as
 from gasam.lab.search.outcome import Outcome, Trial
 from gasam.lab.search.strategy import NORMS, Candidate, TwoStages, best_of
 from gasam.lab.search.worth import BehindBaseline, Worth
 from gasam.lab.tasks import Task
-from gasam.lab.tasks.own_model import recorded_task
+from gasam.lab.tasks.own_model import TaskFile, recorded_task
 
 SCHEMA = 1
 GRID = "-grid"

@@ -133,7 +133,7 @@ class Question:
     def name(self, data_hash: str) -> str:
         """The name of the search. It depends on the settings, the data and the seed, but not on the ranges."""
         config = self.plan(Candidate(math.inf, 0)).config()
-        config["method"] = {k: v for k, v in config["method"].items() if k not in ("epsilon", "budget", "norm")}
+        config["walk"] = {k: v for k, v in config["walk"].items() if k not in ("epsilon", "budget", "norm", "source")}
         text = json.dumps([config, data_hash, self.seed], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         task, grid = tasks.name_of(self.task), GRID if self.full_grid else ""

@@ -18,8 +18,8 @@ from optuna.samplers import TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Space, Span
+from gasam.lab.record import Metric
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.settings_finding import SettingsTrial
 

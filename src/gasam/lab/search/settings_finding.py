@@ -12,13 +12,12 @@ from pydantic.dataclasses import dataclass
 
 from gasam import recommended
 from gasam.lab import tasks
-from gasam.lab.families.family import Metric
 from gasam.lab.families.spaces import Space, Span
-from gasam.lab.records import TaskFile, read_as
+from gasam.lab.record import Metric, read_as
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.strategy import FINALISTS
 from gasam.lab.tasks import Task
-from gasam.lab.tasks.own_model import recorded_task
+from gasam.lab.tasks.own_model import TaskFile, recorded_task
 
 SCHEMA = 1
 FOLDER = "settings"

@@ -109,7 +109,7 @@ class SettingsQuestion:
 
     def distinct(self, values: Values) -> Values:
         """The values, or none if they give the same run as the task's own settings."""
-        return values if self.plan(values).key != self.plan({}).key else {}
+        return values if self.plan(values).key("") != self.plan({}).key("") else {}
 
     def name(self, data_hash: str) -> str:
         """The name of the search. It depends on the settings, the ranges, the data and the seed."""

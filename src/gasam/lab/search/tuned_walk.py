@@ -11,11 +11,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gasam.lab.errors import InputError
-from gasam.lab.records import EpsilonSource
+from gasam.lab.methods import OPTIONS, walk_for
 from gasam.lab.search.finding import Finding, files
 from gasam.lab.search.strategy import NORMS
 from gasam.lab.training.plan import Plan
-from gasam.lab.walks import WALK, choose
 
 
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
@@ -26,12 +25,12 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
         folder: The folder of records whose `tuning` folder holds the searches.
         times: Use this multiple of the epsilon that was tuned in the plan's own norm.
     """
-    method = plan.choice.method
-    if plan.choice.moved == "nothing":
+    method = plan.walk.method
+    if plan.walk.moved == "nothing":
         return plan
-    if times is None and plan.choice.epsilon_source.kind == "given":
+    if times is None and plan.walk.source == "given":
         raise InputError(f"{method} has a given radius and --tuned: leave out one of the two")
-    norms = NORMS if times is None else (plan.choice.norm,)
+    norms = NORMS if times is None else (plan.walk.norm,)
     found = _best_search(plan, folder, norms, only_epsilon=times is not None)
     best = None if found is None else found.chosen(norms)
     if found is None or best is None:
@@ -39,25 +38,18 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
     walk = found.options(best)
     if times is not None:
         walk["epsilon"] = float(f"{best.value * times:.6g}")
-    usual = choose(method, plan.definition, plan.settings.epochs, walk, plan.size)
-    ours = choose(method, plan.definition, plan.settings.epochs, _own_options(plan) | walk, plan.size)
-    source = EpsilonSource(
-        kind="tuned",
-        trials=sum(one.norm == best.norm for one in found.tries) if times is None else None,
-        multiple=times,
-        for_usual_walk=ours.identity() != usual.identity(),
-        without_gain=found.gains()[best] <= 0,
-    )
-    return replace(plan, choice=replace(ours, epsilon_source=source))
+    ours = walk_for(method, plan.task, plan.size, plan.settings.epochs, **_own_options(plan) | walk)
+    return replace(plan, walk=ours.model_copy(update={"source": "tuned"}))
 
 
 def _own_options(plan: Plan) -> dict[str, Any]:
     """The options that the user changed in the method's walk, without its size."""
-    default = choose(plan.choice.method, plan.definition, plan.settings.epochs, None, plan.size)
-    names = WALK - {"epsilon", "budget", "norm", "cap", "walk_progress"}
-    values = {name: getattr(plan.choice, name) for name in names}
+    default = walk_for(plan.walk.method, plan.task, plan.size, plan.settings.epochs)
+    names = set(OPTIONS) - {"epsilon", "budget", "norm", "cap", "walk_progress"}
+    values = {name: getattr(plan.walk, name) for name in names}
     changed = {name: value for name, value in values.items() if value != getattr(default, name)}
-    return changed | dict(set(plan.choice.options) - set(default.options))
+    own = {name: value for name, value in plan.walk.options.items() if value != default.options[name]}
+    return changed | own
 
 
 def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon: bool) -> Finding | None:
@@ -76,7 +68,7 @@ def _best_search(plan: Plan, folder: Path, norms: Sequence[float], only_epsilon:
 def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
     """Whether the search has the plan's task, method, settings and data, and other seeds than the plan."""
     searched = (found.task, found.size, found.method, found.settings, found.data)
-    planned = (plan.task_name, plan.size, plan.choice.method, plan.config()["settings"], data_hash)
+    planned = (plan.task_name, plan.size, plan.walk.method, plan.config()["settings"], data_hash)
     return searched == planned and plan.seed not in found.seeds and not found.full_grid
 
 
@@ -97,8 +89,8 @@ def _read_when_ended(file: Path) -> Finding:
 
 
 def _nothing_found(plan: Plan, folder: Path, times: float | None) -> InputError:
-    method, size = plan.choice.method, plan.size
-    wanted = "" if times is None else f" --quantity epsilon --norms {plan.choice.norm:g}"
+    method, size = plan.walk.method, plan.size
+    wanted = "" if times is None else f" --quantity epsilon --norms {plan.walk.norm:g}"
     what = "budget or epsilon" if times is None else "epsilon"
     return InputError(
         f"{folder / 'tuning'} has no search for the {what} of {method} on {plan.task} in size {plan.size} with these "

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gasam.lab.families.family import Metric, Recipe
+from gasam.lab.families.family import Recipe
+from gasam.lab.record import Metric
 
 HOPELESS = 3
 """A trial is stopped early if it is behind the baseline by more than this multiple of the tolerance."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.errors import InputError
-from gasam.lab.records import RunSummary
-from gasam.lab.tasks.own_model import described, is_file, load_task, recorded_task
+from gasam.lab.tasks.own_model import described, is_file, load_task
 from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "file_field",
     "find",
     "name_of",
-    "of_record",
 ]
 
 
@@ -57,11 +55,6 @@ def find(reference: str) -> Task:
 def name_of(reference: str) -> str:
     """The name of a task in records, without loading its file."""
     return Path(reference).stem if is_file(reference) else find(reference).name
-
-
-def of_record(record: RunSummary) -> Task:
-    """The task of a run, from its record alone."""
-    return recorded_task(record.task, record.task_file) if record.task_file else find(record.task)
 
 
 def file_field(reference: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt, create_model
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, create_model
 from torch import Generator, Tensor, nn
 from torch.utils.data import IterableDataset, default_collate
 
@@ -29,8 +29,8 @@ from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, example_count, on_tensors, tensors
-from gasam.lab.families.family import Family, Metric, PredictionOptions, Recipe, Score, drawn
-from gasam.lab.records import TaskFile
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, drawn
+from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
 
 SIZE = "own"
@@ -47,6 +47,19 @@ _GIVEN: dict[str, str] = {}
 _LOADED: dict[tuple[str, str], Task] = {}
 """The tasks that this process has loaded, by path and hash."""
 _SETTINGS: dict[str, type[OwnSettings]] = {}
+
+
+class TaskFile(BaseModel):
+    """The user's Python file that defines the task of a search, and what the report of the search needs of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    metric: str
+    higher_is_better: bool
+    unit: str = ""
+    decimals: int = 2
+    settings: dict[str, Any] = {}
 
 
 def is_file(reference: str) -> bool:

@@ -17,10 +17,10 @@ from torch import nn
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
-from gasam.lab import provenance
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.families.family import Family, Recipe
+from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan
 from gasam.trace import Trace
@@ -147,14 +147,14 @@ class Training:
         self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, on_update: OnUpdate, accelerator: Accelerator
     ) -> None:
         self.plan, self.family, self.checkpoints, self.on_update = plan, family, checkpoints, on_update
-        self.settings, self.choice, self.accelerator = plan.settings, plan.choice, accelerator
+        self.settings, self.accelerator = plan.settings, accelerator
         torch.manual_seed(self.seed_for("model"))
         self.model = self.accelerator.prepare(family.model())
         optimizer = family.optimizer(self.plain_model) or optimizer_for(self.plain_model, self.settings)
         self.optimizer = self.accelerator.prepare(optimizer)
         self.full_rates = [group["lr"] for group in optimizer.param_groups]
         self.total_updates = 1
-        self.sharp = self.choice.backward(family, self.plain_model, self.accelerator.backward)
+        self.sharp = plan.walk.backward(family, self.plain_model, self.accelerator.backward)
         self.walks = WalkMeans(self.accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
@@ -162,7 +162,7 @@ class Training:
         self.on_epoch: Callable[[Sequence[dict[str, Any]]], None] = lambda curve: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        self.code = provenance.code()
+        self.code = code()
 
     @property
     def plain_model(self) -> torch.nn.Module:
@@ -191,7 +191,7 @@ class Training:
         progress = self.progress
         order = torch.Generator().manual_seed(self.seed_for("order", progress.epoch))
         batches = self.family.batches(order)
-        self.sharp.enabled = progress.epoch + 1 >= self.choice.start_epoch
+        self.sharp.enabled = progress.epoch + 1 >= self.plan.walk.start_epoch
         self.total_updates = len(batches) * self.settings.epochs
         if isinstance(self.sharp, SharpBackward):
             self.sharp.clock.total_steps = self.total_updates

@@ -1,9 +1,7 @@
-"""The plan of a run: all settings that determine its result."""
+"""The plan of a run: everything that determines its result, and the run's name."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +10,12 @@ from gasam import normalisation
 from gasam.lab import tasks
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import Encoded, encoded
+from gasam.lab.families.encoded import VERSION, Encoded, encoded
 from gasam.lab.families.family import Family, Recipe
-from gasam.lab.methods import FAMILY, METHODS
-from gasam.lab.records import configuration_key
+from gasam.lab.methods import FAMILY, METHODS, Walk, Walks, find_method, walk_for
+from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task
 from gasam.lab.tasks.own_model import absolute, is_file, planned_task
-from gasam.lab.walks import Choice, choose
 
 _GIVEN: dict[Hashable, Encoded] = {}
 
@@ -29,10 +26,10 @@ class Plan:
 
     Args:
         task: The name of the task, or the path of the Python file that defines it.
-        size: The name of the size.
+        size: The name of the size; a label, because the settings are whole.
         seed: The seed of all randomness.
         settings: The settings of the model and its training.
-        choice: The method with all options of its walk.
+        walk: The method with all options of its walk.
         origin: Where the data is.
     """
 
@@ -40,7 +37,7 @@ class Plan:
     size: str
     seed: int
     settings: Recipe
-    choice: Choice
+    walk: Walk
     origin: Origin
 
     @property
@@ -56,7 +53,9 @@ class Plan:
     def data(self) -> Encoded:
         """The encoded data: what `give_data` gave to this process, or else from the cache or the source."""
         given = _GIVEN.get(self._encoding_key)
-        return encoded_data(self.definition, self.origin, self.settings) if given is None else given
+        task = self.definition
+        cache = cache_directory() / "prepared"
+        return encoded(task.family, task.source(self.origin), self.settings, cache) if given is None else given
 
     @property
     def data_key(self) -> Hashable:
@@ -64,29 +63,25 @@ class Plan:
         return self.origin, self._encoding_key
 
     @property
-    def _encoding_key(self) -> Hashable:
+    def _encoding_key(self) -> Hashable:  # without the origin, because a node of a cluster may not have its folders
         return self.task, tuple(getattr(self.settings, name) for name in self.settings.encoding)
 
     def family(self, data: Encoded) -> Family[Any]:
         return self.definition.family(self.settings, data)
 
     def config(self) -> dict[str, Any]:
-        """The configuration as JSON values. Together with the data and the seed it determines the result."""
-        settings, method = self.settings.recorded(), self.choice.identity()
-        return {"task": self.task_name, "size": self.size, "settings": settings, "method": method}
+        """The configuration as JSON values."""
+        settings, walk = self.settings.recorded(), self.walk.model_dump()
+        return {"task": self.task_name, "size": self.size, "settings": settings, "walk": walk}
 
-    @property
-    def key(self) -> str:
-        """A key that is the same for all seeds of a configuration, and in its records."""
-        return configuration_key(self.config())
-
-    def identity(self, data_hash: str) -> str:
-        text = json.dumps([self.config(), data_hash, self.seed], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+    def key(self, data_hash: str, *more: object) -> str:
+        """A hash of the configuration, the same for all seeds and in the records of its runs."""
+        return key_of(self.task_name, self.settings.recorded(), self.walk.identity(), data_hash, VERSION, *more)
 
     def name(self, data_hash: str) -> str:
-        """The name of the run's record: readable, and unique because it ends in a hash of the identity."""
-        return f"{self.task_name}-{self.size}-{self.choice.method}-{self.seed}-{self.identity(data_hash)[:8]}"
+        """The name of the run and of its files: readable, and unique because it ends in a hash of everything."""
+        digest = self.key(data_hash, self.seed)[:8]
+        return f"{self.task_name}-{self.size}-{self.walk.method}-{self.seed}-{digest}"
 
 
 def make(
@@ -98,30 +93,33 @@ def make(
     origin: Origin | None = None,
     settings: Mapping[str, Any] | None = None,
     walk: Mapping[str, Any] | None = None,
+    walks: Walks | None = None,
 ) -> Plan:
     """Make the plan of one run from names and overrides.
 
     Args:
         task: The name of a task, see `gasam tasks`, or the path of a Python file that defines one.
         method: The name of a method, see `gasam methods`.
-        size: The name of a size; by default "small", or the only size of a task file.
+        size: The name of a size, by default "small".
         seed: The seed of all randomness.
         origin: Where the data is; by default the user's data folder.
         settings: Settings of the task to change, such as {"epochs": 3}.
         walk: Options of the walk to change, such as {"epsilon": 1e-3}.
+        walks: "paper" or "recommended" takes the paper's or the recommended walk in every size.
     """
     if not 0 <= seed < 2**31:
         raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")
     task = str(absolute(task)) if is_file(task) else task
-    origin, definition = origin or Origin(), tasks.find(task)
+    origin, definition, found = origin or Origin(), tasks.find(task), find_method(method)
     definition.check(origin)
     size = definition.default_size if size is None else size
     resolved = definition.settings(size, **(settings or {}))
-    if method in METHODS and METHODS[method].moved == "embeddings" and not definition.family.has_embeddings():
+    if found.moved == "embeddings" and not definition.family.has_embeddings():
         raise InputError(f"{method} moves word embeddings, but the model of {task} has none: name another method")
-    if method in METHODS and not _has_what_moves(method, definition):
+    if not _has_what_moves(method, definition):
         raise InputError(f"{method} moves normalisation layers, but the model of {task} has none: name another method")
-    return Plan(task, size, seed, resolved, choose(method, definition, resolved.epochs, walk, size), origin)
+    chosen = walk_for(method, task, size, resolved.epochs, walks, **(walk or {}))
+    return Plan(task, size, seed, resolved, chosen, origin)
 
 
 def give_data(plan: Plan, data: Encoded) -> None:
@@ -138,8 +136,3 @@ def family_on(task: str) -> tuple[list[str], list[str]]:
 
 def _has_what_moves(method: str, task: Task) -> bool:
     return METHODS[method].preset.perturb is not normalisation or task.family.has_normalisation()
-
-
-def encoded_data(task: Task, origin: Origin, settings: Recipe) -> Encoded:
-    """Encode the task's data, or read it from the user's cache."""
-    return encoded(task.family, task.source(origin), settings, cache_directory() / "prepared")

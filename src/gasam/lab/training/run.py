@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from gasam.lab import provenance, records, tasks
 from gasam.lab.data.corpus import Split
-from gasam.lab.records import DataOfRun, RunRecord
+from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints
+from gasam.lab.tasks.own_model import is_file
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.stored import OwnFile, RunFolder, own_files
@@ -29,7 +28,7 @@ def run(
     gradient_norms: bool = False,
     track: str | None = None,
     test: bool = True,
-) -> RunRecord:
+) -> Record:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
     The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model
@@ -65,20 +64,22 @@ def run(
                 accelerator.wait_for_everyone()
     elif accelerator.is_main_process:
         checkpoints.clean()  # the run may have been killed just after it wrote its record
-    record = records.read(file)
+    record = read(file)
     if gradient_norms and not all("gradient_norms" in row for row in record.curve):
         raise without_norms(file)
     return record
 
 
-def _finish(training: Training, file: Path, files: Sequence[OwnFile], test: bool) -> RunRecord:
+def _finish(training: Training, file: Path, files: Sequence[OwnFile], test: bool) -> Record:
     """Score the chosen weights. Write the run's folder, then its record; then delete the checkpoints."""
     scores = judge(training, "valid", "test") if test else judge(training, "valid")
     record = record_of(training, scores, "test" if test else "valid")
     if test:
         model = training.plain_model if "test" in scores else None
-        RunFolder(training.checkpoints.folder).write(model, training.family, record, training.plan.origin, files)
-    records.write(file, record)
+        plan, folder = training.plan, RunFolder(training.checkpoints.folder)
+        task_file = plan.task if is_file(plan.task) else None
+        folder.write(model, training.family, record, plan.origin, files, task_file)
+    write(file, record)
     training.checkpoints.clean()
     return record
 
@@ -99,39 +100,35 @@ def _tracked(training: Training, track: str | None, name: str) -> Iterator[Track
         tracker.close()
 
 
-def record_of(training: Training, scores: Mapping[str, Any], split: Split) -> RunRecord:
+def record_of(training: Training, scores: Mapping[str, Any], split: Split) -> Record:
     """Make the record of a trained run, with the scores of its chosen weights; `split` is the one that is reported."""
     plan, family, progress = training.plan, training.family, training.progress
-    return RunRecord(
-        schema=1,
-        task=plan.task_name,
-        size=plan.size,
-        method=plan.choice.method,
+    data = DataOfRun(
+        hash=family.data.hash,
+        encoding=family.data.version,
+        notes=list(family.data.notes),
+        files=plan.origin.file_names,
+    )
+    return Record(
+        name=plan.name(family.data.hash),
+        method=plan.walk.method,
         seed=plan.seed,
-        metric=family.metric.name,
+        **plan.config(),
+        data=data,
+        metric=family.metric,
+        **{"valid": None, "test": None} | dict(scores),
+        worthless=family.worthless(split),
         gradient_evaluations=progress.passes,
         updates=progress.updates,
         seconds=round(progress.seconds, 2),
         best_epoch=progress.best_epoch,
         diverged=progress.diverged,
-        epsilon_source=plan.choice.epsilon_source,
-        task_file=tasks.described(plan.definition, plan.task),
-        config=plan.config(),
-        identity=plan.identity(family.data.hash),
-        data=DataOfRun(
-            hash=family.data.hash,
-            encoding=family.data.version,
-            notes=list(family.data.notes),
-            files=plan.origin.file_names,
-        ),
         parameters=sum(p.numel() for p in training.plain_model.parameters()),
-        machine=provenance.machine(training.accelerator.device),
-        versions=provenance.versions(),
         curve=progress.curve,
-        worthless=family.worthless(split),
+        remarks=family.remarks() if split == "test" else {},
         **training.code,
-        **{"valid": None, "test": None} | dict(scores),
-        **family.remarks(),
+        machine=machine(training.accelerator.device),
+        versions=versions(),
     )
 
 
@@ -140,7 +137,7 @@ def judge(training: Training, *splits: Split) -> dict[str, Any]:
 
     The result has no scores if there are no weights to choose from, because training diverged.
     """
-    weights, begun = training.chosen_weights(), time.perf_counter()
+    weights = training.chosen_weights()
     found: dict[str, Any] = {}
     if weights is not None:
         try:
@@ -152,4 +149,4 @@ def judge(training: Training, *splits: Split) -> dict[str, Any]:
             value, error = training.family.measure(training.plain_model, split)
             found |= {split: value, f"{split}_error": None if error is None else finite(error)}
         training.model.train()
-    return found | {"evaluation_seconds": round(time.perf_counter() - begun, 2)}
+    return found

@@ -18,13 +18,14 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 import gasam
-from gasam.lab import records, tasks
+from gasam.lab import record as records
+from gasam.lab import tasks
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded as encoding
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.families.family import Family
-from gasam.lab.records import RunRecord
+from gasam.lab.record import Record
 from gasam.lab.storage import Checkpoints, read_json, replaced, write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
@@ -56,11 +57,12 @@ class Description(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[2] = Field(alias="schema")
     gasam: str
     origin: Origin
     files: list[OwnFile]
-    record: RunRecord
+    task_file: str | None = None
+    record: Record
 
 
 class RunFolder:
@@ -85,9 +87,10 @@ class RunFolder:
         self,
         model: nn.Module | None,
         family: Family[Any],
-        record: RunRecord,
+        record: Record,
         origin: Origin,
         files: Sequence[OwnFile],
+        task_file: str | None,
     ) -> None:
         """Write all files, each atomically.
 
@@ -97,6 +100,7 @@ class RunFolder:
             record: The record of the run.
             origin: Where the data is.
             files: The user's own files.
+            task_file: The Python file that defines the task.
         """
         if model is None:
             self.weights.unlink(missing_ok=True)
@@ -111,7 +115,12 @@ class RunFolder:
             with replaced(self.path / name) as partial:
                 partial.write_text(text, encoding="utf-8")
         described = Description(
-            schema=1, gasam=gasam.__version__, origin=origin.absolute(), files=list(files), record=record
+            schema=2,
+            gasam=gasam.__version__,
+            origin=origin.absolute(),
+            files=list(files),
+            task_file=task_file,
+            record=record,
         )
         write_json(self.description, described.model_dump(mode="json", by_alias=True))
 
@@ -151,20 +160,21 @@ class FinishedRun:
 
     name: str
     folder: RunFolder
-    record: RunRecord
+    record: Record
     description: Description | None
 
     @cached_property
     def task(self) -> str:
         """The name of the task, or the file that defines it: the user's, or its copy in the folder if that changed."""
-        file = self.record.task_file
-        if file is None:
+        code = self.record.settings.get("code")
+        if code is None:
             return self.record.task
-        for path in (Path(file.path), self.folder.task):
-            if code_of(path) == self.record.settings["code"]:
+        told = None if self.description is None else self.description.task_file
+        for path in (Path(told or self.record.task), self.folder.task):
+            if code_of(path) == code:
                 return str(path)
         raise InputError(
-            f"the task of {self.name} is not known any more: {file.path} has changed or does not exist, and so has "
+            f"the task of {self.name} is not known any more: {told} has changed or does not exist, and so has "
             f"{self.folder.task}; copy the whole folder of the run"
         )
 
@@ -217,7 +227,7 @@ def find_run(run: Path) -> FinishedRun:
         description = records.read_as(Description, "the description of a run", folder.description)
     if file.is_file():
         record = records.read(file)
-        if description is not None and description.record.identity != record.identity:
+        if description is not None and description.record.name != record.name:
             raise InputError(f"{folder.description} is of another run than {file}: copy the folder of this run")
     elif description is not None:
         record = description.record

@@ -1,0 +1,270 @@
+"""What a run or an analysis was and what it gave, whole: nothing has to be looked up or parsed to show a record."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+
+import gasam
+from gasam.lab.errors import InputError
+from gasam.lab.storage import read_json, write_json
+
+T = TypeVar("T")
+Kind = TypeVar("Kind")
+LIBRARIES = ("torch", "accelerate", "transformers", "tokenizers", "sacrebleu", "scikit-learn", "num2words")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The name of a metric, whether higher is better, its unit, and the number of decimals to show."""
+
+    name: str
+    higher_is_better: bool
+    unit: str = ""
+    decimals: int = 2
+
+    def shown(self, value: float) -> str:
+        """A score as text, with its unit."""
+        return f"{value:.{self.decimals}f}{self.unit}"
+
+    def difference(self, value: float) -> str:
+        """A difference of two scores as text, with its sign."""
+        return f"{round(value, self.decimals) + 0.0:+.{self.decimals}f}" if abs(value) < 1000 else f"{value:+,.0f}"
+
+    @property
+    def unit_of_differences(self) -> str:
+        """What a difference of two scores is counted in."""
+        return "points" if self.unit == "%" else self.name
+
+    def better(self, new: float, old: float | None) -> bool:
+        return old is None or (new > old if self.higher_is_better else new < old)
+
+    def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
+        """The item with the best score."""
+        return max(items, key=score) if self.higher_is_better else min(items, key=score)
+
+
+class DataOfRun(BaseModel):
+    """The data of a run.
+
+    Args:
+        hash: The hash of its examples.
+        encoding: The version of their encoding.
+        notes: Notes for readers.
+        files: The names of the user's own files, without their folders.
+    """
+
+    hash: str
+    encoding: int
+    notes: list[str] = []
+    files: list[str] = []
+
+
+class Summary(BaseModel):
+    """A run with its configuration and scores; the record of an analysis holds this part of its run.
+
+    Args:
+        name: The name of the run and of its files.
+        task: The name of the task.
+        size: The name of the size.
+        method: The name of the method.
+        seed: The seed of all randomness.
+        settings: The settings of the model and its training.
+        walk: All options of the walk, and the source of its size.
+        data: The hash, the encoding and the notes of the data.
+        metric: The metric of the scores.
+        valid: The score on the validation split; None if training diverged before it gave usable weights.
+        test: The score on the test split; None in the same case, and for the trial of a search.
+        gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    task: str
+    size: str
+    method: str
+    seed: int
+    settings: dict[str, Any]
+    walk: dict[str, Any]
+    data: DataOfRun
+    metric: Annotated[
+        Metric, BeforeValidator(TypeAdapter(Metric).validate_python)
+    ]  # a strict model takes no dictionary
+    valid: FiniteFloat | None
+    test: FiniteFloat | None
+    gradient_evaluations: int = Field(gt=0)
+
+    @property
+    def key(self) -> str:
+        """The same for all seeds of a configuration: groups, rows of tables and step times meet by it."""
+        return key_of(self.task, self.settings, self.walk, self.data.hash, self.data.encoding)
+
+
+class Record(Summary):
+    """The record of a finished run. Read one with `record.read(Path("runs/NAME.json"))`.
+
+    Args:
+        valid_error: Standard error of `valid`.
+        test_error: Standard error of `test`.
+        worthless: The metric of guessing without reading the input, on the test split.
+        best_epoch: The epoch with the best validation score, counted from 1.
+        diverged: Whether the loss became infinite or NaN.
+        updates: Number of optimizer steps.
+        seconds: Time of training.
+        parameters: Number of weights of the model.
+        curve: One row for each epoch: loss, validation score, gradient evaluations, seconds, and `walk`, the means over
+            the epoch's walks.
+        remarks: Further entries of the family of models, such as the signature of BLEU.
+        commit: The commit of the code; None if it is not known.
+        dirty: Whether the code had uncommitted changes.
+        machine: The hardware.
+        versions: The versions of Python and of the libraries.
+    """
+
+    schema_version: Literal[2] = Field(alias="schema", default=2)
+    valid_error: float | None = None
+    test_error: float | None = None
+    worthless: float | None = None
+    best_epoch: int | None = None
+    diverged: bool = False
+    updates: int
+    seconds: float
+    parameters: int
+    curve: list[dict[str, Any]]
+    remarks: dict[str, Any] = {}
+    commit: str | None = None
+    dirty: bool | None = None
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+
+class AnalysisRecord(BaseModel):
+    """The record of an analysis of one run: `options` determine the numbers, `found` holds them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: Literal[2] = Field(alias="schema", default=2)
+    kind: str
+    options: dict[str, Any]
+    run: Summary
+    found: dict[str, Any]
+    examples: int | None = None
+    seconds: float = 0.0
+    commit: str | None = None
+    dirty: bool | None = None
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+
+def key_of(
+    task: str, settings: Mapping[str, Any], walk: Mapping[str, Any], data_hash: str, encoding: int, *more: object
+) -> str:
+    """A hash of the whole configuration. The source of the walk's size is not in it; `more` is, such as the seed."""
+    walk = {name: value for name, value in walk.items() if name != "source"}
+    text = json.dumps([task, settings, walk, data_hash, encoding, *more], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read(file: Path) -> Record:
+    """Read the record of a run; raise `InputError` if the file is not one."""
+    return read_as(Record, "a record", file)
+
+
+def read_analysis(file: Path) -> AnalysisRecord:
+    """Read the record of an analysis; raise `InputError` if the file is not one."""
+    return read_as(AnalysisRecord, "the record of an analysis", file)
+
+
+def read_all(folder: Path) -> Iterator[Record]:
+    """Read the records of all runs in a folder, in the order of their names."""
+    return map(read, sorted(folder.glob("*.json")))
+
+
+def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
+    """Read a JSON file as an object of the class `kind`; `what` is what the error message calls such a file."""
+    try:
+        return TypeAdapter(kind).validate_python(read_json(file))
+    except ValidationError as error:
+        fault = _fault(error)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}): check what it is, and its permissions") from None
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    raise InputError(f"{file} is not {what}: {fault}; delete it and run again")
+
+
+def write(file: Path, record: Record | AnalysisRecord) -> None:
+    write_json(file, as_json(record))
+
+
+def as_json(record: Record | AnalysisRecord) -> dict[str, Any]:
+    return record.model_dump(mode="json", by_alias=True)
+
+
+def _fault(error: ValidationError) -> str:
+    """A few words that say what is missing, or which value is wrong."""
+    faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["loc"][-1:] == ("schema",):
+            return "schema: it is not 2, so another version of gasam wrote it"
+    missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    return f"{'.'.join(map(str, faults[0]['loc'])) or 'the file'}: {faults[0]['msg']}"
+
+
+def versions() -> dict[str, str]:
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), "gasam": gasam.__version__} | libraries
+
+
+def code() -> dict[str, Any]:
+    """The commit that gasam runs from; None if it was installed without its git history."""
+    package = Path(gasam.__file__).parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or Path(top) / "src" / "gasam" != package:
+        return {"commit": None, "dirty": None}
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", str(package))
+    return {"commit": _git(package, "rev-parse", "HEAD"), "dirty": bool(changed)}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The hardware of this process. Training is bit-identical only on machines with the same instruction set."""
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return {
+        "device": str(device),
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+        "platform": platform.machine(),
+        "cpu": cpu_model(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's model name, if the system provides it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
