@@ -18,7 +18,7 @@ from gasam.lab.cli.grouping import keyword, with_parameters
 from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.engines.engine import Engine, Event, Job
 from gasam.lab.record import AnalysisRecord
-from gasam.lab.report.labels import configuration_labels
+from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.tasks import Origin
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]
