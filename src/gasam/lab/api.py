@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
-from gasam.lab.engines.choice import engine
+from gasam.lab.engines.engine import opened
 from gasam.lab.families.spaces import parsed_space
 from gasam.lab.report.comparison import run_list
 from gasam.lab.report.html import read_runs
@@ -75,7 +75,7 @@ def compare(
         walks=walks,
         tuned=folder if tuned else None,
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         done = run_many(plans, folder, place, cpu)
     failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
     if failed:
@@ -137,7 +137,7 @@ def tune(
         seeds=seeds,
         seed=seed,
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         found = search(question, Path(out), place, cpu)
     return settings_frame(found) if isinstance(found, SettingsFinding) else trials_frame(found)
 
