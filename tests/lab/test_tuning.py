@@ -16,7 +16,7 @@ from filelock import FileLock
 from synthetic import finding_of, response
 
 from gasam.lab.cli import tuning
-from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.engine import prepare
 from gasam.lab.families.encoded import WithheldError
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
