@@ -272,7 +272,7 @@ IMAGE_FILES = {
     "image.txt": "1 2 3\n",
     "high.txt": f"{'9 ' * 63}256\n",
     "words.csv": f"header\n{'x,' * 63}x\n",
-    "half.idx": "half.idx: 2 bytes, but the header alone has 16",
+    "half.idx": b"\0\0",
     "cut-ubyte": idx(2051, [2, 8, 8], bytes(70)),
     "object.jsonl": '{"pixels": [1]}\n',
     "broken.jsonl": "[1,\n",
