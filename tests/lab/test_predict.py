@@ -282,7 +282,7 @@ IMAGE_FAULTS = {
     "high.txt": "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255, as in training, got 256",
     "words.csv": "words.csv, line 2: an image must be 64 numbers from 0 to 255, got ['x', ",
     "half.idx": "half.idx: 2 bytes, but the header alone has 16",
-    "cut-ubyte": "cut-ubyte ends in image 2 of 2: copy or download it again",
+    "cut-ubyte": "cut-ubyte: 70 bytes of data, but the header says 128",
     "object.jsonl": "object.jsonl, line 1: a line must hold a list of pixels, or an object with a list in 'text'",
     "broken.jsonl": "broken.jsonl, line 1: not JSON",
 }
