@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from gasam.lab import output
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
-from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.engines.engine import Event, Job
 from gasam.lab.output import Table as OutputTable
 from gasam.lab.record import Record
 from gasam.lab.search.outcome import Outcome
