@@ -183,7 +183,7 @@ class SharpBackward:
                 trace = self._walk(run, fold, strength)
             else:
                 seen = run(0, fold.before(0), True)
-                fold.passed(seen)
+                fold.gradient_scales.append(seen.gradient_scale)
                 fold.finish()
                 trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
             trace.strength, trace.step = strength, clock.state.step
@@ -203,9 +203,9 @@ class SharpBackward:
             [p for p in self.parameters if p.requires_grad],
             plan.steps,
             plan.risk,
+            self.kept,
             weight=1.0 if self.clock.schedule is None else self.clock.weight,
             method=plan.own_fold,
-            kept=self.kept,
             strength=strength,
             apart=self.detailed and not self.per_worker,
             clean_if_overflow=self.on_overflow == "clean",
@@ -218,7 +218,7 @@ class SharpBackward:
         def run_and_fold(k: int) -> Pass:
             last = k == plan.steps
             seen = run(k, fold.before(k), last)
-            fold.passed(seen)
+            fold.gradient_scales.append(seen.gradient_scale)
             return seen._replace(alone=fold.apart) if last else seen
 
         measured = watch.walks < SAMPLED or watch.walks % SAMPLED == 0
