@@ -244,7 +244,7 @@ class SharpBackward:
         else:
             watch.add(trace)
 
-    def _reason_for_no_walk(self) -> int:
+    def _reason_for_no_walk(self) -> str:
         if not self.could_walk:
             return OFF
         return BETWEEN if self.clock.between_walks else WAITING

@@ -136,17 +136,18 @@ class Fold:
     def _take(self, k: int) -> None:
         """Add the gradient of pass k to the total if it counts, and clear `.grad`."""
         ratio = self._shares[k] / self._factors[k]
+        counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
         if k == 0 and self._clean_if_overflow:
             self._clean = _copies(map(get_gradient, self._parameters))
         if self._method is not None:
             self._gradients.append(_copies(map(get_gradient, self._parameters)))
-        elif ratio and not self._stays(k):
+        elif counts and not self._stays(k):
             self._total = self._total or [None] * len(self._parameters)
             for i, parameter in enumerate(self._parameters):  # one at a time, to free memory early
                 if parameter.grad is not None:
                     self._total[i] = _added(self._total[i], parameter.grad.detach(), ratio)
                 parameter.grad = None
-        elif ratio:
+        elif counts:
             for parameter in self._parameters if ratio != 1 else ():
                 if parameter.grad is not None:
                     own = parameter.grad.detach()
