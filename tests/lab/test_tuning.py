@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,12 +16,12 @@ from filelock import FileLock
 from synthetic import finding_of, response
 
 from gasam.lab.cli import tuning
-from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.engine import prepare
 from gasam.lab.families.encoded import WithheldError
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.paper import studies
 from gasam.lab.record import Metric
-from gasam.lab.search.finding import Finding, files, read_all
+from gasam.lab.search.finding import Finding
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.question import Question
 from gasam.lab.search.trial import run_trial
@@ -257,13 +256,6 @@ def test_only_what_would_not_be_given_up_now_is_run_again(curve, diverged, toler
     outcome = Outcome(valid=None, worthless=50.0, diverged=diverged, curve=curve, gradient_evaluations=1, seconds=1.0)
     pruner = None if tolerance is None else BehindBaseline(Worth(ACCURACY, 50.0), [80.0] * 6, tolerance)
     assert outcome.is_final(TASKS["imdb"].settings("small", epochs=6), pruner) is final
-
-
-def test_committed_findings_are_read_and_written_as_they_are():
-    folder = Path(__file__).parents[2] / "results"
-    for file, found in zip(files(folder), read_all(folder), strict=True):
-        stored = json.loads(file.read_text())
-        assert {name: found.as_json()[name] for name in stored} == stored
 
 
 def test_radius_of_a_search_that_goes_on_is_not_used(tmp_path):

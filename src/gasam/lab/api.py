@@ -10,10 +10,10 @@ from pandas import DataFrame
 
 from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
-from gasam.lab.engines.choice import engine
+from gasam.lab.engines.engine import opened
 from gasam.lab.families.spaces import parsed_space
-from gasam.lab.methods import TABLE1
-from gasam.lab.report.run_list import ListedRun, read_runs, run_table
+from gasam.lab.report.comparison import run_list
+from gasam.lab.report.html import read_runs
 from gasam.lab.search.asking import ask
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.question import SEED
@@ -29,9 +29,9 @@ class RunFailedError(RuntimeError):
 
 def compare(
     task: str | Path,
-    methods: Sequence[str] = TABLE1,
+    methods: Sequence[str] = ("baseline", "sam", "ga-sam"),
     *,
-    seeds: int = 1,
+    seeds: int = 3,
     out: str | Path = "runs",
     size: str | None = None,
     data: Origin | None = None,
@@ -49,7 +49,7 @@ def compare(
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
-        methods: The names of the methods; by default the six of the paper's Table 1.
+        methods: The names of the methods.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
         out: The folder for records and models.
         size: The size; by default `small`, or the only size of a task file.
@@ -75,12 +75,12 @@ def compare(
         walks=walks,
         tuned=folder if tuned else None,
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         done = run_many(plans, folder, place, cpu)
     failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
     if failed:
         raise RunFailedError("; ".join(failed))
-    return _frame([ListedRun(folder / f"{job.name}.json", job.record) for job in done], folder)
+    return DataFrame(run_list([job.record for job in done], "").values)
 
 
 def tune(
@@ -137,7 +137,7 @@ def tune(
         seeds=seeds,
         seed=seed,
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         found = search(question, Path(out), place, cpu)
     return settings_frame(found) if isinstance(found, SettingsFinding) else trials_frame(found)
 
@@ -172,8 +172,4 @@ def trials_frame(finding: Finding) -> DataFrame:
 def runs(folder: str | Path = "runs") -> DataFrame:
     """The finished runs of a folder as a frame, with the columns of `gasam report --csv`."""
     found, _ = read_runs(Path(folder))
-    return _frame(found, Path(folder))
-
-
-def _frame(found: Sequence[ListedRun], folder: Path) -> DataFrame:
-    return DataFrame(list(run_table(found, folder).values))
+    return DataFrame(run_list(list(found.values()), "").values)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,14 @@ import typer
 from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
 from gasam.lab.cli.options import OutputOptions
-from gasam.lab.engines.execution import Engine, run_all
-from gasam.lab.engines.jobs import Job, prepare
+from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.engines.step_time import mean_step_times, step_times_by
+from gasam.lab.engines.step_times import step_times
 from gasam.lab.errors import InputError
+from gasam.lab.output import Table, save
 from gasam.lab.record import Record
 from gasam.lab.record import as_json as as_record
-from gasam.lab.report.pictures import comparison_figures
+from gasam.lab.report.comparison import Comparison
 from gasam.lab.report.settings_search import settings_conclusion, settings_table
 from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
 from gasam.lab.search.driver import tune
@@ -31,7 +33,6 @@ from gasam.lab.search.settings_driver import tune_settings
 from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
 from gasam.lab.search.settings_question import SettingsQuestion
 from gasam.lab.storage import replaced, write_json
-from gasam.lab.tables import Table, as_json, markdown
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
@@ -85,7 +86,8 @@ def run_many(
     if track is not None and not isinstance(engine, LocalEngine):
         raise InputError("--track follows runs on this machine: leave out --on, or --track")
     with Live(len(todo)) as live:
-        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=track)
+        work = partial(train, cpu=cpu, gradient_norms=gradient_norms, track=track)
+        do_all(found, out, engine, live.watch, work)
     return found
 
 
@@ -127,9 +129,7 @@ def timed(done: Sequence[Job], engine: Engine, cpu: bool) -> dict[str, float]:
     """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
     try:
         with errors.status("measuring step times"):
-            if isinstance(engine, LocalEngine):
-                return mean_step_times(done, engine.parallel, cpu=cpu)
-            return step_times_by(engine, done, cpu=cpu)
+            return step_times(engine, done, cpu=cpu)
     except (Exception, KeyboardInterrupt) as error:
         say(f"step times were not measured: {type(error).__name__} {error}", errors)
         return {}
@@ -152,31 +152,33 @@ def table_name(front: str, jobs: Sequence[Job]) -> str:
 
 def show(
     table: Table,
-    records: list[Record],
+    records: Sequence[Record],
     jobs: Sequence[Job],
     place: Path,
     json: bool,
-    times: Mapping[str, float] | None = None,
     report: Callable[[Path], None] | None = None,
 ) -> None:
     """Print and save the table; exit with code 1 if a run failed. `report` writes an HTML page beside it."""
     failed = [job for job in jobs if job.record is None]
     page = place.with_name(f"{place.name}.html")
     if records:
-        write_json(place.with_suffix(".json"), as_json(table))
-        with replaced(place.with_suffix(".md")) as partial:
-            partial.write_text(markdown(table), encoding="utf-8")
-        figures = comparison_figures(records, place.with_suffix(".png"), times or {})
+        write_json(place.with_name(f"{place.name}.json"), table.as_json())
+        with replaced(place.with_name(f"{place.name}.md")) as partial:
+            partial.write_text(table.markdown(), encoding="utf-8")
+        charts = [
+            replace(chart, title=f"{each.title}: {chart.title}")
+            for each in Comparison.of(records)
+            for chart in each.charts()
+        ]
+        save(charts, place, columns=2)
         if report is not None:
             report(page)
     if json:
-        print_json(as_json(table) | {"failed": [failure(job) for job in failed]})
+        print_json(table.as_json() | {"failed": [failure(job) for job in failed]})
     else:
         print_table(table)
         if records:
-            console.print(f"saved: {place}.md, .json and .png", soft_wrap=True)
-            for file in figures[1:]:
-                console.print(f"saved: {file}", soft_wrap=True)
+            console.print(f"saved: {place}.md, .json, .png and .svg", soft_wrap=True)
         if records and report is not None:
             console.print(f"report: {page}", soft_wrap=True)
         for job in failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -68,11 +69,11 @@ def compare(
     output: OutputOptions,
     task: opt.TaskName = "docstrings",
     methods: Annotated[
-        str | None,
-        typer.Option(help="Methods, separated by commas, or `family` for all of them. Default: the six of Table 1."),
-    ] = None,
+        str,
+        typer.Option(help="Methods, separated by commas, or `family` for all of them."),
+    ] = "baseline,sam,ga-sam",
     size: opt.Size = None,
-    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with the seeds 1, 2, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with the seeds 1, 2, ...")] = 3,
     walks: Walks = [],  # noqa: B006  typer reads it
     tuned: opt.Tuned = False,
     same_noise: opt.SameNoise = False,
@@ -82,15 +83,16 @@ def compare(
 
     Example: `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
     """
+    from gasam.lab.cli.display import say
     from gasam.lab.cli.sessions import run_many, show, table_name, timed
     from gasam.lab.comparisons import comparison_plans
-    from gasam.lab.methods import TABLE1
-    from gasam.lab.report import html_page
-    from gasam.lab.report.comparison import comparison
-    from gasam.lab.report.html_sections import Run, sections
+    from gasam.lab.output import Table
+    from gasam.lab.report import html
+    from gasam.lab.report.comparison import Comparison
+    from gasam.lab.tasks import TASKS
 
     option_values.check_tracker(track)
-    names = option_values.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
+    names = option_values.methods_of(task, "--methods", methods)
     settings = changes.changed(task, size)
     plans = comparison_plans(
         task,
@@ -107,12 +109,13 @@ def compare(
         done = run_many(plans, output.out, engine, output.cpu, track=track)
         times = timed(done, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    flags = option_values.flags(data.origin, settings, output.out)
-    table = comparison(found, name, size, flags, times)
-    runs = [Run(output.out / f"{job.name}.json", job.record) for job in done if job.record is not None]
+    tune = f"gasam tune {shlex.quote(task)} --size {size}{option_values.flags(data.origin, settings, output.out)}"
+    tables = [each.table(times, tune) for each in Comparison.of(found)] or [Table(f"{name}, size {size}", [])]
 
     def report(page: Path) -> None:
-        known = {(name, size): html_page.step_times(table.values)}
-        html_page.write(sections(runs, step_times=known, flags=flags), page)
+        runs = {output.out / f"{record.name}.json": record for record in found}
+        html.write(html.sections(found, times), runs, page)
 
-    show(table, found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, times, report)
+    show(tables[0], found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, report)
+    if not output.json and name in TASKS and TASKS[name].kind.startswith("twin"):
+        say("This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`")

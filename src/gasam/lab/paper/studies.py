@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gasam.lab.errors import InputError
+from gasam.lab.methods import Walks
 from gasam.lab.paper import figures
 from gasam.lab.search.tuned_walk import with_tuned_walk
 from gasam.lab.tasks import Origin, find
@@ -81,7 +82,15 @@ class Row:
     expected: Expected
     times: float | None = None
 
-    def plan(self, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None) -> Plan:
+    def plan(
+        self,
+        size: str,
+        seed: int,
+        *,
+        origin: Origin | None = None,
+        tuned: Path | None = None,
+        walks: Walks = "paper",
+    ) -> Plan:
         """The plan of this row.
 
         Args:
@@ -89,8 +98,9 @@ class Row:
             seed: The seed of the run.
             origin: Where the data is.
             tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
+            walks: "paper" or "recommended": whose walk a row has that sets no epsilon itself.
         """
-        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks="paper")
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks=walks)
         if tuned is not None:
             return with_tuned_walk(made, tuned, self.times)
         if self.times is None:
@@ -146,15 +156,17 @@ class Study(BaseModel):
         *,
         origin: Origin | None = None,
         tuned: Path | None = None,
+        walks: Walks = "paper",
     ) -> list[Plan]:
         """Every run that the table needs; rows with the same walk share their runs.
 
         Args:
-            size: The name of the size as records hold it.
+            size: The name of the size.
             tasks: Some of the table's tasks; by default all.
             seeds: The seeds; by default 1 to `self.seeds`.
             origin: Where the data is.
             tuned: A folder of records; the sizes of the walks are taken from its searches instead of the paper.
+            walks: "paper" or "recommended": whose walk a row has that sets no epsilon itself.
         """
         chosen = self.tasks if tasks is None else tasks
         if unknown := sorted(set(chosen) - set(self.tasks)):
@@ -162,7 +174,7 @@ class Study(BaseModel):
         unique: dict[str, Plan] = {}
         for task in chosen:
             for row, seed in product(self.rows_on(task), seeds or range(1, self.seeds + 1)):
-                run = row.plan(size, seed, origin=origin, tuned=tuned)
+                run = row.plan(size, seed, origin=origin, tuned=tuned, walks=walks)
                 unique.setdefault(run.key("", run.seed), run)
         return list(unique.values())
 
@@ -178,7 +190,7 @@ def every() -> list[Study]:
 @cache
 def load(name: str) -> Study:
     if name not in names():
-        known = sorted((*names(), *figures.FIGURE_STUDIES))
+        known = sorted((*names(), *figures.FIGURES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     try:
         return parse(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))

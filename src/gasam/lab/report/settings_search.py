@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gasam.lab.methods import METHODS
+from gasam.lab.output import Table
 from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
 from gasam.lab.statistics import counted, number
-from gasam.lab.tables import Table, of_texts
 
 SHOWN = 5
 """The number of trials in a table, beside the task's own settings."""
@@ -37,7 +37,7 @@ def settings_table(found: SettingsFinding) -> Table:
         error = f"{number(found.error, found.metric.decimals)} {found.metric.unit_of_differences}"
         notes.append(f"The standard error of a difference of two scores on this split is at most {error}.")
     about = f"{found.task}, size {found.size}: settings of {METHODS[found.method].title}, chosen on validation"
-    return of_texts(about, rows, notes)
+    return Table(about, rows, notes)
 
 
 def _row(found: SettingsFinding, trial: SettingsTrial, chosen: bool) -> dict[str, str]:

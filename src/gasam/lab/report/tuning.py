@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from gasam.analysis.pictures import BASELINE, GA_SAM, OKABE_ITO, finish, in_sheets, sheet
 from gasam.lab.methods import METHODS
+from gasam.lab.output import Table
 from gasam.lab.search.finding import Finding
 from gasam.lab.search.strategy import Candidate, in_words
 from gasam.lab.statistics import number
-from gasam.lab.tables import Table, of_texts
 
 
 def title(found: Finding) -> str:
@@ -35,7 +35,7 @@ def tuning_table(findings: Sequence[Finding]) -> Table:
     if len(parts) > len(findings):
         notes.append("The norm in the first row of a method is used, because it scored best on validation.")
     about = f"{first.task}, size {first.size}: {first.quantity}, chosen on validation"
-    return of_texts(about, [_row(part) for part in parts], notes)
+    return Table(about, [_row(part) for part in parts], notes)
 
 
 def _row(found: Finding) -> dict[str, str]:

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gasam.lab import tasks
-from gasam.lab.engines.execution import Engine, do_all
-from gasam.lab.engines.jobs import OnEvent, prepare
+from gasam.lab.engines.engine import Engine, OnEvent, do_all, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.record import read_as

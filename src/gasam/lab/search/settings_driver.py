@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gasam.lab import tasks
-from gasam.lab.engines.execution import Engine
-from gasam.lab.engines.jobs import OnEvent
+from gasam.lab.engines.engine import Engine, OnEvent
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.search.driver import Runner, locked
 from gasam.lab.search.outcome import Outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from gasam.lab.engines.jobs import Job
+from gasam.lab.engines.engine import Job
 from gasam.lab.search.outcome import Outcome
 from gasam.lab.search.worth import Pruner, stops
 from gasam.lab.storage import Checkpoints, write_json
