@@ -8,7 +8,6 @@ import copy
 import math
 import signal
 import sys
-import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -183,15 +182,17 @@ class Subject:
             other.grad = None if one.grad is None else one.grad.clone()
         return made
 
+    @property
+    def walk(self):
+        return self.sharp if self.base is None else self.sharp.sharp
+
     def take_kept(self, other):
-        key = "method" if self.base is None else "walk_method"
-        with warnings.catch_warnings(action="ignore"):
-            kept = copy.deepcopy(other.sharp.state_dict()).get(key, {})
-            self.sharp.load_state_dict(self.sharp.state_dict() | {key: kept})
+        kept = copy.deepcopy(other.walk.state_dict()).get("method", {})
+        self.walk.load_state_dict(self.walk.state_dict() | {"method": kept})
 
     def kept(self):
         """What the method keeps; zeros are the same as nothing yet."""
-        known = self.sharp.state_dict().get("method" if self.base is None else "walk_method", {})
+        known = self.walk.state_dict().get("method", {})
         shapes = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
         return [
             (zero if one is None else one).detach().clone()
