@@ -302,10 +302,19 @@ class Watch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
+    @property
+    def measures_next(self) -> bool:
+        """Whether the next walk is measured in full."""
+        return self.walks < SAMPLED or self.walks % SAMPLED == 0
+
     @torch.no_grad()
     def add(self, trace: Trace) -> None:
-        """Count a measured walk."""
-        assert trace.groups is not None
+        """Count a walk, and judge it if it was measured."""
+        self.walks += 1
+        self.not_finite += ~trace.finite if isinstance(trace.finite, Tensor) else not trace.finite
+        if trace.groups is None:
+            trace.sampled = self.last
+            return
         self._numbers.append(_numbers_of(trace, trace.groups))
         if len(self._numbers) == SAMPLED:
             self._end_window()

@@ -467,8 +467,9 @@ def holds_nothing(self):
     return self
 
 
-def keeps_nan(self, own, new, finite, original=Kept._kept_or_new):
-    return original(self, own, new, True)
+def keeps_nan(self, name, value, original=Kept.put):
+    self._is_finite = lambda: True
+    return original(self, name, value)
 
 
 BUGS = {
@@ -481,7 +482,7 @@ BUGS = {
     "the caller's gradients are not copied back": lambda: patch.object(Fold, "undo", not_copied_back),
     "a failed step advances the schedule": lambda: after_failure(next_step),
     "the loss of a failed step is counted": lambda: after_failure(counts),
-    "the method keeps NaN": lambda: patch.object(Kept, "_kept_or_new", keeps_nan),
+    "the method keeps NaN": lambda: patch.object(Kept, "put", keeps_nan),
 }
 
 
