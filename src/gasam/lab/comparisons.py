@@ -8,7 +8,7 @@ from typing import Any
 
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
-from gasam.lab.search.tuned_walk import with_tuned_walk
+from gasam.lab.search.finding import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training.plan import Plan, make
 

@@ -37,6 +37,9 @@ class Engine(Protocol):
     def events(self) -> Sequence[tuple[Job, Event]]:
         """Wait for the next events of the started jobs."""
 
+    def cancel(self, job: Job) -> None:
+        """Interrupt one job. It writes its checkpoint and fails."""
+
     def stop(self) -> None:
         """Interrupt all jobs; return when each has written its checkpoint and has ended."""
 

@@ -43,8 +43,8 @@ class Job:
 
 Event = tuple[str, Any]
 OnEvent = Callable[[Job, Event], None]
-"""Called for each job with ("start", None), ("update", an Update), ("moved", a sentence), ("done", its record) or
-("failed", message)."""
+"""Called for each job with ("start", None), ("update", an Update), ("moved", a sentence), ("done", its record),
+("failed", message) or, in a search, ("stopped", a sentence)."""
 Work = Callable[[Any, Path, OnUpdate], Any]
 """The function that a process calls with the job, the folder and a callback for updates; it must be picklable."""
 

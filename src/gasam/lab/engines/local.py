@@ -85,6 +85,11 @@ class LocalEngine:
             self.workers = [worker for worker in self.workers if not worker.ended]
         return found
 
+    def cancel(self, job: Job) -> None:
+        for worker in self.workers:
+            if worker.job is job:
+                worker.process.terminate()
+
     def stop(self) -> None:
         for worker in self.workers:
             worker.process.terminate()  # SIGTERM: a run writes its checkpoint first

@@ -143,6 +143,11 @@ class RayEngine:
             found += self._finish(number)
         return found
 
+    def cancel(self, job: Job) -> None:
+        for attempt in self.attempts.values():
+            if attempt.job is job:
+                ray.cancel(attempt.task, recursive=False)
+
     def stop(self) -> None:
         """Interrupt all jobs, and keep the checkpoints that they send."""
         if not self.attempts:

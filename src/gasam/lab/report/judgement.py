@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
+from gasam.lab.record import Metric
 from gasam.lab.report.group import Group
-from gasam.lab.search.worth import Worth
 
 SHARE = 0.1
 """A method that loses more than this share of what the baseline has learned, and more than twice the noise of the test
@@ -13,6 +14,24 @@ split, has collapsed."""
 
 TORN = 5
 """How many times the baseline's spread over seeds a row's may be before its scores are shown one by one."""
+
+
+class Worth(NamedTuple):
+    """Compares scores such that more is better for every metric; `worthless` is the score of guessing."""
+
+    metric: Metric
+    worthless: float
+
+    def gain(self, value: float, baseline: float) -> float:
+        difference = value - baseline if self.metric.higher_is_better else baseline - value
+        return difference / self.of(baseline)
+
+    def of(self, baseline: float) -> float:
+        return max(abs(baseline - self.worthless), 1e-12) if self.metric.higher_is_better else abs(baseline)
+
+    def is_guessing(self, value: float, error: float) -> bool:
+        better = value - self.worthless
+        return bool((better if self.metric.higher_is_better else -better) <= 2 * error)
 
 
 def collapsed(group: Group) -> bool:
