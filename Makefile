@@ -1,4 +1,4 @@
-# Every target builds .venv by itself. .github/workflows/test.yml runs `make test` and `make dist`.
+# Every target builds .venv by itself. .github/workflows/test.yml runs `make test`, `make test-all` and `make dist`.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept, whatever the shell says: importing torch and its friends takes half the time.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: test test-all lint browser bench demo docs dist clean
+.PHONY: test test-all style lint browser bench demo docs dist clean
 
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e
 
@@ -23,16 +23,29 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev,docs]'
 	touch $(VENV)/.lab $@
 
-test: lint browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+# mypy takes a minute of one core, so it runs beside the tests. Its report comes after theirs, and both must succeed.
+define beside_types
+@$(BIN)/mypy >$(VENV)/types.txt 2>&1 & types=$$!; \
+$(1); tests=$$?; \
+wait $$types; types=$$?; cat $(VENV)/types.txt; \
+test $$tests -eq 0 && test $$types -eq 0
+endef
 
-# With the tests that take long; `make test` has a faster one of each kind.
-test-all: lint browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: style browser
+	$(call beside_types,$(PYTEST) -m "not slow")
 
-lint: $(VENV)/.ready
+# With the tests that take long, of which `make test` has a faster one of each kind. The tests of the core run once more
+# with the instructions that every processor has: no result may depend on the processor.
+test-all: style browser
+	$(call beside_types,$(PYTEST))
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(PYTEST) -m "not slow" tests/core
+
+style: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 # The tests of pages need a browser. This never fails: without one they are skipped, with a reason.

@@ -20,9 +20,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 GOAL = 0.95
 
-WALK = "tests/core/test_walk.py tests/core/test_properties.py tests/core/test_budget.py tests/core/test_restore.py"
-FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test_every.py"
-SCHEDULE = "tests/core/test_schedule.py tests/core/test_every.py"
+WALK = "tests/core/test_walk.py tests/core/test_properties.py tests/core/test_size.py tests/core/test_restore.py"
+FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test_schedule.py"
+SCHEDULE = "tests/core/test_schedule.py"
 SEARCH = "tests/lab/test_search.py tests/lab/test_tuning_report.py tests/lab/test_noise_of_splits.py"
 STATISTICS = "tests/lab/test_report.py tests/lab/test_verdicts.py tests/lab/test_results_page.py"
 
@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant("ascent.py", "norms > self._limits", "norms < self._limits", WALK),
     Mutant("ascent.py", "factor, norms = factor * shrinking, norms * shrinking", "norms = norms * shrinking", WALK),
     Mutant("ascent.py", "torch.where(seen.finite, self._with_group_scale(factor), 0.0)", "self._with_group_scale(factor)", "tests/core/test_precision.py"),
-    Mutant("ascent.py", "self.seen.gradient_squares.sqrt() / self.seen.gradient_scale", "self.seen.gradient_squares.sqrt()", WALK + " tests/core/test_loss_scaling.py"),
+    Mutant("ascent.py", "self.seen.gradient_squares.sqrt() / self.seen.gradient_scale", "self.seen.gradient_squares.sqrt()", WALK + " tests/core/test_loops.py"),
     Mutant("ascent.py", "factor = excess * rescale(excess * length)", "factor = rescale(excess * length)", WALK),
     Mutant("walk.py", "if k > 1:\n                ascent.read_gradient(seen)", "if k > 2:\n                ascent.read_gradient(seen)", WALK),
     Mutant("walk.py", "run_again_if_interrupted(weights.restore)", "None", WALK),

@@ -22,10 +22,16 @@ def _seeded():
     torch.manual_seed(0)
 
 
-LONG = ("lab/test_ray", "distributed/", "lab/test_faults", "lab/test_training", "integrations/", "test_site")
-"""Folders and files with tests that take several seconds each."""
+LONG = (
+    "tests/lab/test_ray",
+    "tests/distributed/",
+    "tests/lab/test_faults",
+    "tests/lab/test_training",
+    "tests/test_docs",
+)
+"""Where tests take several seconds each."""
 
 
 def pytest_collection_modifyitems(items):
     """Long tests first, so that the workers end together."""
-    items.sort(key=lambda item: not any(part in item.nodeid for part in LONG))
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))

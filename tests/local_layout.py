@@ -6,8 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from gasam.lab.data.corpus import SPLITS
-from gasam.lab.data.locations import data_directory
+from gasam.lab.data.corpus import SPLITS, data_directory
 
 # Read when this is imported: while tests run, the environment points to their own data.
 PUBLISHED = data_directory(None)

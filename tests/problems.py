@@ -8,8 +8,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, asam, climb, ga_sam, layer_sam, multi_step_defense, reference, sam
+from gasam import (
+    Perturbation,
+    SharpBackward,
+    SharpnessAware,
+    asam,
+    climb,
+    ga_sam,
+    layer_sam,
+    multi_step_defense,
+    reference,
+    sam,
+)
 from tolerances import flat
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
@@ -89,6 +101,31 @@ def reference_walk(w, loss_and_gradient, shapes, perturbation):
         epsilon=perturbation.epsilon, budget=perturbation.budget, eta=perturbation.step_size,
         cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity),
     )  # fmt: skip
+
+
+def through_backward(model, perturbation, factor: float = 1.0, **options):
+    """The trace and the gradient for the mean loss. Loss scalers and accumulation multiply what is differentiated."""
+    x, y = batch()
+    sharp = SharpBackward(
+        model.named_parameters(), perturbation, backward=lambda loss: (factor * loss).backward(), **options
+    )
+    sharp(lambda: cross_entropy(model(x), y))
+    return sharp.last, flat([p.grad for p in model.parameters()]) / factor
+
+
+def through_closure(model, perturbation, factor: float = 1.0, **options):
+    x, y = batch()
+    base = torch.optim.SGD(model.named_parameters(), lr=0.0)
+    optimizer = SharpnessAware(base, perturbation, gradient_scale=factor, **options)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        (factor * loss).backward()
+        return loss
+
+    optimizer.step(closure)
+    return optimizer.last, flat([p.grad for p in model.parameters()]) / factor
 
 
 class Visited(NamedTuple):

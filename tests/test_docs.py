@@ -1,37 +1,51 @@
-"""Every code block of the docs is part of an example, every example runs, every table is made from its data."""
+"""The docs: blocks are parts of examples that run, commands parse, links lead somewhere, and the site builds."""
 
 import ast
+import functools
+import http.server
 import importlib
 import json
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import pytest
-import typer
-from benchmarks import report
 
-from gasam.lab.cli.commands import app
+from browser import browser_page  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TASK_FILES = sorted((ROOT / "examples" / "tasks").glob("*.py"))  # tests/lab/test_own_model.py trains them
+RUN_ELSEWHERE = {"digits", "ddp", "fsdp"}  # below, and in two processes by tests/distributed
 PUBLIC = ["gasam", "gasam.analysis", "gasam.lab", "gasam.lab.prediction", "gasam.lab.theory"]
-IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "coming-from.md", "own-model.md", "size.md"}
-BLOCKS = [
-    (page.name, block)
-    for page in PAGES
-    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-]
+IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "experiments.md"}
+
+
+def found_in_pages(pattern):
+    return [
+        (page.name, text)
+        for page in PAGES
+        for text in re.findall(pattern, page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    ]
+
+
+def public_names():
+    return {name for module in PUBLIC for name in importlib.import_module(module).__all__}
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning calls what torch 2.13 deprecates
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem != "digits"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem)
 def test_example_runs_and_verifies_itself(example):
-    assert "\nassert " in example.read_text()
+    assert "\nassert " in example.read_text(encoding="utf-8")
     runpy.run_path(str(example), run_name="__main__")
 
 
@@ -53,10 +67,8 @@ def imports(nodes):
     """The names that import statements bring in, each with the module it comes from."""
     found = set()
     for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {(None, alias.name, alias.asname) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {(node.module, alias.name, alias.asname) for alias in node.names}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(getattr(node, "module", None), alias.name, alias.asname) for alias in node.names}
     return found
 
 
@@ -68,90 +80,171 @@ def split(block):
     return imports(body[:count]), code.lstrip("\n")
 
 
-def is_part_of(block, example):
-    names, code = split(block)
-    return code in example and names <= imports(ast.walk(ast.parse(example)))
+def test_code_blocks_are_parts_of_examples_and_import_what_they_use():
+    """A block may leave out imports that it does not need. All its other lines stand together in one example."""
+    blocks, public = found_in_pages(r"^```python\n(.*?)^```$"), public_names()
+    texts = [file.read_text(encoding="utf-8") for file in [*EXAMPLES, *TASK_FILES]]
+    examples, wrong = [(text, imports(ast.walk(ast.parse(text)))) for text in texts], []
+    for page, block in blocks:
+        names, code = split(block)
+        if not any(code in text and names <= imported for text, imported in examples):
+            wrong.append(f"{page}: no example has\n{block}")
+        nodes = list(ast.walk(ast.parse(block)))
+        used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} & public
+        missing = used - {name for _, name, _ in imports(nodes)}
+        if page in IMPORTS_SHOWN and missing:
+            wrong.append(f"{page}: add the imports of {missing} to\n{block}")
+    assert not wrong, "\n".join(wrong)
+    assert {page for page, _ in blocks} >= {"README.md", "guide.md"}
 
 
-BLOCK_IDS = [f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)]
-
-
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
-def test_code_block_is_part_of_an_example(page, block):
-    """The block may leave out imports that it does not need. All its other lines stand together in one example."""
-    files = [*EXAMPLES, *TASK_FILES]
-    assert any(is_part_of(block, file.read_text()) for file in files), f"{page}: no example has\n{block}"
-
-
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=BLOCK_IDS)
-def test_code_block_imports_what_it_uses_of_gasam(page, block):
-    public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
-    nodes = list(ast.walk(ast.parse(block)))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} & public
-    missing = used - {name for _, name, _ in imports(nodes)}
-    assert page not in IMPORTS_SHOWN or not missing, f"{page}: add the imports of {missing} to\n{block}"
-
-
-def test_pages_have_code_blocks():
-    assert {page for page, _ in BLOCKS} >= {"README.md", "guide.md"}
+def test_commands_in_the_docs_can_be_run_and_every_command_is_there():
+    """Parsed as the shell would, not run."""
+    typer = importlib.import_module("typer")
+    commands = typer.main.get_command(importlib.import_module("gasam.lab.cli.commands").app).commands
+    named = set()
+    for page, command in found_in_pages(r"(?:^|`)gasam ([a-z][^`#\n]*)"):
+        name, *words = shlex.split(command)
+        assert name in commands, f"{page}: gasam {command}"
+        words = [word.lower() if word.isupper() else word for word in words]
+        found = commands[name]
+        named.add(name)
+        if words and words[0] in getattr(found, "commands", {}):
+            found, words = found.commands[words[0]], words[1:]
+        try:
+            found.make_context(name, words or ["--json"] * (name == "data"))
+        except typer.Exit:
+            pass  # a page may show --help
+        except Exception as refused:
+            raise AssertionError(f"{page}: gasam {command}: {refused}") from refused
+    assert named == set(commands)
 
 
 def test_performance_page_is_made_from_the_results():
-    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
-    assert report.PAGE.read_text() == report.page(results)
+    report = importlib.import_module("benchmarks.report")
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(results)
     assert set(results) == set(report.SECTIONS)
 
 
-COMMANDS = [
-    (page.name, command)
-    for page in PAGES
-    for command in re.findall(r"(?:^|`)gasam ([a-z][^`#\n]*)", page.read_text(), flags=re.MULTILINE)
-]
-
-
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(COMMANDS)])
-def test_command_in_the_docs_is_one(page, command):
-    """Parsed as the shell would, not run."""
-    name, *words = shlex.split(command)
-    commands = typer.main.get_command(app).commands
-    assert name in commands, f"{page}: gasam {command}"
-    words = [name.lower() if name.isupper() else name for name in words]
-    found = commands[name]
-    if words and words[0] in getattr(found, "commands", {}):
-        found, words = found.commands[words[0]], words[1:]
-    found.make_context(name, words or ["--json"] * (name == "data"))
-
-
-def test_docs_name_every_command():
-    assert {command.split()[0] for _, command in COMMANDS} == set(typer.main.get_command(app).commands)
-
-
-def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_every_page_is_in_the_navigation_once():
-    navigation = re.findall(r'= "(.+\.md)"', (ROOT / "zensical.toml").read_text())
+def test_links_and_navigation_lead_somewhere():
+    for page, target in found_in_pages(r"\]\((?!https?:)([^)#]+)\)"):
+        folder = ROOT if page == "README.md" else ROOT / "docs"
+        assert (folder / target).exists(), f"{page} links to {target}"
+    navigation = re.findall(r'= "(.+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
     docs = ROOT / "docs"
     assert sorted(navigation) == sorted(file.relative_to(docs).as_posix() for file in docs.rglob("*.md"))
 
 
-def without_generated_parts(text):
-    return re.sub(r"<!-- ([a-z ]+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
-def test_page_can_be_read_in_one_sitting(page):
-    text = page.read_text()
-    assert len(text.split()) <= 5_000
-    assert max(len(line) for line in without_generated_parts(text).splitlines()) <= 400
+def test_pages_can_be_read_in_one_sitting():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        written = re.sub(r"<!-- ([a-z ]+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
+        if page.name != "results.md":
+            assert len(text.split()) <= 5_000, page.name
+            assert max(map(len, written.splitlines())) <= 400, page.name
 
 
 def test_reference_lists_the_public_names_and_no_others():
     """A name may be listed with its file, `gasam.analysis.attack.attack`, where the module has both."""
-    listed = re.findall(r"^::: (.+)$", (ROOT / "docs" / "reference.md").read_text(), flags=re.MULTILINE)
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: (.+)$", text, flags=re.MULTILINE)
     found = {(name.rpartition(".")[2]) for name in listed if not name.startswith("gasam.integrations.")}
-    assert found == {name for module in PUBLIC for name in importlib.import_module(module).__all__} | {"reference"}
+    assert found == public_names() | {"reference"}
     assert len(listed) == len(set(listed))
+
+
+HOME = "http://site/"
+ADDRESSES = {"a": "href", "link": "href", "script": "src", "img": "src"}
+
+
+class Page(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors |= {found.get("id"), found.get("name")} - {None}
+        if found.get(ADDRESSES.get(tag)) is not None:
+            self.links.append(found[ADDRESSES[tag]])
+
+
+def broken_links(site):
+    """A line for every link to a missing file or anchor."""
+    pages = {file: Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+    found = []
+    for file, page in pages.items():
+        here = HOME + file.relative_to(site).as_posix()
+        for link in page.links:
+            target, anchor = urldefrag(urljoin(here, link))
+            path = site / unquote(urlsplit(target).path).lstrip("/")
+            goal = path / "index.html" if target.endswith("/") else path
+            if not target.startswith(HOME):
+                continue
+            if not goal.is_file() or (goal in pages and unquote(anchor) not in pages[goal].anchors):
+                found.append(f"{here}: {link}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built as `make docs` does. The build gets copies, so that it writes nothing into the checkout."""
+    pytest.importorskip("zensical", reason="needs the package zensical: install the extra `docs`")
+    folder = tmp_path_factory.mktemp("documentation")
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    (folder / "src").symlink_to(ROOT / "src")
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "site"
+
+
+def test_every_link_and_anchor_of_the_site_leads_somewhere(site):
+    assert len(list(site.rglob("index.html"))) == len(list((ROOT / "docs").rglob("*.md")))
+    assert broken_links(site) == []
+    text = (site / "reference" / "index.html").read_text()
+    for name in ("gasam.SharpBackward", "gasam.lab.compare"):
+        assert f'id="{name}"' in text
+    assert "doc-signature" in text
+
+
+def test_a_missing_page_and_a_missing_anchor_are_found(tmp_path):
+    """The check of links itself."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.html").write_text('<h1 id="here"></h1><a href="../">back</a>')
+    links = ["other/", "other/#here", "other/#gone", "missing/", "https://example.org/x"]
+    (tmp_path / "index.html").write_text("".join(f'<a href="{link}"></a>' for link in links))
+    assert broken_links(tmp_path) == [f"{HOME}index.html: other/#gone", f"{HOME}index.html: missing/"]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        """Requests are not printed."""
+
+
+TOO_WIDE = """() => [...document.querySelectorAll("article p, article li, article h1, article h2, article img")]
+    .filter(part => part.getBoundingClientRect().right > innerWidth && !part.closest("table"))
+    .map(part => part.textContent.slice(0, 80))"""
+
+
+def test_pages_fit_the_window_without_errors(site, browser_page):  # noqa: F811
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        for name in ("", "guide/", "reference/", "results/"):
+            opened = browser_page(address + name)
+            for width in (1400, 400):
+                opened.page.set_viewport_size({"width": width, "height": 900})
+                assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, name
+                assert opened.page.evaluate(TOO_WIDE) == [], name
+            assert opened.errors == [], name
+            assert [url for url in opened.requests if not url.startswith((address, "data:", "blob:"))] == [], name
+            opened.page.close()
+        server.shutdown()
+        thread.join()

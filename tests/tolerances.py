@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 # float64 against float64, the same mathematics in another order.
-EXACT = 1e-10
+EXACT = 1e-11
 # float32 against float64: 2^-24, times the few hundred roundings of a small network.
 SINGLE = 2e-5
 # pytorch_optimizer rounds the norm of the gradient to float32: 6e-8 of an offset, times the learning rate.

@@ -46,7 +46,7 @@ def check_archive(archive: Path, place: Path) -> None:
     [unpacked] = [folder for folder in place.iterdir() if folder.is_dir()]
     environment = os.environ | {"PYTHONPATH": str(unpacked / "src")}
     run(sys.executable, "-m", "pytest", "--collect-only", "-qq", cwd=unpacked, env=environment)
-    run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_packaging.py", "tests/test_layers.py",
+    run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_project.py",
         cwd=unpacked, env=environment)  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,25 +12,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from gasam.lab.data.corpus import Corpus, Source
-from gasam.lab.data.locations import data_directory
+from gasam.lab.data.corpus import Corpus
 from gasam.lab.errors import InputError
-from gasam.lab.tasks import digits, docstrings, imdb, mnist, numerals, ptb, pydoc
+from gasam.lab.tasks import Origin, find
 
 PADDING, UNKNOWN, START, END = range(4)
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 LINE_BREAK = re.compile(r"<br\s*/?>")
-
-SOURCES: dict[str, Callable[[], Source]] = {
-    "digits": digits.source,
-    "docstrings": docstrings.source,
-    "pydoc": pydoc.source,
-    "numerals": numerals.source,
-    "mnist": lambda: mnist.source(data_directory()),
-    "imdb": lambda: imdb.source(data_directory()),
-    "ptb": lambda: ptb.source(data_directory()),
-}
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -43,7 +32,7 @@ class MissingDataError(Exception):
 def corpus(name: str) -> Corpus:
     """A corpus with fixed splits, read once for each process."""
     try:
-        return SOURCES[name]().read()
+        return find(name).source(Origin()).read()
     except InputError as error:
         raise MissingDataError(str(error)) from error
 

@@ -6,7 +6,6 @@ import dis
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from io import IOBase
 from types import FunctionType
 from typing import Any
@@ -17,49 +16,60 @@ from torch import Tensor
 from gasam.passes import loss_in
 from gasam.torch_private import factors_of_product, updates_running_statistics
 
-_INSIDE = "compute everything from the inputs inside the function, as in sharp(lambda: loss_function(model(x), y))"
-_LARGE_SCALE = 256
+ITERATOR = (
+    "the loss function uses the iterator {0!r}, so each of the K+1 passes would take another batch: call next() before "
+    "the loss function, and use the batch inside"
+)
+OVERWRITTEN = (
+    "the loss function reads and overwrites {0!r}, so each of the K+1 passes would start from the result of the "
+    "previous one: return it, as in (loss, {0}), and assign it after the call"
+)
+EARLIER = (
+    "the loss function uses a result{0} that was computed before it was called, or in an earlier pass, and that can't "
+    "be computed again with other weights: compute everything from the inputs inside the function, as in "
+    "sharp(lambda: loss_function(model(x), y))"
+)
+SCALED = (
+    "the loss function multiplies its loss by {0:g}, as GradScaler.scale does, and this changes the walk: return the "
+    "unscaled loss, and give backward=lambda loss: scaler.scale(loss).backward()"
+)
+STATISTICS = (
+    "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: pass the "
+    "model instead of its parameters, as in SharpBackward(model), so that only clean passes count"
+)
 
 
 def look_at_function(function: Callable[[], Any]) -> None:
     """Warn if the function takes its batch from an iterator, or overwrites a variable that it reads first."""
-    uses = _uses(function)
-    for name, value in _variables(function).items():
+    for name, (value, uses) in _outer_variables(function).items():
         if isinstance(value, Iterator) and not isinstance(value, IOBase):
-            _warn(
-                f"the loss function uses the iterator {name!r}, so each of the K+1 passes would take another batch: "
-                "call next() before the loss function, and use the batch inside"
-            )
-        # A recurrent state, for example. Counters and what begins as None are no mistake.
-        elif uses[name][0] == "LOAD" and "STORE" in uses[name] and not isinstance(value, int | None):
-            _warn(
-                f"the loss function reads and overwrites {name!r}, so each of the K+1 passes would start from the "
-                f"result of the previous one: return it, as in (loss, {name}), and assign it after the call"
-            )
+            _warn(ITERATOR.format(name))
+        elif uses[0] == "LOAD" and "STORE" in uses and not isinstance(value, int | None):  # not a counter or a cache
+            _warn(OVERWRITTEN.format(name))
 
 
 def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callable[[], Any]:
     """The same function, with a check of the graph of its loss in the first pass."""
-    earlier = {tensor.grad_fn for tensor in _tensors(function)} - {None}
+    if not callable(function):
+        return function
+    values = [value for value, _ in _outer_variables(function).values()]
+    values += [each for value in values if isinstance(value, list | tuple) for each in value]
+    earlier = {value.grad_fn for value in values if isinstance(value, Tensor)} - {None}
     passes = 0
 
     def checked() -> Any:
         nonlocal passes
         result, passes = function(), passes + 1
         loss = loss_in(result)
-        if passes > 1 or not isinstance(loss, Tensor):
-            return result
-        for node in _nodes(loss) if earlier else ():
-            if node in earlier:
-                raise RuntimeError(
-                    f"the loss function uses a result ({node.name()}) that was computed before it was called, and that "
-                    f"can't be computed again with other weights: {_INSIDE}"
-                )
-        if gradient_scale == 1.0:
-            _look_at_scale(loss)
+        if passes == 1 and isinstance(loss, Tensor):
+            for node in _nodes(loss) if earlier else ():
+                if node in earlier:
+                    raise RuntimeError(EARLIER.format(f" ({node.name()})"))
+            if gradient_scale == 1.0:
+                _look_at_scale(loss.grad_fn)
         return result
 
-    return checked if callable(function) else function
+    return checked
 
 
 @contextmanager
@@ -70,31 +80,21 @@ def explained() -> Iterator[None]:
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise
-        raise RuntimeError(
-            f"the loss depends on a result of an earlier pass, or on one that was computed before the call: {_INSIDE}"
-        ) from error
+        raise RuntimeError(EARLIER.format("")) from error
 
 
 def warn_of_statistics(loss: object) -> None:
     """Warn if a displaced pass updated running statistics of batch norm, judged by the graph of its loss."""
     if isinstance(loss, Tensor) and any(map(updates_running_statistics, _nodes(loss))):
-        _warn(
-            "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: "
-            "pass the model instead of its parameters, as in SharpBackward(model), so that only clean passes count"
-        )
+        _warn(STATISTICS)
 
 
-def _look_at_scale(loss: Tensor) -> None:
+def _look_at_scale(node: Any) -> None:
     """Warn if the last operation multiplies by a tensor with a large power of two, as a gradient scaler does."""
-    node: Any = loss.grad_fn
     for factor in factors_of_product(node) if node is not None and node.name() == "MulBackward0" else ():
         is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
-        if is_number and factor >= _LARGE_SCALE and factor.log2().frac() == 0:
-            _warn(
-                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and this "
-                "changes the walk: return the unscaled loss, and give "
-                "backward=lambda loss: scaler.scale(loss).backward()"
-            )
+        if is_number and factor >= 256 and factor.log2().frac() == 0:
+            _warn(SCALED.format(float(factor)))
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:
@@ -109,17 +109,8 @@ def _nodes(loss: Tensor) -> Iterator[Any]:
             yield node
 
 
-def _uses(function: object) -> dict[str, list[str]]:
-    """For each outer variable of the function, "LOAD" and "STORE" in the order of its code."""
-    uses: dict[str, list[str]] = {}
-    for instruction in dis.get_instructions(function) if isinstance(function, FunctionType) else ():
-        if instruction.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "STORE_DEREF", "STORE_GLOBAL"):
-            uses.setdefault(str(instruction.argval), []).append(instruction.opname.partition("_")[0])
-    return uses
-
-
-def _variables(function: object) -> dict[str, Any]:
-    """The outer variables that the function uses, with their values."""
+def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
+    """Each outer variable that the function uses: its value, and its "LOAD" and "STORE" in the order of the code."""
     if not isinstance(function, FunctionType):
         return {}
     known = dict(function.__globals__)
@@ -127,20 +118,13 @@ def _variables(function: object) -> dict[str, Any]:
         try:
             known[name] = cell.cell_contents
         except ValueError:  # not assigned yet
-            continue
-    return {name: known[name] for name in _uses(function) if name in known}
-
-
-def _tensors(function: object) -> list[Tensor]:
-    """The outer tensors that the function uses, including those in lists, tuples and dictionaries."""
-    if isinstance(function, partial):
-        values = [*function.args, *function.keywords.values()]
-    else:
-        values = list(_variables(function).values())
-    for value in list(values):
-        if isinstance(value, list | tuple | dict):
-            values += value.values() if isinstance(value, dict) else value
-    return [value for value in values if isinstance(value, Tensor)]
+            known.pop(name, None)
+    found: dict[str, tuple[Any, list[str]]] = {}
+    for instruction in dis.get_instructions(function):
+        how, _, where = instruction.opname.partition("_")
+        if how in ("LOAD", "STORE") and where in ("DEREF", "GLOBAL") and instruction.argval in known:
+            found.setdefault(instruction.argval, (known[instruction.argval], []))[1].append(how)
+    return found
 
 
 def _warn(message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, together, unchanged_state
 from gasam.schedule import Clock
-from gasam.trace import Detail, Trace
+from gasam.trace import Trace
 from gasam.watch import Watch
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
@@ -39,12 +39,9 @@ class Row:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`. Printing it shows a table.
+    """The result of `range_test`: `unit` ("budget" or "epsilon"), the names of all `groups`, and a `Row` for each size.
 
-    Args:
-        unit: The unit of the sizes, "budget" or "epsilon".
-        groups: The names of all groups.
-        rows: The measurements for each size, in ascending order.
+    Printing it shows a table.
     """
 
     unit: str
@@ -58,31 +55,24 @@ class RangeTest:
 
     def turning_point(self) -> tuple[float, str] | None:
         """The smallest size at which the gradient of a group turns (its cosine is below 0), and this group."""
-        for row in self.rows:
-            if row.lowest_cosine < 0:
-                return row.size, min(row.cosines, key=lambda name: row.cosines[name])
-        return None
-
-    def summary(self) -> str:
-        unit = ("an " if self.unit == "epsilon" else "a ") + self.unit
-        turn = self.turning_point()
-        if turn is not None:
-            return f"The gradient of {turn[1]} turns at {unit} of {turn[0]:.3g}: stay well below it."
-        found = f"No group's gradient turns up to {unit} of {self.rows[-1].size:.3g}."
-        limited = [row.size for row in self.rows if row.capped == 1]
-        return found + (f" All groups are capped from {limited[0]:.3g} on: give a larger cap." if limited else "")
+        turned = [row for row in self.rows if row.lowest_cosine < 0]
+        return (turned[0].size, min(turned[0].cosines, key=turned[0].cosines.__getitem__)) if turned else None
 
     def __str__(self) -> str:
         lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"]
-        lines += [
-            f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g} {row.largest_ratio:10.3g}"
-            f" {row.lowest_cosine:14.3f}  {row.largest}"
-            for row in self.rows
-        ]
+        for row in self.rows:
+            numbers = (row.size, row.predicted, row.measured, row.ratio, row.largest_ratio)
+            lines.append(" ".join(f"{n:10.3g}" for n in numbers) + f" {row.lowest_cosine:14.3f}  {row.largest}")
         if names := self.without_signal:
-            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            lines.append(f"Left out, because their gradient is only rounding noise: {shown}.")
-        return "\n".join([*lines, self.summary()])
+            lines.append(f"Left out, because their gradient is only rounding noise: {', '.join(names)}.")
+        unit = ("an " if self.unit == "epsilon" else "a ") + self.unit
+        if turn := self.turning_point():
+            lines.append(f"The gradient of {turn[1]} turns at {unit} of {turn[0]:.3g}: stay well below it.")
+        else:
+            lines.append(f"No group's gradient turns up to {unit} of {self.rows[-1].size:.3g}.")
+            if capped := [row.size for row in self.rows if row.capped == 1]:
+                lines.append(f"All groups are capped from {capped[0]:.3g} on: give a larger cap to see more.")
+        return "\n".join(lines)
 
 
 def range_test(
@@ -122,41 +112,35 @@ def range_test(
             changed: dict[str, Any] = {unit: size, "step_size": step_size}
             probe.perturbation = replace(walk, **changed)
             traces = [_walk(probe, partial(loss_function, batch)) for batch in batches]
-            groups |= dict.fromkeys(label for _, detail in traces for label in detail.labels)
+            groups |= {name: None for trace in traces for name, *_ in _groups(trace)}
             rows.append(_row(size, traces))
     return RangeTest(unit, tuple(groups), tuple(rows))
 
 
-def _walk(probe: SharpBackward, function: Callable[[], Any]) -> tuple[Trace, Detail]:
+def _walk(probe: SharpBackward, function: Callable[[], Any]) -> Trace:
     for parameter in probe.parameters:
         parameter.grad = None
     probe(function)
     assert probe.last is not None
-    assert probe.last.detail is not None
-    return probe.last, probe.last.detail
+    return probe.last
 
 
-def _row(size: float, traces: Sequence[tuple[Trace, Detail]]) -> Row:
-    metrics = [trace.metrics() for trace, _ in traces]
-    ratios, cosines = dict[str, float](), dict[str, list[float]]()
-    for _, detail in traces:
-        ratios |= {label: max(ratio, ratios.get(label, 0.0)) for label, ratio in _by_group(detail, detail.ratios)}
-        signal = dict(_by_group(detail, detail.with_signal))
-        for label, cosine in () if detail.cosines is None else _by_group(detail, detail.cosines):
-            if signal[label]:
-                cosines.setdefault(label, []).append(cosine)
-    largest = max(ratios, key=lambda label: ratios[label], default="no group")
-    return Row(
-        size=size,
-        predicted=fmean(each["predicted_rise"] for each in metrics),
-        measured=fmean(each["rise"] for each in metrics),
-        ratio=fmean(each["perturbation_ratio"] for each in metrics),
-        largest_ratio=ratios.get(largest, 0.0),
-        largest=largest,
-        capped=fmean(each["capped"] for each in metrics),
-        cosines={label: fmean(values) for label, values in cosines.items()},
-    )
+def _groups(trace: Trace) -> list[tuple[str, float, float, bool]]:
+    """The name, |a_i|/|w_i| and cosine of each group, and whether its gradient is more than rounding noise."""
+    detail = trace.detail
+    assert detail is not None
+    assert detail.cosines is not None
+    columns = (detail.ratios, detail.cosines, detail.with_signal)
+    return list(zip(detail.labels, *(column.tolist() for column in columns), strict=True))
 
 
-def _by_group(detail: Detail, values: Any) -> Iterable[tuple[str, float]]:
-    return zip(detail.labels, values.nan_to_num().tolist(), strict=True)
+def _row(size: float, traces: Sequence[Trace]) -> Row:
+    cosines = dict[str, list[float]]()
+    for name, _, cosine, has_signal in (group for trace in traces for group in _groups(trace)):
+        if has_signal:
+            cosines.setdefault(name, []).append(cosine)
+    largest, ratio = max(((name, ratio) for t in traces for name, ratio, *_ in _groups(t)), key=lambda each: each[1])
+    names = ("predicted_rise", "rise", "perturbation_ratio", "capped")
+    predicted, measured, whole, capped = (fmean(trace.metrics()[name] for trace in traces) for name in names)
+    means = {name: fmean(values) for name, values in cosines.items()}
+    return Row(size, predicted, measured, whole, ratio, largest, capped, means)

@@ -132,7 +132,10 @@ class Clock:
 
     def _strength(self, state: State) -> float:
         if callable(self.schedule):
-            return _checked(self.schedule(state.step), state.step)
+            given = self.schedule(state.step)
+            if not isinstance(given, float | int) or not 0 <= given <= 1:
+                raise ValueError(f"the schedule must give a strength in [0, 1], got {given!r} for step {state.step}")
+            return float(given)
         strength = self._options.of_step(state.step, self.total_steps)
         if self._options.progress is None or state.initial == 0:
             return strength
@@ -181,28 +184,29 @@ class Clock:
         return state if steps or self._options.progress is None else self._end_block(state)
 
     def _end_block(self, state: State) -> State:
-        total, number = self._over_processes(state.losses).tolist()
-        state = replace(state, losses=torch.zeros_like(state.losses))
-        if number and state.initial:
-            state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * total / number)
+        sums = state.losses.clone()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums, group=self.process_group)
+        total, number = sums.tolist()
+        state = replace(state, losses=torch.zeros_like(sums))
+        mean = total / number if number else math.nan
+        if state.initial is None and (mean == 0 or not math.isfinite(mean)):
+            _warn(
+                f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
+                f"{mean:g}: from now on the strength depends on `start` and `warmup` only"
+            )
+            return replace(state, initial=0.0)
         if state.initial is None:
-            return _with_initial_loss(state, total / number if number else math.nan)
+            return replace(state, initial=mean, smoothed=mean)
+        if number:
+            state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
         walking = state.step - self._options.first_walk(self.total_steps)
         if PATIENCE <= walking < PATIENCE + BLOCK and self._strength(state) == 0:
-            warnings.warn(
+            _warn(
                 f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
-                UserWarning,
-                stacklevel=4,
+                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start"
             )
         return state
-
-    def _over_processes(self, sums: Tensor) -> Tensor:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return sums
-        total = sums.clone()
-        torch.distributed.all_reduce(total, group=self.process_group)
-        return total
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers. Reading them synchronises with the device."""
@@ -226,18 +230,6 @@ def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
     return None
 
 
-def _with_initial_loss(state: State, loss: float) -> State:
-    if math.isfinite(loss) and loss != 0:
-        return replace(state, initial=loss, smoothed=loss)
-    warnings.warn(
-        f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-        f"{loss:g}: from now on the strength depends on `start` and `warmup` only",
-        UserWarning,
-        stacklevel=5,
-    )
-    return replace(state, initial=0.0)
-
-
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:
     if isinstance(value, int):
         return value
@@ -246,10 +238,8 @@ def _in_steps(name: str, value: float, total_steps: int | None) -> int:
     return round(value * (total_steps or 0))
 
 
-def _checked(strength: object, step: int) -> float:
-    if not isinstance(strength, float | int) or not 0 <= strength <= 1:
-        raise ValueError(f"the schedule must give a strength in [0, 1], got {strength!r} for step {step}")
-    return float(strength)
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=6)
 
 
 def is_number(value: object) -> bool:

@@ -17,19 +17,17 @@ def crash(name, device):
 
 
 def test_everything_is_fine_on_the_cpu():
-    found = doctor.in_own_process(doctor.of_type, "bfloat16", "cpu")
-    assert found.status == doctor.OK, found
+    assert doctor.in_own_process(doctor.of_type, "bfloat16", "cpu")[0]
     for name in ("float64", "float32", "float16"):
-        assert "the same bits after 4 walks and an interrupted one; error " in doctor.of_type(name, "cpu")
+        assert "weights restored; error " in doctor.of_type(name, "cpu")
     assert doctor.synchronisation("", "cpu")
-    assert doctor.machine("cpu")["torch"] == torch.__version__
 
 
 def test_a_crash_is_reported_with_its_cure():
-    finding = doctor.in_own_process(crash, "bfloat16", "cpu")
-    assert finding.status == doctor.FAILED
-    assert "illegal instruction" in finding.detail
-    assert "ONEDNN_MAX_CPU_ISA" in finding.detail
+    fine, text = doctor.in_own_process(crash, "bfloat16", "cpu")
+    assert not fine
+    assert "illegal instruction" in text
+    assert "ONEDNN_MAX_CPU_ISA" in text
 
 
 class Changing(nn.Module):
@@ -58,7 +56,7 @@ def with_model(how):
 
 def test_other_bits_fail(monkeypatch):
     monkeypatch.setattr(doctor, "problem", with_model("writes"))
-    with pytest.raises(ArithmeticError, match="1 of 6 tensors have other bits"):
+    with pytest.raises(ArithmeticError, match="other bits"):
         doctor.of_type("float32", "cpu")
 
 

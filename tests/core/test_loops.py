@@ -1,5 +1,8 @@
 """Loops as people write them: after five steps the weights are those of a loop over the paper's reference."""
 
+import itertools
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from gasam import SharpBackward, SharpnessAware, asam, ga_sam, sam
-from problems import batch, network, paper_walk, put_gradient
-from tolerances import EXACT, error, flat, same_bits
+from problems import TEN_WALKS, batch, network, paper_walk, put_gradient, through_backward, through_closure
+from tolerances import EXACT, SINGLE, error, flat, same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
 PERTURBATIONS = {
     "ga_sam": ga_sam(0.1, steps=2),
     "sam": sam(0.1),
@@ -36,15 +40,16 @@ def plain_loss(model, x, y):
     return cross_entropy(model(x), y)
 
 
-def paper_loop(model, steps, perturbation, clip=None):
+def paper_loop(model, steps, perturbation, clip=None, loss=plain_loss, skipped=()):
     """Every entry of a step is walked by itself; the mean of the folds is clipped and given to a plain optimizer."""
     optimizer, schedule = tools(model)
-    for parts in steps:
-        folds = [paper_walk(model, lambda m, p=part: plain_loss(m, *p), perturbation)[-1] for part in parts]
-        put_gradient(model, sum(folds) / len(folds))
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
+    for step, parts in enumerate(steps):
+        if step not in skipped:
+            folds = [paper_walk(model, lambda m, p=part: loss(m, *p), perturbation)[-1] for part in parts]
+            put_gradient(model, sum(folds) / len(folds))
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
         schedule.step()
 
 
@@ -62,14 +67,17 @@ def sharp_loop(model, steps, perturbation, clip=None, loss=plain_loss):
         schedule.step()
 
 
+def same_weights(model, expected) -> bool:
+    return error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+
+
 @pytest.mark.parametrize("name", PERTURBATIONS)
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize(("accumulate", "clip"), [(1, 0.2), (3, None)])
 def test_walk_for_each_micro_batch_with_clipping_and_a_schedule(name, accumulate, clip):
     model, expected, steps = network(), network(), micro_batches(accumulate)
     sharp_loop(model, steps, PERTURBATIONS[name], clip)
     paper_loop(expected, steps, PERTURBATIONS[name], clip)
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    assert same_weights(model, expected)
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)
@@ -90,7 +98,7 @@ def test_one_walk_for_all_micro_batches_with_clipping_and_a_schedule(name, clip)
         optimizer.step(closure)
         schedule.step()
     paper_loop(expected, [[joined(micro)] for micro in steps], PERTURBATIONS[name], clip)
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    assert same_weights(model, expected)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -103,7 +111,7 @@ def test_activation_checkpointing_of_both_kinds(name, use_reentrant):
     model, expected, steps = network(), network(), micro_batches(2)
     sharp_loop(model, steps, PERTURBATIONS[name], loss=loss)
     paper_loop(expected, steps, PERTURBATIONS[name])
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    assert same_weights(model, expected)
 
 
 @pytest.mark.parametrize("compiled", ["model", "loss"])
@@ -125,7 +133,7 @@ def test_compiled_models_see_the_moved_weights_and_are_compiled_once(compiled):
     with torch.compiler.set_stance("fail_on_recompile"):
         sharp_loop(model, steps, ga_sam(0.1, steps=2), loss=loss)
     paper_loop(expected, steps, ga_sam(0.1, steps=2))
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    assert same_weights(model, expected)
 
 
 class Carrying(nn.Module):
@@ -161,7 +169,169 @@ def test_every_pass_of_a_recurrent_net_starts_from_the_same_state(name):
         put_gradient(expected, paper_walk(expected, loss, PERTURBATIONS[name])[-1])
         _, expected_state = expected.loss_and_state(x, y, expected_state)
         optimizers[1].step()
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    assert same_weights(model, expected)
     assert error(flat(state), flat(expected_state)) < EXACT
     assert [p.data_ptr() for p in model.layers._flat_weights] == places  # flattened weights stay where they are
     assert same_bits(model.layers._flat_weights, model.layers.parameters())
+
+
+SCALED = {"ga_sam": ga_sam(0.5, norm=2.0, steps=3), "sam": sam(0.5)}
+SCALE = 2.0**10
+
+
+class TestLossScaling:
+    """Autocast and GradScaler, with powers of two, which round nothing: 2^10, and four shares of a mean."""
+
+    @staticmethod
+    def data():
+        return [batch(torch.float32, seed=seed) for seed in range(5)]
+
+    @staticmethod
+    def autocast_loss(dtype):
+        def loss(model, x, y):
+            with torch.autocast("cpu", dtype):
+                return cross_entropy(model(x), y)
+
+        return loss
+
+    @staticmethod
+    def scaled_loop(model, batches, perturbation, dtype, scaler, where="inside", loss=cross_entropy):
+        """Yields the trace of each step, and whether its bits are those from before it."""
+        optimizer, schedule = tools(model)
+        autocast = torch.autocast("cpu", dtype)
+        sharp = SharpBackward(model.parameters(), perturbation, backward=lambda backed: scaler.scale(backed).backward())
+        outer, inner = (autocast, nullcontext()) if where == "around" else (nullcontext(), autocast)
+
+        def function():
+            with inner:
+                return loss(model(x), y)
+
+        for x, y in batches:  # noqa: B007 - the loss function reads them
+            before = [p.detach().clone() for p in model.parameters()]
+            with outer:
+                sharp(function)
+            scaler.unscale_(optimizer)  # torch raises if anybody has done it before
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            schedule.step()
+            yield sharp.last, same_bits(model.parameters(), before)
+
+    @pytest.mark.parametrize("name", SCALED)
+    @pytest.mark.parametrize(("where", "dtype"), [("inside", torch.bfloat16), ("around", torch.float16)])
+    def test_scaled_run_equals_the_unscaled_reference(self, name, where, dtype):
+        """Both round the same numbers to the same low-precision type."""
+        model, expected = network(torch.float32), network(torch.float32)
+        scaler, walk = torch.amp.GradScaler("cpu", init_scale=SCALE), SCALED[name]
+        traces = [trace for trace, _ in self.scaled_loop(model, self.data(), walk, dtype, scaler, where)]
+        paper_loop(expected, [[each] for each in self.data()], walk, 0.5, self.autocast_loss(dtype))
+        assert error(flat(model.parameters()), flat(expected.parameters())) < SINGLE
+        assert all(trace.losses[-1] != trace.losses[0] for trace in traces)
+        assert scaler.get_scale() == SCALE
+
+    @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # GradScaler skipped the optimizer's
+    @pytest.mark.parametrize("name", SCALED)
+    def test_run_that_overflows_at_step_3_goes_on(self, name):
+        """Inputs beyond the largest float16: the step is skipped, the scale is halved, and all else is as without."""
+        model, expected = network(torch.float32), network(torch.float32)
+        batches, walk = self.data(), SCALED[name]
+        batches[2] = (batches[2][0] * 1e6, batches[2][1])
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        steps = list(self.scaled_loop(model, batches, walk, torch.float16, scaler))
+        paper_loop(expected, [[e] for e in batches], walk, 0.5, self.autocast_loss(torch.float16), skipped=[2])
+        assert [bool(trace.climbed) for trace, _ in steps] == [True, True, False, True, True]
+        assert steps[2][0].not_finite
+        assert [stayed for _, stayed in steps] == [False, False, True, False, False]
+        assert scaler.get_scale() == SCALE / 2
+        assert flat(model.parameters()).isfinite().all()
+        assert error(flat(model.parameters()), flat(expected.parameters())) < SINGLE
+
+    def test_overflow_in_a_later_pass_alone_skips_the_step_too(self):
+        """The clean gradient is finite, and in the fold with it is one that is not."""
+        model, calls = network(torch.float32), itertools.count()
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+
+        def loss(logits, y):  # two calls a step: the sixth is pass 1 of step 3
+            return cross_entropy(logits * (1e38 if next(calls) == 5 else 1.0) ** 2, y)
+
+        steps = list(self.scaled_loop(model, self.data(), ga_sam(0.1), torch.float16, scaler, loss=loss))
+        assert [stayed for _, stayed in steps] == [False, False, True, False, False]
+        assert not steps[2][0].losses[1].isfinite()
+        assert scaler.get_scale() == SCALE / 2
+        assert flat(model.parameters()).isfinite().all()
+
+    @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+    def test_scale_that_is_too_large_is_halved_until_it_fits(self):
+        """Loss and weights are fine; the scaled gradients are beyond float16."""
+        model = network(torch.float32)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        steps = list(self.scaled_loop(model, self.data() * 2, ga_sam(0.1), torch.float16, scaler))
+        stayed = [stayed for _, stayed in steps]
+        assert stayed[0]
+        assert not stayed[-1]
+        assert steps[-1][0].climbed
+        assert scaler.get_scale() == 2.0 ** (20 - sum(stayed))
+
+
+@pytest.mark.parametrize("name", TEN_WALKS)
+class TestUnits:
+    """T and the offsets do not change with loss scale, accumulation or reduction."""
+
+    @pytest.mark.parametrize("entry", [through_backward, through_closure])
+    def test_walk_is_that_of_the_mean_loss(self, entry, name):
+        plain, gradient = through_backward(network(), TEN_WALKS[name])
+        scaled, scaled_gradient = entry(network(), TEN_WALKS[name], 65536.0 if entry is through_backward else 1 / 3)
+        assert error(torch.stack(scaled.norms), torch.stack(plain.norms)) < EXACT
+        assert error(torch.stack(scaled.losses), torch.stack(plain.losses)) < EXACT
+        assert error(scaled_gradient, gradient) < EXACT
+
+    def test_sum_walks_like_the_mean(self, name):
+        """A sum over 12 rows, said with `gradient_scale`."""
+        plain, gradient = through_backward(network(), TEN_WALKS[name])
+        model, other, (x, y) = network(), network(), batch()
+        sharp = SharpBackward(model.named_parameters(), TEN_WALKS[name], gradient_scale=lambda: len(y))
+        sharp(lambda: cross_entropy(model(x), y, reduction="sum"))
+        base = torch.optim.SGD(other.named_parameters(), lr=0.0)
+        optimizer = SharpnessAware(base, TEN_WALKS[name], gradient_scale=lambda: len(y))
+        optimizer.step(lambda: (loss := cross_entropy(other(x), y, reduction="sum")).backward() or loss)
+        for each, found in ((model, sharp), (other, optimizer)):
+            assert error(torch.stack(found.last.norms), torch.stack(plain.norms)) < EXACT
+            assert error(flat([p.grad for p in each.parameters()]), 12 * gradient) < EXACT
+
+    def test_micro_batches_add_up(self, name):
+        """Per micro-batch: each walks for itself as if alone, and what is in `.grad` stays and is added to."""
+        x, y = batch()
+        parts = [(x[:5], y[:5]), (x[5:], y[5:])]
+        alone, traces = [], []
+        for inputs, targets in parts:
+            model = network()
+            sharp = SharpBackward(model.named_parameters(), TEN_WALKS[name])
+            sharp(lambda i=inputs, t=targets, m=model: cross_entropy(m(i), t))
+            alone.append(flat([p.grad for p in model.parameters()]))
+            traces.append(sharp.last)
+        model = network()
+        sharp = SharpBackward(model.named_parameters(), TEN_WALKS[name], backward=lambda loss: (loss / 2).backward())
+        for (inputs, targets), trace in zip(parts, traces, strict=True):
+            sharp(lambda i=inputs, t=targets: cross_entropy(model(i), t))
+            assert error(torch.stack(sharp.last.norms), torch.stack(trace.norms)) < EXACT
+        assert error(flat([p.grad for p in model.parameters()]), (alone[0] + alone[1]) / 2) < EXACT
+
+    def test_one_perturbation_for_all_micro_batches(self, name):
+        """A closure over all micro-batches equals one over the whole batch."""
+        x, y = batch()
+        expected, gradient = through_closure(network(), TEN_WALKS[name])
+        model = network()
+        optimizer = SharpnessAware(torch.optim.SGD(model.named_parameters(), lr=0.0), TEN_WALKS[name])
+
+        def closure():
+            total = torch.zeros((), dtype=torch.float64)
+            for part in (slice(0, 6), slice(6, 12)):
+                loss = cross_entropy(model(x[part]), y[part]) / 2
+                loss.backward()
+                total += loss.detach()
+            return total
+
+        optimizer.step(closure)
+        assert error(torch.stack(optimizer.last.losses), torch.stack(expected.losses)) < EXACT
+        assert error(flat([p.grad for p in model.parameters()]), gradient) < EXACT

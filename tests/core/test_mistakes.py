@@ -1,15 +1,26 @@
-"""Mistakes in a loss function that would otherwise go unnoticed: each is named, with its cure."""
+"""Mistakes that would go unnoticed, and bad arguments: each is named in one sentence with its value and its cure."""
 
+import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, SharpnessAware, frozen_batchnorm, ga_sam, sam
+from gasam import (
+    FreeLB,
+    Perturbation,
+    SharpBackward,
+    SharpnessAware,
+    asam,
+    frozen_batchnorm,
+    ga_sam,
+    per_worker,
+    sam,
+    same_noise,
+)
 from problems import batch, network
 
 
@@ -26,256 +37,254 @@ def messages_of(call):
     return [str(each.message) for each in caught]
 
 
-def test_precomputed_loss_is_refused(parts):
-    model, sharp, x, y = parts
-    loss = cross_entropy(model(x), y)
-    with pytest.raises(
-        RuntimeError, match=r"computed before it was called.*sharp\(lambda: loss_function\(model\(x\), y\)\)"
-    ):
-        sharp(lambda: loss)
+class TestLossFunctions:
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_what_was_computed_before_is_refused_also_while_the_walk_waits(self, parts, enabled):
+        model, sharp, x, y = parts
+        sharp.enabled = enabled
+        features, loss = model[0](x), cross_entropy(model(x), y)
+        for _ in range(2):  # also in the second attempt
+            with pytest.raises(RuntimeError, match="computed before it was called"):
+                sharp(lambda: cross_entropy(model[2](features.tanh()), y))
+        with pytest.raises(RuntimeError, match=r"sharp\(lambda: loss_function\(model\(x\), y\)\)"):
+            sharp(lambda: loss)
 
+    def test_later_calls_and_closures_explain_torchs_message(self, parts):
+        model, sharp, x, y = parts
+        sharp(lambda: cross_entropy(model(x), y))
+        loss = cross_entropy(model(x), y)
+        with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
+            sharp(lambda: loss)
+        loss = cross_entropy(model(x), y)
+        optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1))
+        with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
+            optimizer.step(lambda: loss.backward() or loss)
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_precomputed_features_are_refused_also_while_the_walk_waits(parts, enabled):
-    model, sharp, x, y = parts
-    sharp.enabled = enabled
-    features = model[0](x)
-    for _ in range(2):  # also in the second attempt
-        with pytest.raises(RuntimeError, match="computed before it was called"):
-            sharp(lambda: cross_entropy(model[2](features.tanh()), y))
+    def test_loss_instead_of_a_function_is_told(self, parts):
+        model, sharp, x, _ = parts
+        with pytest.raises(TypeError, match="put `lambda:` before the loss"):
+            sharp(model(x).mean())
 
+    def test_consumed_iterators_are_named(self, parts):
+        model, sharp, *_ = parts
+        batches = iter([batch(seed=i) for i in range(4)])
 
-def test_later_calls_explain_torchs_message(parts):
-    model, sharp, x, y = parts
-    sharp(lambda: cross_entropy(model(x), y))
-    loss = cross_entropy(model(x), y)
-    with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
-        sharp(lambda: loss)
+        def loss():
+            x, y = next(batches)
+            return cross_entropy(model(x), y)
 
+        [message] = messages_of(lambda: sharp(loss))
+        assert "'batches'" in message
+        assert "next()" in message
 
-def test_closures_explain_torchs_message():
-    model, (x, y) = network(), batch()
-    loss = cross_entropy(model(x), y)
-    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1))
+    def test_overwritten_state_is_named(self):
+        cell, head, (x, y) = nn.RNNCell(6, 5).double(), nn.Linear(5, 3).double(), batch()
+        hidden = torch.zeros(12, 5).double()
 
-    def closure():
-        loss.backward()
-        return loss
+        def loss():
+            nonlocal hidden
+            hidden = cell(x, hidden.detach())
+            return cross_entropy(head(hidden), y)
 
-    with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
-        optimizer.step(closure)
+        sharp = SharpBackward(nn.ModuleList([cell, head]), ga_sam(0.1))
+        [message] = messages_of(lambda: sharp(loss))
+        assert "overwrites 'hidden'" in message
+        assert "(loss, hidden)" in message
 
-
-def test_other_failures_are_as_they_were(parts):
-    with pytest.raises(ZeroDivisionError):
-        parts[1](lambda: 1 / 0)
-
-
-def test_threads_and_detached_results_are_fine(parts):
-    """Autograd counts its nodes for each thread, so their age can't be told from a number."""
-    model, sharp, x, y = parts
-    model(x).sum().backward()
-    model.zero_grad()
-    teacher = model(x)
-    with ThreadPoolExecutor(2) as pool:
-        call = lambda: cross_entropy(torch.cat(list(pool.map(model, [x[:6], x[6:]]))), y) + teacher.detach().sum()  # noqa: E731
-        assert messages_of(lambda: sharp(call)) == []
-
-
-def test_autocast_around_an_earlier_forward_is_fine():
-    model, (x, y) = network(torch.float32), batch(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(x)
-        SharpBackward(model, ga_sam(0.1))(lambda: cross_entropy(model(x), y))
-
-
-def test_data_from_outside_is_fine(parts):
-    model, sharp, x, y = parts
-    x = x * 2
-    weights = torch.ones(3, dtype=x.dtype, requires_grad=True)  # a leaf of the caller's own
-    assert messages_of(lambda: sharp(lambda: cross_entropy(model(x), y, weight=weights.detach()))) == []
-
-
-def test_consumed_iterators_are_named(parts):
-    model, sharp, *_ = parts
-    batches = iter([batch(seed=i) for i in range(4)])
-
-    def loss():
-        x, y = next(batches)
-        return cross_entropy(model(x), y)
-
-    messages = messages_of(lambda: sharp(loss))
-    assert len(messages) == 1
-    assert "uses the iterator 'batches'" in messages[0]
-    assert "call next() before" in messages[0]
+    def test_scaler_inside_the_function_is_named(self, parts):
+        model, sharp, x, y = parts
+        scaler = torch.amp.GradScaler("cpu")
+        [message] = messages_of(lambda: sharp(lambda: scaler.scale(cross_entropy(model(x), y))))
+        assert "65536" in message
+        assert "GradScaler.scale" in message
 
 
 bias = iter([1])
 
 
-def test_attributes_are_not_taken_for_variables(parts):
-    model, sharp, x, y = parts
-    assert messages_of(lambda: sharp(lambda: cross_entropy(model(x), y) + model[0].bias.sum())) == []
+class TestWhatIsFine:
+    """No word about what looks like a mistake and is none."""
+
+    def silent(self, sharp, loss) -> bool:
+        return messages_of(lambda: sharp(loss)) == []
+
+    def test_threads_and_detached_results(self, parts):
+        """Autograd counts its nodes for each thread, so their age can't be told from a number."""
+        model, sharp, x, y = parts
+        model(x).sum().backward()
+        model.zero_grad()
+        teacher = model(x)
+        with ThreadPoolExecutor(2) as pool:
+            rows = [x[:6], x[6:]]
+            assert self.silent(
+                sharp, lambda: cross_entropy(torch.cat(list(pool.map(model, rows))), y) + teacher.detach().sum()
+            )
+
+    def test_autocast_around_an_earlier_forward(self):
+        model, (x, y) = network(torch.float32), batch(torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)
+            assert self.silent(SharpBackward(model, ga_sam(0.1)), lambda: cross_entropy(model(x), y))
+
+    def test_data_attributes_and_iterables_from_outside(self, parts):
+        model, sharp, x, y = parts
+        x, batches = x * 2, [batch(seed=i) for i in range(4)]
+        weights = torch.ones(3, dtype=x.dtype, requires_grad=True)  # a leaf of the caller's own
+        assert self.silent(sharp, lambda: cross_entropy(model(x), y, weight=weights.detach()))
+        sharp = SharpBackward(model, ga_sam(0.1))
+        assert self.silent(sharp, lambda: sum(cross_entropy(model(x), y) for x, y in batches))
+        sharp = SharpBackward(model, ga_sam(0.1))
+        assert self.silent(sharp, lambda: cross_entropy(model(x), y) + model[0].bias.sum())  # not the global `bias`
+
+    @pytest.mark.parametrize("factor", [0.5, 1024, 1024.0])
+    def test_ordinary_factors(self, parts, factor):
+        model, sharp, x, y = parts
+        assert self.silent(sharp, lambda: factor * cross_entropy(model(x), y))
+
+    def test_files_caches_and_results_kept_for_later(self, parts, tmp_path):
+        model, sharp, x, y = parts
+        mask = logits = None
+        with (tmp_path / "log").open("w") as log:
+
+            def loss():
+                nonlocal mask, logits
+                if mask is None:
+                    mask = torch.ones_like(x)
+                logits = model(x * mask)
+                value = cross_entropy(logits, y)
+                print(value.item(), file=log)
+                return value
+
+            assert self.silent(sharp, loss)
+        assert logits is not None
 
 
-def test_iterables_that_can_be_read_again_are_fine(parts):
-    model, sharp, *_ = parts
-    batches = [batch(seed=i) for i in range(4)]
-    assert messages_of(lambda: sharp(lambda: sum(cross_entropy(model(x), y) for x, y in batches))) == []
+BAD_OPTIONS = {
+    "epsilon": ([-0.1, math.nan, math.inf, "0.1", True], "epsilon must be a finite number >= 0, got"),
+    "norm": ([1.0, -2, math.nan, "2", None], "norm must be a number > 1 or math.inf, got"),
+    "steps": ([0, 1.5, True, "1", None], "steps must be a whole number >= 1, got"),
+    "step_size": ([0.0, math.nan, math.inf, "1"], "step_size must be a finite number > 0, or None"),
+    "scale": (["fisher", None, ["one"]], "scale must be one of 'one', .* or a function of a Group, got"),
+    "granularity": (["tensor", None], "granularity must be one of 'element', .* 'model', got"),
+    "risk": (["max", None], "risk must be one of 'mean', 'final'"),
+    "floor": ([-1.0, math.nan], "floor must be a finite number >= 0, got"),
+    "cap": ([0.0, math.inf], "cap must be a finite number > 0, or None for no cap, got"),
+}  # fmt: skip
 
 
-def test_overwritten_state_is_named():
-    cell = nn.RNNCell(6, 5).double()
-    head = nn.Linear(5, 3).double()
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_option_is_named_with_its_value(name):
+    values, words = BAD_OPTIONS[name]
+    for value in values:
+        with pytest.raises(ValueError, match=words) as caught:
+            Perturbation(**{"epsilon": 0.1} | {name: value})
+        assert repr(value) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def sgd(parameters=None, **options):
+    return torch.optim.SGD(network().parameters() if parameters is None else parameters, lr=0.1, **options)
+
+
+def two_networks(*prefixes):
+    return [{"params": list(network().named_parameters(prefix=prefix))} for prefix in prefixes]
+
+
+def group(**keys):
+    return [{"params": network().parameters()} | keys]
+
+
+BY_MODULE = Perturbation(epsilon=0.1, granularity="module")
+WALK = ga_sam(0.1)
+BAD_ARGUMENTS = [
+    (lambda: Perturbation(), ValueError, "either an epsilon or a budget, got epsilon=None and budget=None"),
+    (lambda: Perturbation(epsilon=0.1, budget=0.1), ValueError, "either an epsilon or a budget, got epsilon=0.1"),
+    (lambda: Perturbation(budget=-1.0), ValueError, "budget must be a finite number >= 0, got -1.0"),
+    (lambda: asam(0.1, eta=-1), ValueError, "eta must be a finite number >= 0, got -1"),
+    (lambda: SharpBackward([], WALK), ValueError, "parameters is empty"),
+    (lambda: SharpBackward(iter(()), WALK), ValueError, "only once"),
+    (lambda: SharpBackward(nn.Sequential(), WALK), ValueError, "Sequential has no floating-point parameters"),
+    (lambda: SharpBackward(nn.Sequential(nn.LazyLinear(3))), ValueError, "lazy modules .* run one forward pass first"),
+    (lambda: SharpBackward(torch.zeros(3), WALK), TypeError, "got Tensor"),
+    (lambda: SharpBackward(None, WALK), TypeError, "got NoneType"),
+    (lambda: SharpBackward([1.0], WALK), TypeError, "parameter 0 must be a tensor, got float"),
+    (lambda: SharpBackward([{"lr": 0.1}], WALK), ValueError, "key 'params', got"),
+    (lambda: SharpBackward([("fft", torch.zeros(2).cfloat())], WALK), TypeError, "'fft' has type .*complex64"),
+    (lambda: SharpBackward([torch.zeros(2), torch.zeros(2).char()], WALK), TypeError, "parameter 1 has type"),
+    (lambda: SharpBackward([("w", torch.zeros(4).to(torch.float8_e5m2))], WALK), TypeError, "'w' .* 16 bits or more"),
+    (lambda: SharpBackward(network().parameters(), BY_MODULE), ValueError, r"give model\.named_parameters"),
+    (lambda: SharpBackward(two_networks("", ""), BY_MODULE), ValueError, "'0.weight' twice, .* prefix for each"),
+    (lambda: SharpnessAware(sgd(two_networks("", "")), BY_MODULE), ValueError, "'0.weight' twice, .* prefix for each"),
+    (lambda: SharpBackward(network(), 0.05), TypeError, r"a Perturbation such as ga_sam\(1e-4\), got"),
+    (lambda: SharpnessAware(sgd(), ga_sam), TypeError, r"a Perturbation such as ga_sam\(1e-4\), got"),
+    (lambda: SharpBackward(network(), WALK, around=same_noise), TypeError, r"around must be a function of \(k, last\)"),
+    (lambda: SharpnessAware(sgd(), WALK, around=1), TypeError, r"around must be a function of \(k, last\), got"),
+    (lambda: SharpBackward(network(), WALK, on_overflow="skip"), ValueError, "'keep' or 'clean', got 'skip'"),
+    (lambda: SharpBackward(network(), WALK, batchnorm=None), ValueError, "'clean pass' or 'every pass', got None"),
+    (lambda: SharpBackward(group(rho=0.1), WALK), ValueError, "'rho', .* perturbation"),
+    (lambda: SharpnessAware(sgd(group(epsilon=1)), WALK), ValueError, "key 'epsilon'"),
+    (lambda: SharpBackward(group(cap=1), WALK), ValueError, "'cap', .*'perturb': 0.5"),
+    (lambda: SharpBackward(group(perturb=-1), WALK), ValueError, "True, False or a"),
+    (lambda: SharpBackward(group(perturb=None), WALK), ValueError, "True, False or a"),
+    (lambda: SharpnessAware(sgd(maximize=True), WALK), ValueError, "maximize=True.*minimise the negative"),
+    (lambda: SharpBackward(sgd(maximize=True).param_groups, WALK), ValueError, "maximize=True.*minimise the negative"),
+    (lambda: SharpnessAware(torch.optim.SGD, WALK), TypeError, "a torch optimizer, built as usual, got type"),
+    (lambda: SharpnessAware(torch.optim.LBFGS(network().parameters())), TypeError, "without a closure, got LBFGS"),
+    (lambda: SharpnessAware(sgd(), model=[1]), TypeError, r"model must be an nn\.Module, got list"),
+    (lambda: SharpnessAware(sgd(), WALK).step(), RuntimeError, "needs a closure .* use SharpBackward"),
+    (lambda: SharpnessAware(sgd(), WALK).first_step(), RuntimeError, r"no first_step .* call step\(closure\) once"),
+    (lambda: frozen_batchnorm([1]), TypeError, "frozen_batchnorm needs the model, got list"),
+    (lambda: per_worker(network()), TypeError, "DistributedDataParallel model, got Sequential"),
+    (lambda: FreeLB(nn.Linear(2, 2), 0.1), TypeError, "nn.Embedding modules, got Linear"),
+    (lambda: FreeLB([], 0.1), TypeError, "got none"),
+    (lambda: FreeLB(nn.Embedding(4, 2), 0.1, start="normal"), ValueError, "'zero' or 'uniform', got 'normal'"),
+    (lambda: FreeLB(nn.Embedding(4, 2), -1.0), ValueError, "epsilon must be a finite number >= 0"),
+    (lambda: FreeLB(nn.Embedding(4, 2), 0.1, norm=1.0), ValueError, "norm must be"),
+    (lambda: FreeLB(nn.Embedding(4, 2), 0.1, steps=0), ValueError, "steps must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "kind", "words"), BAD_ARGUMENTS)
+def test_bad_argument_is_named_in_one_line(make, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_options_are_keywords_and_fixed():
+    with pytest.raises(TypeError):
+        Perturbation(0.1)
+    with pytest.raises(AttributeError):
+        WALK.epsilon = 0.2
+
+
+def labels_of(given, model, walk=WALK):
     x, y = batch()
-    hidden = torch.zeros(12, 5).double()
-
-    def loss():
-        nonlocal hidden
-        hidden = cell(x, hidden.detach())
-        return cross_entropy(head(hidden), y)
-
-    sharp = SharpBackward(nn.ModuleList([cell, head]), ga_sam(0.1))
-    messages = messages_of(lambda: sharp(loss))
-    assert len(messages) == 1
-    assert "reads and overwrites 'hidden'" in messages[0]
-    assert "(loss, hidden)" in messages[0]
+    sharp = SharpBackward(given, walk, detailed=True)
+    sharp(lambda: cross_entropy(model(x), y))
+    return sharp.last.detail.labels
 
 
-def test_results_kept_for_later_are_fine(parts):
-    model, sharp, x, y = parts
-    logits = None
+def test_parameters_may_be_given_in_many_forms():
+    model = network()
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    other = [torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.cfloat)]  # these may stand still
+    assert labels_of(model, model) == names
+    assert labels_of(dict(model.named_parameters()), model) == names
+    assert labels_of(dict(model.named_parameters()), model, BY_MODULE) == ["0", "2"]
+    assert len(labels_of({"params": model.parameters()}, model)) == 4
+    assert len(labels_of([{"params": model.parameters()}, {"params": other, "perturb": False}], model)) == 4
+    SharpBackward(two_networks("first", "second"), BY_MODULE)
 
-    def loss():
-        nonlocal logits
-        logits = model(x)
-        return cross_entropy(logits, y)
-
-    assert messages_of(lambda: sharp(loss)) == []
-    assert logits is not None
-
-
-def test_scaler_inside_the_function_is_named(parts):
-    model, sharp, x, y = parts
-    scaler = torch.amp.GradScaler("cpu")
-    messages = messages_of(lambda: sharp(lambda: scaler.scale(cross_entropy(model(x), y))))
-    assert len(messages) == 1
-    assert "multiplies its loss by 65536, as GradScaler.scale does" in messages[0]
-
-
-@pytest.mark.parametrize("factor", [0.5, 1024, 1024.0])
-def test_ordinary_factors_are_fine(parts, factor):
-    model, sharp, x, y = parts
-    assert messages_of(lambda: sharp(lambda: factor * cross_entropy(model(x), y))) == []
-
-
-def test_files_and_caches_are_fine(parts, tmp_path):
-    model, sharp, x, y = parts
-    mask = None
-    with (tmp_path / "log").open("w") as log:
-
-        def loss():
-            nonlocal mask
-            if mask is None:
-                mask = torch.ones_like(x)
-            value = cross_entropy(model(x * mask), y)
-            print(value.item(), file=log)
-            return value
-
-        assert messages_of(lambda: sharp(loss)) == []
-
-
-def test_returned_dictionaries_are_not_changed(parts):
-    model, sharp, x, y = parts
-    result = {}
-
-    def loss():
-        result["loss"] = cross_entropy(model(x), y)
-        return result
-
-    assert sharp(loss)["loss"].item() == sharp.last.losses[0].item() != sharp.last.losses[1].item()
-
-
-def test_lazy_modules_are_named():
-    with pytest.raises(ValueError, match="Sequential has lazy modules without weights yet: run one forward pass first"):
-        SharpBackward(nn.Sequential(nn.LazyLinear(3)))
-
-
-def test_child_called_module_keeps_its_name():
     class Wrapper(nn.Module):
         def __init__(self):
             super().__init__()
-            self.module = nn.Linear(6, 3)
-            self.weight = nn.Parameter(torch.ones(3))
+            self.module = network()
+            self.forward = self.module.forward
 
-    assert SharpBackward(Wrapper(), ga_sam(0.1)).weights.names == ["weight", "module.weight", "module.bias"]
-
-
-def test_scale_of_the_gradient_is_read_after_the_function():
-    model, (x, y) = network(), batch()
-    seen = {}
-
-    def loss():
-        seen["rows"] = len(y)
-        return cross_entropy(model(x), y, reduction="sum")
-
-    sharp = SharpBackward(model, gradient_scale=lambda: seen["rows"])
-    returned = sharp(loss)
-    assert sharp.state_dict()["losses"][0] == pytest.approx(returned.item() / 12)
+    assert labels_of(wrapper := Wrapper(), wrapper) == [f"module.{name}" for name in names]
 
 
-def test_dictionaries_and_outputs_give_their_loss(parts):
-    model, sharp, x, y = parts
-    for make in (dict, MappingProxyType):
-        returned = sharp(lambda make=make: make({"loss": cross_entropy(model(x), y), "rows": 12}))
-        assert returned["rows"] == 12
-        assert not returned["loss"].requires_grad
-
-
-def test_hugging_face_outputs_give_their_loss():
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-    model, (x, y) = network(), batch()
-
-    def loss():
-        logits = model(x)
-        return outputs.SequenceClassifierOutput(loss=cross_entropy(logits, y), logits=logits)
-
-    returned = SharpBackward(model, ga_sam(0.1))(loss)
-    assert isinstance(returned, outputs.SequenceClassifierOutput)
-    assert not returned.loss.requires_grad
-    assert returned.logits.shape == (12, 3)
-
-
-def test_dictionaries_without_a_loss_are_named(parts):
-    with pytest.raises(TypeError, match="an output with a loss, got dict"):
-        parts[1](lambda: {"logits": torch.zeros(3)})
-
-
-def test_first_step_is_explained():
-    optimizer = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1), sam(0.1))
-    with pytest.raises(RuntimeError, match=r"has no first_step and second_step: call step\(closure\) once"):
-        optimizer.first_step(zero_grad=True)
-
-
-def test_frozen_and_quantised_parameters_of_a_model_are_skipped():
-    model, (x, y) = network(), batch()
-    model[0].requires_grad_(False)
-    model.quantised = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
-    model.narrow = nn.Parameter(torch.zeros(4).to(torch.float8_e4m3fn), requires_grad=False)
-    before = model[0].weight.clone()
-    sharp = SharpBackward(model, ga_sam(0.1))
-
-    def loss():
-        assert torch.equal(model[0].weight, before)
-        return cross_entropy(model[:3](x), y)
-
-    sharp(loss)
-    assert model[0].weight.grad is None
-    assert sharp.last.groups.find_labels() == ["2.weight", "2.bias"]
-
-
-def test_model_of_the_optimizer_must_be_one():
-    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got list"):
-        SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1), model=[1])
-    with pytest.raises(TypeError, match="frozen_batchnorm needs the model, got list"):
-        frozen_batchnorm([1])
+def test_objects_show_what_they_are():
+    assert repr(SharpBackward(network(), sam(0.1))).startswith("SharpBackward(4 parameters, Perturbation(epsilon=0.1")
+    assert repr(SharpnessAware(sgd(), sam(0.1))).startswith("SharpnessAware(Perturbation(epsilon=0.1")

@@ -1,4 +1,4 @@
-"""Models as they come: unused, frozen, tied, mixed, empty, changing weights."""
+"""Models as they come: unused, frozen, tied, mixed, empty, changing weights, and scales that read names."""
 
 import dataclasses
 import math
@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, asam, ga_sam, sam
-from gasam.trace import CLIMBED, NO_GRADIENT
+from gasam import SCALES, Perturbation, SharpBackward, asam, ga_sam, sam
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
@@ -27,16 +26,16 @@ class Dropped(nn.Module):
         return self.first(x) + (self.second(x) if self.calls - 1 in self.passes else 0)
 
 
-@pytest.mark.parametrize("passes", [(0,), (1,), (2,), (0, 2), (1, 2), ()])
-@pytest.mark.parametrize("scale", ["gradient_strength", "one", "weight"])
-@pytest.mark.parametrize("granularity", ["layer", "model", "element"])
+@pytest.mark.parametrize(("passes", "scale", "granularity"), [
+    ((0,), "gradient_strength", "layer"), ((1,), "one", "model"), ((2,), "weight", "element"),
+    ((0, 2), "weight", "layer"), ((1, 2), "gradient_strength", "model"), ((), "one", "element"),
+])  # fmt: skip
 def test_gradient_in_some_passes_only(passes, scale, granularity):
     """What moved is moved back; the fold counts a missing gradient as zero; what has none at first takes no part."""
     model, (x, y) = Dropped(passes), batch()
     before = [p.detach().clone() for p in model.parameters()]
     perturbation = Perturbation(epsilon=0.05, scale=scale, granularity=granularity, steps=2)
-    sharp = SharpBackward(model.parameters(), perturbation)
-    sharp(lambda: cross_entropy(model(x), y))
+    SharpBackward(model.parameters(), perturbation)(lambda: cross_entropy(model(x), y))
     assert same_bits(model.parameters(), before)
     assert (model.second.weight.grad is not None) == bool(passes)
 
@@ -44,8 +43,7 @@ def test_gradient_in_some_passes_only(passes, scale, granularity):
     again = Dropped(passes)
     again.load_state_dict(model.state_dict())
     groups = [{"params": again.first.parameters()}, {"params": again.second.parameters(), "perturb": 0 in passes}]
-    expected = SharpBackward(groups, perturbation)
-    expected(lambda: cross_entropy(again(x), y))
+    SharpBackward(groups, perturbation)(lambda: cross_entropy(again(x), y))
     for found, other in zip(model.parameters(), again.parameters(), strict=True):
         assert (found.grad is None) == (other.grad is None)
         assert found.grad is None or torch.equal(found.grad, other.grad)
@@ -64,11 +62,10 @@ def test_n_counts_the_weights_that_take_part():
 
 
 def test_frozen_weights_stay_and_may_thaw():
-    model, (x, y) = network(), batch()
+    model, (x, y), seen = network(), batch(), []
     model[0].requires_grad_(False)
     model[0].weight.grad = torch.ones_like(model[0].weight)  # left over from before
     sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-    seen = []
 
     def loss():
         seen.append(model[0].weight.detach().clone())
@@ -83,39 +80,52 @@ def test_frozen_weights_stay_and_may_thaw():
     assert not torch.equal(seen[2], seen[3])
 
 
+def test_frozen_and_quantised_parameters_of_a_model_are_skipped():
+    model, (x, y) = network(), batch()
+    model[0].requires_grad_(False)
+    model.quantised = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    model.narrow = nn.Parameter(torch.zeros(4).to(torch.float8_e4m3fn), requires_grad=False)
+    before = model[0].weight.clone()
+    sharp = SharpBackward(model, ga_sam(0.1), detailed=True)
+
+    def loss():
+        assert torch.equal(model[0].weight, before)
+        return cross_entropy(model[:3](x), y)
+
+    sharp(loss)
+    assert model[0].weight.grad is None
+    assert sharp.last.detail.labels == ["2.weight", "2.bias"]
+
+
 def test_tied_weights_move_once():
     torch.manual_seed(0)
-    tied = nn.Linear(6, 6).double()
-    x, _ = batch()
+    tied, (x, _) = nn.Linear(6, 6).double(), batch()
+    found = []
+    for given in ([tied.weight, tied.bias], [tied.weight, tied.weight, tied.bias]):
+        tied.zero_grad()
+        SharpBackward(given, sam(0.1))(lambda: (tied(tied(x)) ** 2).mean())
+        found.append([p.grad.clone() for p in tied.parameters()])
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("still", [(0,), (0, 2)])
+def test_groups_may_stand_still(still):
+    model, (x, y), places = network(), batch(), []
+    groups = [{"params": model[i].parameters(), "perturb": i not in still} for i in (0, 2)]
+    sharp = SharpBackward(groups, sam(0.5))
 
     def loss():
-        return (tied(tied(x)) ** 2).mean()
-
-    once = SharpBackward([tied.weight, tied.bias], sam(0.1))
-    once(loss)
-    expected = [p.grad.clone() for p in tied.parameters()]
-    tied.zero_grad()
-    twice = SharpBackward([tied.weight, tied.weight, tied.bias], sam(0.1))
-    twice(loss)
-    assert same_bits([p.grad for p in tied.parameters()], expected)
-
-
-def test_groups_may_stand_still():
-    model, (x, y) = network(), batch()
-    still = [p.detach().clone() for p in model[0].parameters()]
-    sharp = SharpBackward(
-        [{"params": model[0].parameters(), "perturb": False}, {"params": model[2].parameters()}], sam(0.5)
-    )
-    moved = []
-
-    def loss():
-        assert same_bits(model[0].parameters(), still)
-        moved.append(model[2].weight.detach().clone())
+        places.append([model[i].weight.detach().clone() for i in (0, 2)])
         return cross_entropy(model(x), y)
 
     sharp(loss)
-    assert not torch.equal(*moved)
-    assert all(p.grad is not None for p in model.parameters())
+    assert [torch.equal(a, b) for a, b in zip(*places, strict=True)] == [i in still for i in (0, 2)]
+    assert sharp.last.climbed == (len(still) == 1)
+    if len(still) == 2:
+        found = flat([p.grad for p in model.parameters()])
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        assert error(found, flat([p.grad for p in model.parameters()])) < EXACT
 
 
 def test_moved_and_converted_models_are_walked_where_they_are():
@@ -126,7 +136,7 @@ def test_moved_and_converted_models_are_walked_where_they_are():
     model.zero_grad()
     before = [p.detach().clone() for p in model.parameters()]
     sharp(lambda: cross_entropy(model(x.float()), y))
-    assert sharp.last.active == CLIMBED
+    assert sharp.last.climbed
     assert same_bits(model.parameters(), before)
 
 
@@ -142,40 +152,16 @@ def test_non_contiguous_weights_walk_like_contiguous_ones():
     assert error(*gradients) < EXACT
 
 
-def test_all_weights_may_stand_still():
-    model, (x, y) = network(), batch()
-    sharp = SharpBackward([{"params": model.parameters(), "perturb": False}], ga_sam(0.1, steps=2))
-    sharp(lambda: cross_entropy(model(x), y))
-    assert sharp.last.active == NO_GRADIENT
-    folded = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    cross_entropy(model(x), y).backward()
-    assert error(flat(folded), flat([p.grad for p in model.parameters()])) < EXACT
-
-
-@pytest.mark.parametrize("unit_vectors", [False, True])
-def test_vectors_move_by_their_own_size_or_as_asams_authors_have_it(unit_vectors):
-    """T of a bias is |b| in the paper and 1 in ASAM's own code; for norm inf each weight moves by epsilon T."""
-    model, (x, y) = network(), batch()
-    seen = []
-
-    def loss():
-        seen.append([p.detach().clone() for p in model.parameters()])
-        return cross_entropy(model(x), y)
-
-    SharpBackward(model.parameters(), asam(0.1, norm=math.inf, unit_vectors=unit_vectors))(loss)
-    for home, moved in zip(*seen, strict=True):
-        scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
-        assert error((moved - home).abs(), 0.1 * scale) < EXACT
-
-
 def test_empty_and_single_number_parameters_walk_along():
     model, (x, y) = network(), batch()
     gain, nothing = nn.Parameter(torch.ones((), dtype=torch.float64)), nn.Parameter(torch.zeros(0, 3).double())
-    sharp = SharpBackward([*model.parameters(), gain, nothing], ga_sam(0.1, steps=2))
-    sharp(lambda: gain * cross_entropy(model(x), y) + nothing.sum())
-    assert sharp.last.active == CLIMBED
-    assert nothing.grad.shape == (0, 3)
+    for scale in SCALES:
+        model.zero_grad()
+        walk = Perturbation(epsilon=0.01, scale=scale, steps=2)
+        sharp = SharpBackward([*model.parameters(), gain, nothing], walk)
+        sharp(lambda: gain * cross_entropy(model(x), y) + nothing.sum())
+        assert sharp.last.climbed
+        assert nothing.grad.shape == (0, 3)
 
 
 def test_two_models_with_the_same_names_keep_their_tensors_apart():
@@ -205,7 +191,7 @@ def test_mixed_types_share_one_walk():
     sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm=2.0, steps=2))
     before = [p.detach().clone() for p in model.parameters()]
     sharp(lambda: cross_entropy(model[2](model[1](model[0](x)).double()), y))
-    assert sharp.last.active == CLIMBED
+    assert sharp.last.climbed
     assert same_bits(model.parameters(), before)
     double, (x, y) = network(), batch()
     expected = SharpBackward(double.parameters(), ga_sam(0.1, norm=2.0, steps=2))
@@ -213,9 +199,67 @@ def test_mixed_types_share_one_walk():
     assert error(torch.stack(sharp.last.losses), torch.stack(expected.last.losses)) < 1e-5
 
 
-def test_last_keeps_no_graph_and_no_large_tensor():
-    model, (x, y) = network(), batch()
-    sharp = SharpBackward(model.parameters(), ga_sam(0.1, steps=2))
-    sharp(lambda: cross_entropy(model(x), y))
-    kept = [*sharp.last.losses, *sharp.last.norms, sharp.last.active]
-    assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)
+class TestScalesThatReadNames:
+    """ASAM's authors have T = |w| + eta where the name contains "weight", and T = 1 elsewhere, or in all vectors."""
+
+    @pytest.mark.parametrize("unit_vectors", [False, True])
+    def test_vectors_move_by_their_own_size_or_as_asams_authors_have_it(self, unit_vectors):
+        """For norm inf each weight moves by epsilon T."""
+        model, (x, y), seen = network(), batch(), []
+
+        def loss():
+            seen.append([p.detach().clone() for p in model.parameters()])
+            return cross_entropy(model(x), y)
+
+        SharpBackward(model.parameters(), asam(0.1, norm=math.inf, unit_vectors=unit_vectors))(loss)
+        for home, moved in zip(*seen, strict=True):
+            scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
+            assert error((moved - home).abs(), 0.1 * scale) < EXACT
+
+    def test_offset_is_theirs(self):
+        model = nn.ModuleDict({"norm": nn.LayerNorm(4), "first": nn.Linear(4, 4)}).double()
+        model.register_parameter("kernel", nn.Parameter(torch.randn(4, 4, dtype=torch.float64)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn_like(parameter))
+        x, seen = torch.randn(3, 4, dtype=torch.float64), []
+
+        def loss():
+            seen.append([p.detach().clone() for p in model.parameters()])
+            return (model["first"](model["norm"](x)) @ model.kernel).square().mean()
+
+        SharpBackward(model.named_parameters(), asam(0.3, eta=0.01, only_named="weight"))(loss)
+        model.zero_grad()
+        loss().backward()
+        scales = [p.abs() + 0.01 if "weight" in n else torch.ones_like(p) for n, p in model.named_parameters()]
+        scaled = [T * p.grad for T, p in zip(scales, model.parameters(), strict=True)]
+        length = flat(scaled).norm()
+        expected = flat([0.3 * T * h / length for T, h in zip(scales, scaled, strict=True)])
+        assert error(flat(seen[1]) - flat(seen[0]), expected) < EXACT
+
+    def test_names_and_groups_of_one_tensor_are_needed(self):
+        with pytest.raises(ValueError, match="only_named needs the parameters' names"):
+            SharpBackward(network().parameters(), asam(0.1, only_named="weight"))
+        for granularity in ("module", "model"):
+            with pytest.raises(ValueError, match="only_named needs groups of one tensor"):
+                dataclasses.replace(asam(0.1, only_named="weight"), granularity=granularity)
+
+    @pytest.mark.parametrize(("granularity", "rows"), [("filter", 5), ("layer", 1)])
+    def test_a_scale_sees_names_of_groups(self, granularity, rows):
+        seen = []
+
+        def scale(group):
+            seen.extend(group.names)
+            return torch.ones_like(group.size)
+
+        model, (x, y) = network(), batch()
+        walk = Perturbation(epsilon=0.1, scale=scale, granularity=granularity)
+        SharpBackward(model.named_parameters(), walk)(lambda: cross_entropy(model(x), y))
+        assert seen[: rows + 1] == ["0.weight"] * rows + ["0.bias"]
+
+    def test_names_of_no_groups(self):
+        b = nn.Parameter(torch.randn(4))
+        groups = [{"params": [("a.weight", nn.Parameter(torch.randn(4)))]}, {"params": [("b", b)], "perturb": False}]
+        sharp = SharpBackward(groups, Perturbation(epsilon=0.1, scale=asam(0.1, only_named="weight").scale))
+        sharp(lambda: (b**2).sum())
+        assert not sharp.last.climbed

@@ -1,6 +1,7 @@
-"""When to walk and how strongly: the schedule against a few lines of plain Python, and its state."""
+"""When to walk, how strongly and with what weight: against a few lines of plain Python, counted, and resumed."""
 
 import copy
+import dataclasses
 import math
 import pickle
 import warnings
@@ -13,9 +14,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, recommended, sam
-from gasam.schedule import Clock
-from problems import batch, network
+from problems import TEN_WALKS, batch, network, paper_walk, through_backward, through_closure
 from tolerances import EXACT, error, flat, same_bits
+
+WEIGHTS = (0.5, 1.0, 2.0, 4.0)
+
+
+class Told:
+    """A model of one weight whose loss is what it is told, and SharpBackward around it."""
+
+    def __init__(self, schedule, **options) -> None:
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.sharp = SharpBackward([("w", self.weight)], sam(1e-9), schedule=schedule, **options)
+
+    def __call__(self, loss: float) -> float:
+        """A call with this loss; the strength that it had."""
+        self.weight.grad = None
+        self.sharp(lambda: loss + self.weight.sum() - self.weight.detach().sum())
+        return self.sharp.last.strength
+
+
+def strengths_of(schedule, losses, **options):
+    told = Told(schedule, **options)
+    return [told(loss) for loss in losses]
 
 
 def reference(losses, progress):
@@ -34,30 +55,21 @@ def reference(losses, progress):
     return strengths
 
 
-def strengths_of(clock, losses):
-    found = []
-    for loss in losses:
-        found.append(clock.strength())
-        clock.state = clock.after(torch.tensor(loss, dtype=torch.float64))
-    return found
-
-
 LOSSES = st.lists(st.floats(0.1, 3.0) | st.floats(-3.0, -0.1) | st.just(math.nan), min_size=25, max_size=60)
 
 
 @given(losses=LOSSES, progress=st.sampled_from([0.05, 0.2, 1.5]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 def test_progress_equals_plain_python(losses, progress):
     losses = [2.0, *losses]  # so that the first block has a loss
-    clock = Clock(Schedule(progress=progress), [])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a sum of zero
-        assert strengths_of(clock, losses) == pytest.approx(reference(losses, progress), abs=1e-9)
+        warnings.simplefilter("ignore")  # a sum of zero, and walks that are not finite
+        found = strengths_of(Schedule(progress=progress), losses)
+    assert found == pytest.approx(reference(losses, progress), abs=1e-9)
 
 
 def test_walk_reaches_full_strength_when_the_loss_has_fallen_and_weakens_when_it_rises():
-    losses = [2.0] * 10 + [1.9] * 100 + [1.0] * 100 + [2.1] * 100
-    found = strengths_of(Clock(Schedule(progress=0.2), []), losses)
+    found = strengths_of(Schedule(progress=0.2), [2.0] * 10 + [1.9] * 100 + [1.0] * 100 + [2.1] * 100)
     assert found[:20] == [0.0] * 20
     assert found[100] == pytest.approx(0.25, abs=0.01)
     assert found[209] == 1.0
@@ -71,146 +83,130 @@ def test_walk_reaches_full_strength_when_the_loss_has_fallen_and_weakens_when_it
     (Schedule(start=2, warmup=1), [0, 0, 0.5, 1, 1, 1]),
     (Schedule(start=0.5), [0, 0, 0, 1, 1, 1]),
     (Schedule(start=0.5, warmup=1 / 6), [0, 0, 0, 0.5, 1, 1]),
+    (Schedule(every=2, start=3, warmup=3), [0, 0, 0, 0, 0.5, 0]),
     (lambda step: step / 10, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
     (lambda step: step >= 3, [0, 0, 0, 1, 1, 1]),
 ])  # fmt: skip
-def test_start_and_warmup(schedule, expected):
-    assert strengths_of(Clock(schedule, [], total_steps=6), [1.0] * 6) == pytest.approx(expected)
+def test_start_warmup_and_functions_of_the_step(schedule, expected):
+    assert strengths_of(schedule, [1.0] * 6, total_steps=6) == pytest.approx(expected)
 
 
 def test_parts_multiply():
     losses = [2.0] * 10 + [1.8] * 50
-    both = strengths_of(Clock(Schedule(progress=0.2, start=15, warmup=9), []), losses)
-    alone = strengths_of(Clock(Schedule(progress=0.2), []), losses)
+    both = strengths_of(Schedule(progress=0.2, start=15, warmup=9), losses)
+    alone = strengths_of(Schedule(progress=0.2), losses)
     ramp = [min(1, max(0, (step - 14) / 10)) for step in range(60)]
     assert both == pytest.approx([a * b for a, b in zip(alone, ramp, strict=True)])
 
 
-@pytest.mark.parametrize(("bad", "words"), [
+@pytest.mark.parametrize("perturbation", [ga_sam(0.1, steps=3), ga_sam(budget=0.1, cap=10, steps=3), sam(0.2)])
+def test_strength_shrinks_ball_and_step_together(perturbation):
+    size = "epsilon" if perturbation.budget is None else "budget"
+    half = dataclasses.replace(perturbation, **{size: getattr(perturbation, size) / 2})
+    _, found = through_backward(network(), perturbation, schedule=lambda step: 0.5)
+    _, expected = through_backward(network(), half)
+    assert error(found, expected) < EXACT
+
+
+def test_strength_zero_is_one_plain_pass_and_says_why():
+    model, (x, y) = network(), batch()
+    sharp = SharpBackward(model, ga_sam(0.1), schedule=Schedule(start=1))
+    loss = lambda: cross_entropy(model(x), y)  # noqa: E731
+    sharp.enabled = False
+    sharp(loss)
+    assert sharp.last.verdict().startswith("off: one plain pass")
+    sharp = SharpBackward(model, ga_sam(0.1), schedule=Schedule(start=1))
+    assert not sharp.walks()
+    sharp(loss)
+    assert len(sharp.last.losses) == 1
+    assert sharp.last.verdict().startswith("waiting: one plain pass")
+    assert sharp.walks()
+    sharp(loss)
+    assert len(sharp.last.losses) == 2
+
+
+def test_function_of_the_step_is_called_once_a_call():
+    asked = []
+    assert strengths_of(lambda step: float(asked.append(step) is None), [1.0] * 3) == [1.0] * 3
+    assert asked == [0, 1, 2]
+
+
+def test_micro_batches_share_a_strength_and_are_averaged():
+    losses = torch.rand(45, 2, dtype=torch.float64).add(0.5).cumsum(0).flip(0).tolist()
+    counted, begun = Told(Schedule(progress=0.2), accumulation=2), Told(Schedule(progress=0.2))
+    expected = reference([sum(micro) / 2 for micro in losses], 0.2)
+    for step, micro in enumerate(losses):
+        for loss in micro:
+            begun.sharp.begin_step(step)
+            assert counted(loss) == pytest.approx(expected[step])
+            assert begun(loss) == pytest.approx(expected[step])
+
+
+def test_failed_calls_do_not_count():
+    told = Told(Schedule(progress=0.2))
+    told(1.0)
+    before = told.sharp.state_dict()
+    with pytest.raises(ZeroDivisionError):
+        told.sharp(lambda: 1 / 0)
+    assert told.sharp.state_dict() == before
+
+
+@pytest.mark.parametrize("scale", [12, lambda: 12])
+def test_sums_count_as_mean_losses(scale):
+    """Also those of plain passes."""
+    means, sums = Told(Schedule(progress=0.2)), Told(Schedule(progress=0.2), gradient_scale=scale)
+    for step in range(40):
+        means.sharp.enabled = sums.sharp.enabled = step % 3 > 0
+        assert sums(12 * (2.0 - step / 40)) == pytest.approx(means(2.0 - step / 40))
+
+
+@pytest.mark.filterwarnings("ignore:the walk is not finite")
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_an_initial_loss_without_a_meaning_is_said_once(value):
+    with pytest.warns(UserWarning, match=r"can't follow the progress .* is (0|nan)") as caught:
+        found = strengths_of(Schedule(progress=0.2, start=15), [value] * 30)
+    assert len([each for each in caught if "can't follow" in str(each.message)]) == 1
+    assert found == [0.0] * 15 + [1.0] * 15
+
+
+def test_waiting_for_long_is_said_once():
+    with pytest.warns(UserWarning, match=r"has not begun after 10\d\d steps.*schedule=Schedule\(\)") as caught:
+        strengths_of(Schedule(progress=0.2), [2.0] * 1200)
+    assert len(caught) == 1
+
+
+BAD_SCHEDULES = [
     ({"progress": 0}, "progress must be a finite number > 0"),
     ({"progress": math.inf}, "progress must be a finite number > 0"),
     ({"start": -1}, "start must be a number of steps"),
     ({"start": 1.0}, "start must be a number of steps"),
     ({"warmup": True}, "warmup must be a number of steps"),
-    ({"warmup": "10"}, "warmup must be a number of steps"),
-])  # fmt: skip
+    ({"every": 0}, "every must be a whole number of steps >= 1, got 0"),
+    ({"every": 2.0}, "every must be a whole number"),
+    ({"weight": 0}, "weight must be a number from 0.001 to 1000 or None, got 0"),
+    ({"weight": math.inf}, "weight must be a number from 0.001 to 1000"),
+]
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD_SCHEDULES)
 def test_bad_options_are_named(bad, words):
     with pytest.raises(ValueError, match=words):
         Schedule(**bad)
 
 
-def sharp_of(model, perturbation=None, **options):
-    return SharpBackward(model, ga_sam(0.1) if perturbation is None else perturbation, **options)
-
-
-def test_bad_strengths_and_missing_totals_are_named():
-    model, (x, y) = network(), batch()
+def test_bad_strengths_and_steps_and_missing_totals_are_named():
     with pytest.raises(ValueError, match=r"strength in \[0, 1\], got 2 for step 0"):
-        sharp_of(model, schedule=lambda step: 2)(lambda: cross_entropy(model(x), y))
+        Told(lambda step: 2)(1.0)
     with pytest.raises(ValueError, match=r"start=0.1 is a share of training: give total_steps"):
-        sharp_of(model, schedule=Schedule(start=0.1))(lambda: cross_entropy(model(x), y))
+        Told(Schedule(start=0.1))(1.0)
     with pytest.raises(TypeError, match="schedule must be a Schedule or a function of the step, got float"):
-        sharp_of(model, schedule=0.5)
+        Told(0.5)
     with pytest.raises(ValueError, match="accumulation must be a whole number >= 1, got 0"):
-        sharp_of(model, accumulation=0)
-
-
-@pytest.mark.parametrize("perturbation", [ga_sam(0.1, steps=3), ga_sam(budget=0.1, cap=10, steps=3), sam(0.2)])
-def test_strength_shrinks_ball_and_step_together(perturbation):
-    x, y = batch()
-    gradients = []
-    size = "epsilon" if perturbation.budget is None else "budget"
-    half = copy.copy(perturbation)
-    object.__setattr__(half, size, getattr(perturbation, size) / 2)
-    for options in ((perturbation, lambda step: 0.5), (half, None)):
-        model = network()
-        sharp_of(model, options[0], schedule=options[1])(lambda m=model: cross_entropy(m(x), y))
-        gradients.append(flat([p.grad for p in model.parameters()]))
-    assert error(*gradients) < EXACT
-
-
-def test_strength_zero_is_one_plain_pass():
-    model, (x, y) = network(), batch()
-    calls = []
-    sharp = sharp_of(model, schedule=Schedule(start=1))
-
-    def loss():
-        calls.append(1)
-        return cross_entropy(model(x), y)
-
-    sharp(loss)
-    assert len(calls) == 1
-    assert str(sharp.last).startswith("waiting: one plain pass, because the schedule's strength is 0; losses ")
-    sharp(loss)
-    assert len(calls) == 3
-
-
-def test_disabled_walk_is_off_and_not_waiting():
-    model, (x, y) = network(), batch()
-    sharp = sharp_of(model, schedule=Schedule(start=5))
-    sharp.enabled = False
-    sharp(lambda: cross_entropy(model(x), y))
-    assert str(sharp.last).startswith("off: one plain pass")
-
-
-def test_function_of_the_step_is_called_once_a_call():
-    model, (x, y) = network(), batch()
-    asked = []
-    sharp = sharp_of(model, schedule=lambda step: float(asked.append(step) is None))
-    for _ in range(3):
-        sharp(lambda: cross_entropy(model(x), y))
-    assert asked == [0, 1, 2]
-
-
-def test_micro_batches_share_a_strength_and_are_averaged():
-    losses = torch.rand(45, 2, dtype=torch.float64).add(0.5).cumsum(0).flip(0)
-    counted = Clock(Schedule(progress=0.2), [], accumulation=2)
-    begun = Clock(Schedule(progress=0.2), [])
-    found = []
-    for step, micro in enumerate(losses):
-        for loss in micro:
-            begun.begin_step(step)
-            found.append((step, counted.strength(), begun.strength()))
-            counted.state = counted.after(loss)
-            begun.state = begun.after(loss)
-    expected = reference(losses.mean(1).tolist(), 0.2)
-    for step, by_count, by_begin in found:
-        assert by_count == pytest.approx(expected[step])
-        assert by_begin == pytest.approx(expected[step])
-
-
-def test_failed_calls_do_not_count():
-    model, (x, y) = network(), batch()
-    sharp = sharp_of(model, schedule=Schedule(progress=0.2))
-    sharp(lambda: cross_entropy(model(x), y))
-    before = sharp.state_dict()
-    with pytest.raises(ZeroDivisionError):
-        sharp(lambda: 1 / 0)
-    assert sharp.state_dict() == before
-
-
-def test_plain_passes_and_sums_count_as_mean_losses():
-    model, (x, y) = network(), batch()
-    sharp = SharpBackward(model, ga_sam(0.1), schedule=Schedule(progress=0.2), gradient_scale=12)
-    sharp.enabled = False
-    loss = sharp(lambda: cross_entropy(model(x), y, reduction="sum"))
-    assert sharp.state_dict()["losses"] == pytest.approx([loss.item() / 12, 1.0])
-
-
-@pytest.mark.parametrize("value", [0.0, math.nan])
-def test_an_initial_loss_without_a_meaning_is_said_once(value):
-    clock = Clock(Schedule(progress=0.2, start=15), [])
-    with pytest.warns(UserWarning, match=r"can't follow the progress .* is (0|nan)") as caught:
-        found = strengths_of(clock, [value] * 40)
-    assert len(caught) == 1
-    assert found == [0.0] * 15 + [1.0] * 25
-
-
-def test_waiting_for_long_is_said_once():
-    clock = Clock(Schedule(progress=0.2), [])
-    with pytest.warns(UserWarning, match=r"has not begun after 10\d\d steps.*schedule=Schedule\(\)") as caught:
-        strengths_of(clock, [2.0] * 1200)
-    assert len(caught) == 1
+        Told(None, accumulation=0)
+    with pytest.raises(TypeError, match=r"step must be a whole number, got 2\.5"):
+        Told(Schedule(every=4)).sharp.begin_step(2.5)
+    with pytest.raises(KeyError, match=r"give a SharpBackward.state_dict\(\)"):
+        SharpBackward(network()).load_state_dict({"step": 3})
 
 
 def train(steps, model, optimizer, sharp, start=0):
@@ -246,54 +242,54 @@ def test_resumed_training_has_the_same_bits(stop, tmp_path):
     assert same_bits(resumed.parameters(), whole.parameters())
 
 
-def closure_of(model, seed):
-    x, y = batch(seed=seed)
+class TestOptimizer:
+    @staticmethod
+    def steps(optimizer, model, seeds):
+        """The number of passes of each step."""
+        passes = []
+        for seed in seeds:
+            x, y = batch(seed=seed)
+            optimizer.step(lambda x=x, y=y: (loss := cross_entropy(model(x), y)).backward() or loss)
+            passes.append(len(optimizer.last.losses))
+        return passes
 
-    def closure():
-        loss = cross_entropy(model(x), y)
-        loss.backward()
-        return loss
+    @pytest.mark.parametrize("way", ["state dict", "pickle"])
+    def test_optimizer_keeps_the_schedule(self, way):
+        model = network()
+        optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        self.steps(optimizer, model, range(25))
+        if way == "pickle":
+            again = pickle.loads(pickle.dumps(optimizer))
+        else:
+            again = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1))
+            again.load_state_dict(optimizer.state_dict())
+        assert again.state_dict()["walk_schedule"] == optimizer.state_dict()["walk_schedule"]
+        assert again.state_dict()["walk_schedule"]["step"] == 25
 
-    return closure
+    def test_state_has_the_schedule_only_if_there_is_one(self):
+        base = torch.optim.SGD(network().parameters(), lr=0.1)
+        assert SharpnessAware(base, ga_sam(0.1)).state_dict().keys() == base.state_dict().keys()
+        scheduled = SharpnessAware(base, ga_sam(0.1), schedule=Schedule(start=3))
+        assert scheduled.state_dict().keys() - base.state_dict().keys() == {"walk_schedule"}
+        with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
+            scheduled.load_state_dict(base.state_dict())
 
-
-@pytest.mark.parametrize("way", ["state dict", "pickle"])
-def test_optimizer_keeps_the_schedule(way):
-    model = network()
-    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    for step in range(25):
-        optimizer.step(closure_of(model, step))
-    if way == "pickle":
-        again = pickle.loads(pickle.dumps(optimizer))
-    else:
-        again = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1))
-        again.load_state_dict(optimizer.state_dict())
-    assert again.clock.state_dict() == optimizer.clock.state_dict()
-    assert again.clock.state_dict()["step"] == 25
-
-
-def test_state_has_the_schedule_only_if_there_is_one():
-    base = torch.optim.SGD(network().parameters(), lr=0.1)
-    assert SharpnessAware(base, ga_sam(0.1)).state_dict().keys() == base.state_dict().keys()
-    scheduled = SharpnessAware(base, ga_sam(0.1), schedule=Schedule(start=3))
-    assert scheduled.state_dict().keys() - base.state_dict().keys() == {"walk_schedule"}
-    with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
-        scheduled.load_state_dict(base.state_dict())
-
-
-def test_bad_state_is_named():
-    with pytest.raises(KeyError, match=r"give a SharpBackward.state_dict\(\)"):
-        SharpBackward(network()).load_state_dict({"step": 3})
+    def test_optimizer_counts_its_passes(self):
+        model, walk = network(), ga_sam(0.1, steps=2)
+        base = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SharpnessAware(base, walk, model=model, schedule=Schedule(every=4))
+        assert self.steps(optimizer, model, range(9)) == [3, 1, 1, 1, 3, 1, 1, 1, 3]
 
 
 def test_nothing_given_is_the_recommended_setting():
     model = network()
     perturbation, schedule = recommended()
-    for made in (SharpBackward(model), SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model=model)):
-        assert made.perturbation == perturbation
-        assert made.clock.schedule == schedule
-    assert SharpBackward(model, schedule=Schedule()).clock.schedule == Schedule()
-    assert SharpBackward(model, ga_sam(1e-4)).clock.schedule is None
+    sharp, base = SharpBackward(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    assert sharp.perturbation == SharpnessAware(base, model=model).perturbation == perturbation
+    assert str(schedule) in repr(sharp)
+    assert str(schedule) not in repr(SharpBackward(model, ga_sam(1e-4)))
+    assert "walk_schedule" in SharpnessAware(base, model=model).state_dict()
+    assert "walk_schedule" not in SharpnessAware(base, ga_sam(1e-4), model=model).state_dict()
 
 
 def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():
@@ -304,14 +300,132 @@ def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
         quick = torch.compile(model, backend="aot_eager") if compiled else model
-        sharp = SharpBackward(quick, ga_sam(budget=0.1, cap=0.1), schedule=lambda step: float(step in (2, 3, 5)))
+        walk = ga_sam(budget=0.1, cap=0.1)
+        sharp = SharpBackward(quick, walk, schedule=lambda step: float(step in (2, 3, 5)), detailed=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        names = []
         for step in range(7):
             x, y = batch(seed=step)
             sharp(lambda quick=quick, x=x, y=y: cross_entropy(quick(x), y))
+            names += sharp.last.detail.labels[:1] if sharp.last.detail else []
             optimizer.step()
             optimizer.zero_grad()
         assert model[1].num_batches_tracked == 7
-        assert sharp.weights.names[0] == "0.weight"
+        assert names == ["0.weight"] * 3
         results.append(flat([*model.parameters(), model[1].running_mean, model[1].running_var]))
     assert error(*results) < EXACT
+
+
+def expected(perturbation, weight):
+    """g_0 + v (fold - g_0) by the reference."""
+    model, (x, y) = network(), batch()
+    folded = torch.from_numpy(paper_walk(model, lambda m: cross_entropy(m(x), y), perturbation)[3])
+    clean = flat(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())))
+    return clean + weight * (folded - clean)
+
+
+class TestEvery:
+    """A walk on every n-th step, with a weight."""
+
+    @pytest.mark.parametrize("entry", [through_backward, through_closure])
+    @pytest.mark.parametrize("name", TEN_WALKS)
+    def test_gradient_is_that_of_the_reference_whatever_the_loss_scale(self, entry, name):
+        turn = list(TEN_WALKS).index(name)
+        weight, factor = WEIGHTS[turn % 4], (1.0, 1024.0, 1 / 3)[turn % 3]
+        _, gradient = entry(network(), TEN_WALKS[name], factor, schedule=Schedule(every=3, weight=weight))
+        assert error(gradient, expected(TEN_WALKS[name], weight)) < EXACT
+        _, plain = entry(network(), TEN_WALKS[name])
+        _, weighted = entry(network(), TEN_WALKS[name], schedule=Schedule(every=5, weight=1.0))
+        assert torch.equal(plain, weighted), "weight one changes no bit"
+
+    @given(every=st.integers(1, 7), weight=st.one_of(st.none(), st.floats(0.1, 10)), steps=st.integers(1, 3))
+    def test_the_default_weight_makes_up_for_the_plain_steps(self, every, weight, steps):
+        """Over n steps at the same point, the gradients add up to n times the fold with v = n."""
+        model, (x, y), perturbation = network(), batch(), ga_sam(0.1, steps=steps)
+        sharp = SharpBackward(model, perturbation, schedule=Schedule(every=every, weight=weight))
+        total, passes = torch.zeros_like(flat(model.parameters())), []
+        for _ in range(every):
+            model.zero_grad()
+            sharp(lambda: cross_entropy(model(x), y))
+            total += flat([p.grad for p in model.parameters()])
+            passes.append(len(sharp.last.losses))
+        assert passes == [steps + 1] + [1] * (every - 1)
+        clean, folded = expected(perturbation, 0.0), expected(perturbation, 1.0)
+        assert error(total, every * clean + (weight or every) * (folded - clean)) < EXACT
+
+    @pytest.mark.parametrize("name", TEN_WALKS)
+    def test_what_the_caller_had_in_grad_is_added_to_and_not_rescaled(self, name):
+        model, (x, y), weight = network(), batch(), WEIGHTS[2 + list(TEN_WALKS).index(name) % 2]
+        sharp = SharpBackward(model, TEN_WALKS[name], schedule=Schedule(weight=weight), accumulation=2)
+        parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 3.0)
+        held = [parameter.grad for parameter in parameters]
+        sharp(lambda: cross_entropy(model(x), y))
+        assert error(flat([p.grad for p in parameters]) - 3.0, expected(TEN_WALKS[name], weight)) < EXACT
+        assert all(parameter.grad is own for parameter, own in zip(parameters, held, strict=True))
+
+    @pytest.mark.parametrize("risk", ["mean", "final"])
+    def test_expanded_and_sparse_gradients_are_rescaled(self, risk):
+        """Autograd gives an expanded gradient for a sum, and a sparse one for an embedding."""
+        torch.manual_seed(0)
+        words, scale = nn.Embedding(10, 4, sparse=True, dtype=torch.float64), nn.Parameter(torch.ones(4).double())
+        tokens, walk = torch.tensor([1, 3, 3, 7]), dataclasses.replace(sam(0.1), risk=risk)
+
+        def gradients(call):
+            words.weight.grad = scale.grad = None
+            call(lambda: words(tokens).square().sum() + scale.sum())
+            return flat([words.weight.grad.to_dense(), scale.grad])
+
+        clean = gradients(lambda loss: loss().backward())
+        folded = gradients(SharpBackward([words.weight, scale], walk))
+        found = gradients(SharpBackward([words.weight, scale], walk, schedule=Schedule(weight=4.0)))
+        assert error(found, clean + 4 * (folded - clean)) < EXACT
+
+    @pytest.mark.parametrize("risk", ["mean", "final"])
+    def test_an_overflow_of_the_displaced_pass_leaves_the_clean_gradient(self, risk):
+        model, (x, y), calls = network(), batch(), []
+
+        def loss():
+            calls.append(0)
+            return cross_entropy(model(x), y) * (1.0 if len(calls) == 1 else torch.inf)
+
+        walk = dataclasses.replace(ga_sam(0.1), risk=risk)
+        SharpBackward(model, walk, schedule=Schedule(weight=4.0), on_overflow="clean")(loss)
+        assert error(flat([p.grad for p in model.parameters()]), expected(ga_sam(0.1), 0.0)) < EXACT
+
+    def test_steps_between_walks_are_plain_and_say_so(self):
+        model, (x, y) = network(), batch()
+        sharp = SharpBackward(model, ga_sam(1e-3), schedule=Schedule(every=2))
+        sharp(lambda: cross_entropy(model(x), y))
+        assert sharp.last.verdict() == "fine"
+        model.zero_grad()
+        assert not sharp.walks()
+        sharp(lambda: cross_entropy(model(x), y))
+        assert sharp.last.verdict().startswith("between walks: one plain pass")
+        assert torch.equal(flat([p.grad for p in model.parameters()]), expected(ga_sam(0.1), 0.0))
+
+    def test_micro_batches_of_a_step_walk_together_also_after_a_resume(self):
+        def walks(sharp, calls):
+            return [sharp(lambda: cross_entropy(model(x), y)) is not None and len(sharp.last.losses) for _ in calls]
+
+        model, (x, y) = network(), batch()
+        first = SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3)
+        assert walks(first, range(7)) == [2, 2, 2, 1, 1, 1, 2]
+        resumed = SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3)
+        resumed.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert walks(resumed, range(5)) == walks(first, range(5))
+
+    @pytest.mark.parametrize("weight", [1.9, 2.0, 2.1])
+    def test_a_gradient_of_the_clean_pass_alone_is_never_lost(self, weight):
+        """With K = 1 and v = 2 its share is zero: the gradient is zero, not None."""
+        w, once, calls = nn.Parameter(torch.ones(3).double()), nn.Parameter(torch.ones(3).double()), []
+
+        def loss():
+            calls.append(0)
+            return w.square().sum() + (once.square().sum() if len(calls) == 1 else 0.0)
+
+        walk = dataclasses.replace(sam(0.1), risk="mean")
+        SharpBackward([w, once], walk, schedule=Schedule(weight=weight))(loss)
+        share = torch.full((3,), 2 * (1 - weight / 2), dtype=torch.float64)
+        assert torch.allclose(once.grad, share, rtol=EXACT, atol=EXACT)

@@ -1,22 +1,20 @@
-"""Started by torchrun: the methods of the family with DDP and FSDP2 against their references on one process."""
+"""The methods of the family with DDP and FSDP2 against their references on one process."""
 
 import copy
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from processes import bits_agree, refusal, run, worst
-from sharded_problem import joint, mesh, own, whole
+from processes import bits_agree, refusal, worst
+from shared_checks import joint, own, part, shard, whole
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
-from gasam import SharpBackward, SharpnessAware, gsam, per_worker
+from gasam import SharpBackward, gsam, per_worker
 from tolerances import error, flat, same_bits
 
 STEPS = 7  # LookSAM walks twice
@@ -35,22 +33,15 @@ def train(model, sharp, seeds, rows=own) -> None:
         optimizer.step()
 
 
-def shard(model=None):
-    model = model_of() if model is None else model
-    for module in (model[0], model[1], model[3]):
-        fully_shard(module, mesh=mesh())
-    return fully_shard(model, mesh=mesh())
-
-
-def ddp_errors() -> dict[str, float]:
-    """By method; the larger of two kinds of gradients."""
+def errors(wrap) -> dict[str, float]:
+    """By method."""
     found = {}
     for method in OPTIONS:
-        expected = expected_run(method, STEPS, joint, epsilon=0.1)[0]
-        for kind in ({}, {"gradient_as_bucket_view": True}):
-            model = DistributedDataParallel(model_of(), **kind)
-            train(model, SharpBackward(model, walk_of(method)), range(STEPS))
-            found[method] = max(found.get(method, 0.0), worst(error(flat(model.parameters()), expected)))
+        model = wrap(model_of())
+        train(model, SharpBackward(model, walk_of(method)), range(STEPS))
+        found[method] = worst(
+            error(flat(whole(model.parameters())), expected_run(method, STEPS, joint, epsilon=0.1)[0])
+        )
     return found
 
 
@@ -65,23 +56,6 @@ def ddp_state_agrees() -> list[bool]:
     return agree
 
 
-def accumulation_errors() -> dict[str, float]:
-    """Two micro-batches, the first in no_sync: a risk function still gets the reduced gradients."""
-    found = {}
-    for method in ("gsam", "wsam"):
-        model, twin = DistributedDataParallel(model_of(), gradient_as_bucket_view=True), model_of()
-        sharp, reference = SharpBackward(model, walk_of(method)), reference_of(method, twin, epsilon=0.1)
-        parameters, expected = list(twin.parameters()), 0.0
-        w = flat(parameters).numpy().copy()
-        for micro, seed in enumerate((1, 2)):
-            x, y = own(seed)
-            with model.no_sync() if micro == 0 else torch.enable_grad():
-                sharp(lambda: cross_entropy(model(x), y))  # noqa: B023
-            expected = expected + reference.gradient(w, gradient_at(twin, *joint(seed)))
-        found[method] = worst(error(flat([p.grad for p in model.parameters()]), expected))
-    return found
-
-
 def gradient_at(model, x, y):
     def f(w):
         nn.utils.vector_to_parameters(torch.from_numpy(w), model.parameters())
@@ -89,6 +63,22 @@ def gradient_at(model, x, y):
         return loss.item(), flat(torch.autograd.grad(loss, list(model.parameters()))).numpy()
 
     return f
+
+
+def accumulation_errors() -> dict[str, float]:
+    """Two micro-batches, the first in no_sync: the method's fold still gets the reduced gradients."""
+    found = {}
+    for method in ("gsam", "wsam"):
+        model, twin = DistributedDataParallel(model_of(), gradient_as_bucket_view=True), model_of()
+        sharp, reference = SharpBackward(model, walk_of(method)), reference_of(method, twin, epsilon=0.1)
+        w, expected = flat(twin.parameters()).numpy().copy(), 0.0
+        for micro, seed in enumerate((1, 2)):
+            x, y = own(seed)
+            with model.no_sync() if micro == 0 else torch.enable_grad():
+                sharp(lambda: cross_entropy(model(x), y))  # noqa: B023
+            expected = expected + reference.gradient(w, gradient_at(twin, *joint(seed)))
+        found[method] = worst(error(flat([p.grad for p in model.parameters()]), expected))
+    return found
 
 
 def own_means_error() -> float:
@@ -99,8 +89,8 @@ def own_means_error() -> float:
     references = [reference_of("friendly_sam", twin, epsilon=0.1) for _ in workers]
     w = flat(twin.parameters()).numpy().copy()
     for seed in range(STEPS):
-        parts = [[t.chunk(dist.get_world_size())[worker] for t in joint(seed)] for worker in workers]
-        gradients = [references[worker].gradient(w, gradient_at(twin, *parts[worker])) for worker in workers]
+        rows = [part(joint(seed), worker) for worker in workers]
+        gradients = [references[worker].gradient(w, gradient_at(twin, *rows[worker])) for worker in workers]
         w = w - RATE * np.mean(gradients, axis=0)
     return worst(error(flat(model.parameters()), w))
 
@@ -111,36 +101,13 @@ def refused() -> str:
     return refusal(lambda: sharp(lambda: cross_entropy(model(x), y)))
 
 
-def fsdp_errors() -> dict[str, float]:
-    """By method and entry point."""
-    found = {}
-    for method in OPTIONS:
-        expected = expected_run(method, STEPS, joint, epsilon=0.1)[0]
-        model = shard()
-        train(model, SharpBackward(model, walk_of(method)), range(STEPS))
-        found[method] = worst(error(flat(whole(model.parameters())), expected))
-        model = shard()
-        optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=RATE), walk_of(method), model=model)
-        for seed in range(STEPS):
-            x, y = own(seed)
-
-            def closure(model=model, x=x, y=y):
-                loss = cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-        found[f"{method}, closure"] = worst(error(flat(whole(model.parameters())), expected))
-    return found
-
-
 def fsdp_state() -> dict[str, list[bool]]:
     """Whether the state is sharded like the weights, and a run resumed from files of each process is bit-equal."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     found = {}
     for method in ("friendly_sam", "look_sam"):
-        model = shard()
+        model = shard(model_of())
         sharp = SharpBackward(model, walk_of(method))
         train(model, sharp, range(3))
         (kept,) = sharp.state_dict()["method"].values()
@@ -163,16 +130,11 @@ def fsdp_state() -> dict[str, list[bool]]:
 
 
 CHECKS = {
-    "ddp": ddp_errors,
-    "ddp, state agrees": ddp_state_agrees,
-    "ddp, accumulation": accumulation_errors,
-    "ddp, own means": own_means_error,
-    "refused: per worker": refused,
-    "fsdp": fsdp_errors,
-    "fsdp, state": fsdp_state,
+    "family, ddp": lambda: errors(DistributedDataParallel),
+    "family, ddp, state agrees": ddp_state_agrees,
+    "family, ddp, accumulation": accumulation_errors,
+    "family, ddp, own means": own_means_error,
+    "refused: method, per worker": refused,
+    "family, fsdp": lambda: errors(shard),
+    "family, fsdp, state": fsdp_state,
 }
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    run(CHECKS, sys.argv[1])
-    dist.destroy_process_group()

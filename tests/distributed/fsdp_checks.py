@@ -1,29 +1,49 @@
-"""Started by torchrun: FSDP2 with uneven and empty shards against the reference on one process."""
+"""FSDP2 with uneven and empty shards against the reference, or the walk, on one process."""
 
 import itertools
 import math
-import sys
 import tempfile
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from processes import Counting, bits_agree, mean, refusal, run, worst
-from scheduled import overflow_gradients, schedule_error, weighted_walk_error
-from sharded_problem import joint, mesh, own, perturbations, reference_walk, shard, sharded_parameters, whole
+from processes import Counting, bits_agree, mean, refusal, worst
+from shared_checks import (
+    joint,
+    mesh,
+    others_give_up,
+    overflow_gives_the_clean_gradient,
+    own,
+    part,
+    reference_walk,
+    schedule_error,
+    shard,
+    weighted_walk_error,
+    whole,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
-import gasam.portions
-from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, climb, displaced, ga_sam
-from gasam.portions import Limits
-from gasam.trace import NOT_FINITE
-from problems import network
+from gasam import SCALES, Pass, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
+from gasam.perturbation import GRANULARITIES
+from problems import TEN_WALKS, climbed, network
 from tolerances import error, flat, same_bits
+
+
+def walks() -> list[Perturbation]:
+    """Every scale with four of the five granularities; norms, steps, risks and sizes take turns."""
+    found = []
+    for i, (scale, j) in enumerate(itertools.product(SCALES, range(4))):
+        granularity = GRANULARITIES[(i + j) % 5]
+        size = [{"epsilon": 0.2}, {"budget": 0.3, "cap": 0.05}][i % 2]
+        options = {"norm": (2.0, math.inf, 1.5)[i % 3], "steps": 1 + i // 2 % 2, "risk": ("mean", "final")[i // 4 % 2]}
+        found.append(Perturbation(scale=scale, granularity=granularity, **size, **options))
+    return found
 
 
 def walk_error(model, chosen, before: float = 0.0) -> float:
@@ -42,25 +62,32 @@ def walk_error(model, chosen, before: float = 0.0) -> float:
     return worst(found)
 
 
-def every_walk() -> float:
-    chosen = list(perturbations((2.0, math.inf), (2,)))
-    if dist.get_world_size() == 2:
-        chosen += [*perturbations((1.5,), (2,)), *perturbations((2.0, math.inf), (1,), ("layer",))]
-    return walk_error(shard(), chosen)
+def large_error() -> float:
+    """Shards that are cut into several pieces, so that a filter lies in some of them: as on one process."""
+
+    def large():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 50_000), nn.Tanh(), nn.Linear(50_000, 3)).double()
+
+    model, alone, found = shard(large()), large(), 0.0
+    (x, y), rows = own(), joint()
+    for name in ("ga_sam", "asam by filter", "asam", "weight_rms"):
+        sharp, expected = (SharpBackward(m.named_parameters(), TEN_WALKS[name]) for m in (model, alone))
+        model.zero_grad(), alone.zero_grad()
+        sharp(lambda: cross_entropy(model(x), y))
+        expected(lambda: cross_entropy(alone(rows[0]), rows[1]))
+        found = max(found, error(*(flat(whole(p.grad for p in each.parameters())) for each in (model, alone))))
+    return worst(found)
 
 
-def cut_walks() -> float:
-    """Shards of four weights and more are cut, so that filters lie in several stretches."""
-    before, gasam.portions.CPU = gasam.portions.CPU, Limits(small=4, largest=6)
-    try:
-        chosen = perturbations((2.0, math.inf), (2,), ("filter", "element"), ("gradient_strength", "weight"))
-        return walk_error(shard(), chosen, before=1.0)
-    finally:
-        gasam.portions.CPU = before
+def sharded_parameters(model) -> list:
+    for module in (model[0], model[2], model):
+        module.reshard()
+    return list(model.parameters())
 
 
-def hybrid_walks() -> float:
-    return walk_error(shard(hybrid=True), perturbations((2.0, math.inf), (2,), scales=("weight_over_gradient",)))
+def gradients_of(model):
+    return whole([p.grad for p in sharded_parameters(model)])
 
 
 def stale_error() -> float:
@@ -68,7 +95,7 @@ def stale_error() -> float:
     model = shard(reshard_after_forward=False)
     model.set_reshard_after_backward(False)
     (x, y), found = own(), 0.0
-    for perturbation in perturbations((math.inf,), (2,), ("layer",)):
+    for perturbation in (TEN_WALKS["ga_sam"], TEN_WALKS["weight_rms"]):
         *_, folded = reference_walk(perturbation)
         model.zero_grad()
         sharp = SharpBackward(params := sharded_parameters(model), perturbation)
@@ -84,9 +111,8 @@ def collectives() -> dict[str, list[int]]:
     counts: dict[str, list[int]] = {}
     model, (x, y) = shard(), own()
     for norm, steps in itertools.product((2.0, math.inf), (1, 2)):
-        sharp = SharpBackward(
-            model.parameters(), Perturbation(epsilon=0.1, norm=norm, scale="weight_over_gradient", steps=steps)
-        )
+        walk = Perturbation(epsilon=0.1, norm=norm, scale="weight_over_gradient", steps=steps)
+        sharp = SharpBackward(model.parameters(), walk)
         model.zero_grad()
         with Counting() as mode:
             sharp(lambda: cross_entropy(model(x), y))
@@ -95,8 +121,8 @@ def collectives() -> dict[str, list[int]]:
 
 
 def offset_error() -> float:
-    model, (x, y) = shard(), own()
-    perturbation = next(perturbations((2.0,), (3,), ("filter",), ("weight",)))
+    model, (x, y), found = shard(), own(), 0.0
+    perturbation = Perturbation(epsilon=0.2, norm=2.0, steps=3, granularity="filter", scale="weight")
     offsets, *_ = reference_walk(perturbation)
 
     def evaluate(k: int) -> Pass:
@@ -105,10 +131,8 @@ def offset_error() -> float:
         loss.backward()
         return Pass(loss.detach())
 
-    found = 0.0
-    for visit in climb(model.parameters(), evaluate, perturbation):
-        if visit.k:
-            found = max(found, error(flat(whole(visit.offset())), offsets[visit.k]))
+    for visit in climbed(model.named_parameters(), evaluate, perturbation)[1:]:
+        found = max(found, error(flat(whole(visit.offset)), offsets[visit.k]))
     parameters = list(model.parameters())
     home = whole(parameters)
     with displaced(parameters, [torch.full_like(p, 0.5) for p in parameters]):
@@ -118,41 +142,30 @@ def offset_error() -> float:
 
 
 def closure_error() -> float:
-    model, (x, y) = shard(), own()
-    perturbation = next(perturbations((2.0,), (2,), ("layer",), ("gradient_strength",)))
-    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=1.0), perturbation)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
+    model, (x, y), walk = shard(), own(), ga_sam(0.2, norm=2.0, steps=2)
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=1.0), walk)
     before = flat(whole(model.parameters()))
-    optimizer.step(closure)
-    *_, folded = reference_walk(perturbation)
-    return worst(error(before - flat(whole(model.parameters())), folded))
+    optimizer.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
+    return worst(error(before - flat(whole(model.parameters())), reference_walk(walk)[-1]))
 
 
 def mixed_precision_error() -> float:
     """The walk is in float32 over weights that are gathered in bfloat16: passes at the rounded points."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model, single = shard(network(torch.float32), mp_policy=policy), network(torch.float32)
-    rounded = network(torch.float32).bfloat16()
-    parts = list(zip(*(t.chunk(dist.get_world_size()) for t in joint()), strict=True))
+    model, rounded = shard(network(torch.float32), mp_policy=policy), network(torch.float32).bfloat16()
+    parts = [part(joint(), worker) for worker in range(dist.get_world_size())]
 
-    def gradient_at(weights: torch.Tensor) -> torch.Tensor:
+    def gradient_at(weights) -> torch.Tensor:
         nn.utils.vector_to_parameters(weights.bfloat16(), rounded.parameters())
         losses = [cross_entropy(rounded(x.bfloat16()), y) for x, y in parts]
         gradients = [flat(torch.autograd.grad(loss, list(rounded.parameters()))).float() for loss in losses]
         return torch.stack(gradients).mean(0)
 
-    home = flat(single.parameters())
+    home = flat(network(torch.float32).parameters())
     g = gradient_at(home)
     expected = gradient_at(home + 0.3 * g / g.norm())
-    sharp = SharpBackward(model.parameters(), gasam.sam(0.3))
     x, y = own()
-    sharp(lambda: cross_entropy(model(x.bfloat16()), y))
+    SharpBackward(model.parameters(), sam(0.3))(lambda: cross_entropy(model(x.bfloat16()), y))
     return worst(error(flat(whole(p.grad for p in model.parameters())), expected))
 
 
@@ -164,12 +177,11 @@ def whole_and_sharded_error() -> float:
     fully_shard(model, mesh=mesh(), ignored_params=set(kept))
     kept[0].register_post_accumulate_grad_hook(lambda p: mean(p.grad))
     (x, y), found = own(), 0.0
-    for perturbation in perturbations((2.0, math.inf), (1,), scales=("gradient_strength",)):
+    for perturbation in (TEN_WALKS["ga_sam, budget and cap"], TEN_WALKS["asam by filter"], TEN_WALKS["sam"]):
         *_, folded = reference_walk(perturbation)
         model.zero_grad()
         SharpBackward(model.named_parameters(), perturbation)(lambda: cross_entropy(model(x), y))
-        gradients = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
-        found = max(found, error(flat(gradients), folded))
+        found = max(found, error(flat(whole(p.grad for p in model.parameters())), folded))
     return worst(found)
 
 
@@ -216,7 +228,7 @@ def doubt_reaches_all() -> bool:
     sharp = SharpBackward(model.parameters(), ga_sam(0.3))
     extra = math.inf if dist.get_rank() == 1 else 0.0
     sharp(lambda: cross_entropy(model(x), y) + extra)
-    return worst(float(sharp.last.active != NOT_FINITE) + sharp.last.norms[-1].item()) == 0
+    return worst(float(not sharp.last.not_finite) + sharp.last.norms[-1].item()) == 0
 
 
 def unreduced() -> str:
@@ -230,32 +242,31 @@ def by_columns() -> str:
     return refusal(lambda: SharpBackward([("some.weight", weight)], ga_sam(0.3)))
 
 
+CHECKS_OF_FOUR = {
+    "fsdp, walks": lambda: walk_error(shard(), walks()),
+    "fsdp, hybrid": lambda: walk_error(shard(hybrid=True), walks()[8:12]),
+    "fsdp, weights agree": weights_agree,
+    "fsdp, resumed": resumed,
+}
 CHECKS = {
-    "schedule": lambda: worst(schedule_error(shard(), own())),
-    "overflow": lambda: overflow_gradients(
-        shard(), own(), lambda model: whole([p.grad for p in sharded_parameters(model)])
-    ),
-    "weighted walk": lambda: worst(
-        weighted_walk_error(shard(), own(), lambda model: whole([p.grad for p in sharded_parameters(model)]))
-    ),
-    "walks": every_walk,
-    "cut": cut_walks,
-    "stale": stale_error,
-    "collectives": collectives,
-    "offsets": offset_error,
-    "closure": closure_error,
-    "mixed precision": mixed_precision_error,
-    "whole and sharded": whole_and_sharded_error,
-    "weights agree": weights_agree,
-    "resumed": resumed,
-    "doubt": doubt_reaches_all,
+    "fsdp, walks": lambda: walk_error(shard(), walks()),
+    "fsdp, accumulated": lambda: walk_error(shard(), walks()[::6], before=1.0),
+    "fsdp, large": large_error,
+    "fsdp, stale": stale_error,
+    "fsdp, collectives": collectives,
+    "fsdp, offsets": offset_error,
+    "fsdp, closure": closure_error,
+    "fsdp, mixed precision": mixed_precision_error,
+    "fsdp, whole and sharded": whole_and_sharded_error,
+    "fsdp, weights agree": weights_agree,
+    "fsdp, resumed": resumed,
+    "fsdp, doubt": doubt_reaches_all,
+    "fsdp, schedule": lambda: worst(schedule_error(shard())),
+    "fsdp, overflow": lambda: overflow_gives_the_clean_gradient(shard(), gradients_of),
+    "fsdp, weighted walk": lambda: worst(weighted_walk_error(shard(), gradients_of)),
     "refused: not reduced": unreduced,
     "refused: columns": by_columns,
+    "fsdp, failure": lambda: others_give_up(
+        lambda group: fully_shard(network(), mesh=DeviceMesh.from_group(group, "cpu"))
+    ),
 }
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    checks = {"walks": every_walk, "hybrid": hybrid_walks, "weights agree": weights_agree, "resumed": resumed}
-    run(CHECKS if dist.get_world_size() == 2 else checks, sys.argv[1])
-    dist.destroy_process_group()

@@ -1,4 +1,8 @@
-"""What the scripts that torchrun starts share: each process runs every check, the first one writes what was found."""
+"""Process groups for tests: `start` starts a script under torchrun.
+
+As a script it runs every check of DDP, FSDP2 and the family in each process, and the first process writes what they
+found: one start for all of them.
+"""
 
 import hashlib
 import json
@@ -25,18 +29,11 @@ def start(script: str, processes: int, *words: str, timeout: float = 240) -> sub
     )  # fmt: skip
 
 
-def findings(script: str, processes: int, file: Path) -> dict:
-    """What the script's checks found, by name."""
-    done = start(script, processes, str(file))
+def findings(processes: int, file: Path) -> dict:
+    """What the checks found, by name."""
+    done = start("processes.py", processes, str(file))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(file.read_text())
-
-
-def run(checks: dict, file: str) -> None:
-    """Every check in every process; what the first one returns is written."""
-    found = {name: check() for name, check in checks.items()}
-    if dist.get_rank() == 0:
-        Path(file).write_text(json.dumps(found))
 
 
 def worst(value: float) -> float:
@@ -79,3 +76,23 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.all_reduces += "all_reduce" in str(func) or "allreduce" in str(func)
         return func(*args, **(kwargs or {}))
+
+
+def main(file: str) -> None:
+    import ddp_checks
+    import family_checks
+    import fsdp_checks
+
+    dist.init_process_group("gloo")
+    checks = ddp_checks.CHECKS | fsdp_checks.CHECKS | family_checks.CHECKS
+    if dist.get_world_size() == 4:
+        checks = fsdp_checks.CHECKS_OF_FOUR | ddp_checks.CHECKS
+    torch.manual_seed(0)
+    found = {name: check() for name, check in checks.items()}
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

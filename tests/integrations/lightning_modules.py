@@ -13,7 +13,14 @@ from gasam.integrations.lightning import SharpnessAwareModule
 from problems import batch, network
 from tolerances import flat
 
-PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1), "asam": asam(0.1)}
+PERTURBATIONS = {
+    "ga_sam": ga_sam(0.1, steps=2),
+    "sam": sam(0.1),
+    "asam": asam(0.1),
+    "budget": ga_sam(budget=0.1, cap=0.05),
+}
+# Each walk, number of micro-batches, and clipping or none.
+CASES = [("ga_sam", 1, None), ("sam", 3, 0.25), ("asam", 2, 0.25), ("budget", 3, None)]
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,

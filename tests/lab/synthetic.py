@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gasam.lab.families.encoded import VERSION
+from gasam.lab.methods import APPENDIX
 from gasam.lab.paper.studies import relative_cost
 from gasam.lab.record import Record
-from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.tasks import find
 from gasam.lab.training import plan
 
@@ -17,7 +17,8 @@ def record(
     task, method="baseline", test=80.0, *, size="small", seed=1, settings=None, walk=None, source=None, **changes
 ):
     """`test` None is a run that diverged in its second epoch."""
-    made = plan.make(task, method, size, seed, settings=settings, walk=walk)
+    walks = "paper" if "@" not in size and task in APPENDIX.get(method, ()) else None
+    made = plan.make(task, method, size, seed, settings=settings, walk=walk, walks=walks)
     epochs = made.settings.epochs if test is not None else 2
     passes = [STEPS * made.walk.passes(epoch) for epoch in range(1, epochs + 1)]
     curve = [
@@ -25,7 +26,7 @@ def record(
             "epoch": epoch,
             "loss": 1 / epoch,
             "valid": (test or 50) * (1 - 0.3 / epoch),
-            "gradient_evaluations": sum(passes[:epoch]),
+            "gradient_evaluations": int(sum(passes[:epoch])),
             "seconds": 1.5 * epoch,
         }
         for epoch in range(1, epochs + 1)
@@ -54,6 +55,7 @@ def record(
     }
     if source is not None:
         values["walk"]["source"] = source
+    changes["data"] = values["data"] | changes.get("data", {})
     return Record.model_validate(values | changes)
 
 
@@ -66,39 +68,7 @@ def records_of(task, scores, **options):
     ]
 
 
-def response(valid, epochs=6, *, norm="inf", exponent=0, mantissa=1, end=None, **changes):
-    """A try, or the baseline if `norm` is None.
-
-    `valid` is the score after each of the `epochs` and at the end; None has diverged in epoch `end`.
-    """
-    ran = epochs if end is None else end
-    curve = [valid] * ran if valid is not None else [50.0] * (ran - 1) + [None]
-    walks = 1 if norm is None else 2
-    walk = {} if norm is None else {"norm": norm, "exponent": exponent, "mantissa": mantissa}
-    measured = {
-        "valid": valid,
-        "worthless": 50.0,
-        "diverged": valid is None,
-        "curve": curve,
-        "gradient_evaluations": walks * STEPS * ran,
-        "seconds": 1.5 * ran,
-        "commit": COMMIT,
-        "dirty": False,
-    }
-    return walk | measured | changes
-
-
-def finding_of(
-    task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6, error=None, repeats=()
-):
-    settings = plan.make(task, "baseline", size).config()["settings"]
-    first = response(baseline, epochs, norm=None, error=error)
-    data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
-    names = SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02
-    return Finding(*names, first, tuple(tries), repeats=repeats)
-
-
-def tuned_and_untuned(size="small@3"):
+def tuned_and_untuned(size="small"):
     """Records of imdb, seeds 1 to 3: GA-SAM with the recommended and with a tuned walk, SAM tuned, ASAM not tuned."""
     tuned = {"source": "tuned", "walk": {"budget": 0.02}}
     return [

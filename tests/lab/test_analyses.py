@@ -210,16 +210,6 @@ def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
     assert json.loads(ended.stdout)["sentence"].startswith(f"Baseline has {loss:.3f}; GA-SAM has ")
 
 
-def test_every_record_of_the_project_is_read_and_keeps_its_name():
-    files = sorted((Path(__file__).parents[2] / "results" / "analysis").glob("*.json"))
-    assert files
-    for file in files:
-        record = records.read_analysis(file)
-        analysis = analyses.restored(record)
-        assert analysis.options() == record.options
-        assert analyses.name(analysis, record.run.name, record.run) == file.stem
-
-
 def test_a_record_of_an_unknown_kind_is_refused(trained):
     record = analysed(trained, "digits", "baseline").model_copy(update={"kind": "guess"})
     with pytest.raises(InputError, match=r"kind of an analysis must be one of line, mixtures, plane, .*got 'guess'"):

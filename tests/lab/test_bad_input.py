@@ -24,7 +24,7 @@ FILES = {
 CASES = {
     "train chess": "task must be one of imdb, ptb, en-vi, de-en, mnist, docstrings, pydoc, numerals, digits, classify,",
     "train digits --method magic": "method must be one of baseline, sam, asam, asam-filter, layer-sam,",
-    "train digits --size huge": "size must be one of paper, small@2, small@1, tiny, got 'huge'",
+    "train digits --size huge": "size must be one of paper, small, tiny, got 'huge'",
     "train digits --seed -1": "seed must be a whole number from 0 to 2147483647, got -1",
     "train digits --epochs 0": "epochs must be > 0, got 0",
     "train digits --set depth=3": "there is no setting 'depth': there are epochs, batch,",

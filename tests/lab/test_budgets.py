@@ -80,8 +80,8 @@ def test_a_baseline_that_spent_too_little_or_was_another_does_not_count():
     assert group_runs(runs)[-1].longer is None
     other = [*records_of("imdb", {"ga-sam": moved(1)}), *longer("imdb", moved(0), dropout=0.4)]
     assert group_runs(other)[-1].longer is None
-    near = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.91, settings={"epochs": 2 * EPOCHS})
-    far = record("imdb", gradient_evaluations=2 * STEPS * EPOCHS * 0.89, settings={"epochs": 2 * EPOCHS})
+    near = record("imdb", gradient_evaluations=int(2 * STEPS * EPOCHS * 0.91), settings={"epochs": 2 * EPOCHS})
+    far = record("imdb", gradient_evaluations=int(2 * STEPS * EPOCHS * 0.89), settings={"epochs": 2 * EPOCHS})
     for plain, counts in ((near, True), (far, False)):
         groups = group_runs([plain, record("imdb", "ga-sam")])
         assert (groups[1].longer is groups[0]) is counts

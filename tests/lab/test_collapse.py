@@ -20,7 +20,7 @@ def test_a_method_clearly_below_the_baseline_is_marked_with_the_command_that_hel
     cells = {row[0]: row[1] for row in found.rows}
     assert "collapsed" in cells["GA-SAM"]
     assert "collapsed" not in cells["SAM"] + cells["Baseline"]
-    command = "`gasam tune imdb --method ga-sam --size small@1 --train 'my texts.csv' --out runs`"
+    command = "`gasam tune imdb --method ga-sam --size small --train 'my texts.csv' --out runs`"
     [warning] = [note for note in found.notes if "collapsed" in note]
     assert warning.startswith("GA-SAM collapsed")
     assert command in warning
@@ -84,9 +84,9 @@ def test_comparison_of_own_data_names_its_files(command, tmp_path):
 
 
 def test_a_method_that_never_walked_is_named():
-    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small@2")
+    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [80.0]}, size="small")
     runs[1].gradient_evaluations = runs[1].updates
-    notes = comparison(runs, "imdb", "small@2").notes
+    notes = comparison(runs, "imdb", "small").notes
     assert any(note.startswith("GA-SAM never walked") for note in notes)
 
 

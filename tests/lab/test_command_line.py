@@ -31,7 +31,7 @@ def test_tasks_are_listed(command):
     found = json.loads(command("tasks", "--json").out)
     assert found.keys() == TASKS.keys()
     assert found["imdb"].keys() == {"about", "data", "metric", "sizes"}
-    assert set(found["imdb"]["sizes"]) == {"paper", "small@1", "small@2", "small@3", "tiny"}
+    assert set(found["imdb"]["sizes"]) == {"paper", "small", "tiny"}
     assert found["imdb"]["sizes"]["paper"]["vocabulary"] == 30_000
     shown = command("tasks")
     assert shown.code == 0
@@ -126,7 +126,7 @@ def test_train_on_text_of_ones_own_with_and_without_files_to_judge_by(command, t
     common = ("--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     ended = command("train", "lm", "--train", a, "--valid", b, "--test", c, *common)
     assert ended.code == 0
-    assert json.loads(ended.out)["metric"] == "perplexity"
+    assert json.loads(ended.out)["metric"]["name"] == "perplexity"
     assert "held out" not in ended.err
     alone = command("train", "lm", "--train", a, *common)
     note = "valid and test: 6 of the 60 examples of a.txt, held out at its end"
@@ -151,8 +151,8 @@ def test_train_on_pairs_of_ones_own(command, tmp_path):
     ended = command("train", "translate", *splits, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     assert ended.code == 0
     record = json.loads(ended.out)
-    assert record["metric"] == "BLEU"
-    assert 0 < record["bleu_of_copying"] < 100
+    assert record["metric"]["name"] == "BLEU"
+    assert 0 < record["remarks"]["bleu_of_copying"] < 100
     assert "tok:none" in record["bleu_signature"]
 
 

@@ -215,16 +215,6 @@ def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):
     refused(trained["digits baseline"], "has changed since this run (now version 999, then")
 
 
-def test_record_that_does_not_say_its_encoding_is_loaded(trained, tmp_path):
-    file = trained["digits baseline"]
-    record = json.loads(file.read_text())
-    del record["data"]["encoding"]
-    shutil.copytree(file.with_suffix(""), tmp_path / file.stem)
-    (tmp_path / file.name).write_text(json.dumps(record))
-    loaded = load(tmp_path / file.name, Origin(), cpu=True)
-    assert loaded.score(loaded.model, "test") == record["test"]
-
-
 def test_files_are_not_for_tasks_that_bring_their_own(trained):
     refused(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
     with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from gasam.lab.families.subwords import Subwords
 from torch import nn
 
 from gasam import FreeLB, Schedule, SharpBackward, asam, ga_sam, recommended
@@ -12,6 +11,7 @@ from gasam.family import members
 from gasam.lab.cli.option_values import methods_of
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.translation import Subwords
 from gasam.lab.methods import FAMILY, METHODS, TABLE1, Method, Walk, walk_for
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.plan import family_on, make

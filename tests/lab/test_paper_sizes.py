@@ -76,7 +76,7 @@ def test_size_paper_is_the_appendix_to_the_letter(task):
 
 def test_every_task_has_every_size_of_its_familys_type_and_twins_have_the_papers():
     for name, task in TASKS.items():
-        assert set(task.sizes) - {"medium", "small@2", "small@3"} == set(SIZE_NAMES)
+        assert set(task.sizes) - {"medium"} == set(SIZE_NAMES)
         assert {type(settings) for settings in task.sizes.values()} == {task.family.settings_type}
         twin = task.kind.removeprefix("twin of ")
         assert twin == task.kind or TASKS[name].sizes["paper"] == TASKS[twin].sizes["paper"]

@@ -17,7 +17,7 @@ import torch
 
 from gasam.lab import load
 from gasam.lab.analyses.loading import load as load_with_data
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Family, PredictionOptions
 from gasam.lab.tasks import TASKS, Origin

@@ -114,11 +114,10 @@ import sys, time
 from pathlib import Path
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.encoded import encoded
-from gasam.lab.tasks import TASKS
-from gasam.lab.tasks.own import lm
+from gasam.lab.tasks import TASKS, Origin
 
 text, cache, ready = map(Path, sys.argv[1:])
-source = lm(text)
+source = TASKS["lm"].source(Origin(train=str(text)))
 source.key
 ready.touch()
 while len(list(ready.parent.iterdir())) < 2:

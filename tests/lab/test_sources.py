@@ -1,16 +1,24 @@
-"""Sources: what each reads, that it reads the same every time, and that no split sees another's examples."""
+"""The paper's data: what each source reads and refuses, and the download of missing files from a hub made here."""
 
 import gzip
+import json
 import random
 import re
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from gasam.lab.data.locations import cache_directory, data_directory
+from gasam.lab.cli.listings import get_data
+from gasam.lab.data import published as download
+from gasam.lab.data.corpus import cache_directory, data_directory
+from gasam.lab.data.files import lines
+from gasam.lab.data.published import HubSplit
 from gasam.lab.errors import InputError
-from gasam.lab.tasks import de_en, en_vi, imdb, mnist, ptb
+from gasam.lab.tasks import TASKS, Origin
 from local_layout import (
     PROMISED,
     PUBLISHED,
@@ -29,128 +37,90 @@ from local_layout import (
     write_ptb,
 )
 
-LOCAL = {
-    "imdb": (write_imdb, imdb.source),
-    "ptb": (write_ptb, ptb.source),
-    "en-vi": (write_en_vi, en_vi.source),
-    "de-en": (write_de_en, de_en.source),
-    "mnist": (write_mnist, mnist.source),
-}
+WRITERS = {"imdb": write_imdb, "ptb": write_ptb, "en-vi": write_en_vi, "de-en": write_de_en, "mnist": write_mnist}
+FILES = {task: TASKS[task].published for task in WRITERS}
 
 
-@pytest.mark.parametrize("task", LOCAL)
-def test_same_files_give_the_same_corpus_whatever_the_seeds(task, tmp_path):
-    writer, source = LOCAL[task]
-    first = source(writer(tmp_path / "a"))
+def source(task, directory):
+    return TASKS[task].source(Origin(directory))
+
+
+def told(task, directory):
+    with pytest.raises(InputError) as caught:
+        source(task, directory).read()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("task", WRITERS)
+def test_same_files_give_the_same_corpus_and_other_words_another(task, tmp_path):
+    first = source(task, WRITERS[task](tmp_path / "a"))
     random.seed(5)
     torch.manual_seed(5)
-    second = source(writer(tmp_path / "b"))
-    assert first.read().digest() == second.read().digest()
-    assert first.read().notes == second.read().notes
+    second = source(task, WRITERS[task](tmp_path / "b"))
+    assert first.read() == second.read()
     assert first.key == second.key
+    key, digest = first.key, first.read().digest()
+    WRITERS[task](tmp_path / "a", rows=ROWS + 1)
+    changed = source(task, tmp_path / "a")
+    assert changed.key != key
+    assert changed.read().digest() != digest
 
 
-@pytest.mark.parametrize("task", LOCAL)
-def test_another_word_gives_another_key_and_another_corpus(task, tmp_path):
-    writer, source = LOCAL[task]
-    before = source(writer(tmp_path))
-    old = before.key, before.read().digest()
-    writer(tmp_path, rows=ROWS + 1)
-    after = source(tmp_path)
-    assert after.key != old[0]
-    assert after.read().digest() != old[1]
-
-
-@pytest.mark.parametrize("task", LOCAL)
-def test_every_file_is_needed_and_the_sentence_says_how_to_get_it(task, tmp_path):
-    writer, source = LOCAL[task]
-    for file in source(writer(tmp_path)).files:
-        name = file.relative_to(tmp_path).as_posix()
-        kept = file.read_bytes()
+@pytest.mark.parametrize("task", WRITERS)
+def test_every_file_is_needed_whole_and_the_sentence_says_how_to_get_it(task, tmp_path):
+    for file in source(task, WRITERS[task](tmp_path)).files:
+        name, kept = file.relative_to(tmp_path).as_posix(), file.read_bytes()
+        file.write_bytes(kept[:-12])
+        if file.suffix == ".gz":
+            assert told(task, tmp_path).startswith(f"{file}: not a complete gzip file (")
         file.unlink()
-        with pytest.raises(InputError) as caught:
-            source(tmp_path)
         if not re.search("ted_small|news_wiki|train_subset", name):
-            assert str(caught.value) == (
+            assert told(task, tmp_path) == (
                 f"{task} needs {name}, which is not in {tmp_path}: run `gasam data get {task}`, "
                 "or set --data-dir or GASAM_DATA to a folder that has it"
             )
         else:
-            assert "/train." in str(caught.value)
+            assert "/train." in told(task, tmp_path)
         file.write_bytes(kept)
 
 
-@pytest.mark.parametrize("task", LOCAL)
-def test_files_cut_short_are_told(task, tmp_path):
-    writer, source = LOCAL[task]
-    file = source(writer(tmp_path)).files[0]
-    file.write_bytes(file.read_bytes()[:-12])
-    with pytest.raises(
-        InputError, match=rf"{re.escape(str(file))}: not a complete gzip file .*: copy or download it again$"
-    ):
-        source(tmp_path).read()
-
-
-def test_imdb_halves_the_test_file_and_says_so(tmp_path):
-    corpus = imdb.source(write_imdb(tmp_path, rows=21)).read()
+def test_imdb_halves_the_test_file_whatever_its_order(tmp_path):
+    corpus = source("imdb", write_imdb(tmp_path, rows=21)).read()
     assert sizes(corpus) == (21, 10, 11)
     assert disjoint(corpus)
-    assert corpus.classes == ("negative", "positive")
     assert sorted(corpus.train) == sorted((f"train {i} {sentence(i)}", i % 2) for i in range(21))
     assert sorted(corpus.valid + corpus.test) == sorted((f"test {i} {sentence(i)}", i % 2) for i in range(21))
     assert "3 classes" in corpus.notes[0]
-    assert "fixed permutation" in corpus.notes[1]
-
-
-def test_imdb_does_not_mind_the_order_of_the_file(tmp_path):
-    before = imdb.source(write_imdb(tmp_path)).read()
     for split in ("train", "test"):
         file = tmp_path / f"imdb/{split}.jsonl.gz"
         write(file, b"".join(reversed(gzip.decompress(file.read_bytes()).splitlines(keepends=True))))
-    assert imdb.source(tmp_path).read() == before
+    assert source("imdb", tmp_path).read() == corpus
+    for label in ("2", '"pos"', "null", "-1"):
+        file = write_lines(tmp_path / "imdb/train.jsonl.gz", [f'{{"text": "b", "label": {label}}}'])
+        expected = f"{file}, line 1: label {json.loads(label)!r}, but must be 0 (negative) or 1 (positive)"
+        assert told("imdb", tmp_path) == expected
 
 
-@pytest.mark.parametrize("label", ["2", '"pos"', "null", "-1"])
-def test_imdb_knows_two_labels(tmp_path, label):
-    write_imdb(tmp_path)
-    file = write_lines(
-        tmp_path / "imdb/train.jsonl.gz", ['{"text": "a", "label": 1}', f'{{"text": "b", "label": {label}}}']
-    )
-    with pytest.raises(InputError, match=rf"^{re.escape(str(file))}, line 2: label .*, but must be 0 .negative. or 1"):
-        imdb.source(tmp_path).read()
-
-
-def test_ptb_gives_stripped_lines(tmp_path):
-    corpus = ptb.source(write_ptb(tmp_path)).read()
+def test_ptb_gives_stripped_lines_that_only_newlines_end(tmp_path):
+    corpus = source("ptb", write_ptb(tmp_path)).read()
     assert corpus.valid == [f"valid {sentence(i)}" for i in range(ROWS)]
-    assert sizes(corpus) == (ROWS, ROWS, ROWS)
-    assert not corpus.notes
+    write_lines(tmp_path / "ptb/ptb.test.txt.gz", ["a\u2028b", "c\x85d", "e\x0cf"])
+    assert source("ptb", tmp_path).read().test == ["a\u2028b", "c\x85d", "e\x0cf"]
 
 
-def test_substitutes_are_counted_and_said(tmp_path):
-    corpus = en_vi.source(write_en_vi(tmp_path)).read()
-    assert sizes(corpus) == (2 * ROWS, ROWS, ROWS)
-    assert corpus.notes == ("40 substitute training pairs, not the paper's 133k",)
-    assert corpus.train[0] == (f"ted_small 0 {sentence(0)} en", f"ted_small 0 {sentence(0)} vi")
-    assert corpus.test[3] == (f"tst2013 3 {sentence(3)} en", f"tst2013 3 {sentence(3)} vi")
-    assert [words[:3] for words in corpus.vocabularies] == [("<unk>", "<s>", "</s>")] * 2
-    assert [words[-1] for words in corpus.vocabularies] == ["en", "vi"]
-
-
-def test_thousands_of_substitutes_are_rounded(tmp_path):
-    assert de_en.source(write_de_en(tmp_path, rows=1600)).read().notes == ("2k subset of the 160k training pairs",)
-
-
-@pytest.mark.parametrize(
-    ("writer", "source", "folder", "languages"),
-    [(write_en_vi, en_vi.source, "iwslt15", ("en", "vi")), (write_de_en, de_en.source, "iwslt14", ("de", "en"))],
-    ids=["en-vi", "de-en"],
-)
-def test_genuine_training_text_goes_before_substitutes(tmp_path, writer, source, folder, languages):
-    substitute = source(writer(tmp_path))
-    write_pairs(tmp_path / folder, "train", languages, rows=7)
-    genuine = source(tmp_path)
-    assert sizes(genuine.read()) == (7, ROWS, ROWS)
+@pytest.mark.parametrize(("task", "folder"), [("en-vi", "iwslt15"), ("de-en", "iwslt14")])
+def test_substitutes_are_counted_and_genuine_text_goes_before_them(tmp_path, task, folder):
+    substitute = source(task, WRITERS[task](tmp_path, rows=1600))
+    corpus = substitute.read()
+    assert re.fullmatch(r"[23]k (subset of the 160k|substitute) training pairs.*", corpus.notes[0])
+    first, second = task.split("-")
+    assert corpus.valid[3][0].endswith(f" 3 {sentence(3)} {first}")
+    assert corpus.valid[3][1].endswith(f" 3 {sentence(3)} {second}")
+    assert [words[-1] for words in corpus.vocabularies] == (["en", "vi"] if task == "en-vi" else [])
+    write_pairs(tmp_path / folder, "train", (first, second), rows=7)
+    genuine = source(task, tmp_path)
+    assert len(genuine.read().train) == 7
     assert not genuine.read().notes
     assert genuine.key != substitute.key
 
@@ -160,104 +130,187 @@ def test_pairs_with_an_empty_side_leave_the_training_text_only(tmp_path):
     for name in ("train_subset", "valid"):
         write_lines(tmp_path / f"iwslt14/{name}.de.gz", ["ja", "", "nein", "gut"])
         write_lines(tmp_path / f"iwslt14/{name}.en.gz", ["yes", "no", " ", "good"])
-    corpus = de_en.source(tmp_path).read()
+    corpus = source("de-en", tmp_path).read()
     assert corpus.train == [("ja", "yes"), ("gut", "good")]
     assert corpus.valid == [("ja", "yes"), ("", "no"), ("nein", ""), ("gut", "good")]
 
 
-def test_unequal_files_are_told_with_both_counts(tmp_path):
-    write_de_en(tmp_path)
-    short = write_lines(tmp_path / "iwslt14/test.en.gz", ["one"])
-    with pytest.raises(InputError) as caught:
-        de_en.source(tmp_path).read()
-    assert str(caught.value).startswith(f"{tmp_path}/iwslt14/test.de.gz has 20 lines and {short} has 1, but line n")
-
-
-def test_separators_of_unicode_do_not_break_lines(tmp_path):
-    write_ptb(tmp_path)
-    write_lines(tmp_path / "ptb/ptb.test.txt.gz", ["a\u2028b", "c\x85d", "e\x0cf"])
-    assert ptb.source(tmp_path).read().test == ["a\u2028b", "c\x85d", "e\x0cf"]
-
-
 def test_mnist_keeps_images_with_their_labels(tmp_path):
-    corpus = mnist.source(write_mnist(tmp_path, rows=24)).read()
+    corpus = source("mnist", write_mnist(tmp_path, rows=24)).read()
     assert sizes(corpus) == (20, 4, 24)
     assert disjoint(corpus)
-    assert corpus.classes == tuple("0123456789")
     expected = [(bytes((i * 13 + 5 * p) % 256 for p in range(784)), i % 10) for i in range(24)]
     assert sorted(corpus.train + corpus.valid) == sorted(expected)
     assert [label for _, label in corpus.test] == [i % 10 for i in range(24)]
-    assert "last sixth" in corpus.notes[0]
 
 
-BAD_IDX = {
-    "another magic number": (
-        "images-idx3",
-        idx(2050, [1, 28, 28], bytes(784)),
-        "magic number 2050, but it must be 2051",
-    ),
-    "a short header": ("labels-idx1", b"\0\0\x08\x01", "4 bytes, but the header alone has 8"),
-    "missing data": ("images-idx3", idx(2051, [2, 28, 28], bytes(784)), "784 bytes of data, but the header says 1568"),
-    "other images": (
-        "images-idx3",
-        idx(2051, [20, 8, 8], bytes(1280)),
-        "images of 8 x 8 pixels, but they must be 28 x 28",
-    ),
-    "too few labels": (
-        "labels-idx1",
-        idx(2049, [2], b"\1\2"),
-        "2 labels for the 20 images of train-images-idx3-ubyte.gz",
-    ),
-    "no digit": ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "label 12, but labels must be 0 to 9"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_IDX)
-def test_bad_idx_files_are_told(tmp_path, name):
-    kind, data, fault = BAD_IDX[name]
+@pytest.mark.parametrize(
+    ("kind", "data", "fault"),
+    [
+        ("images-idx3", idx(2050, [1, 28, 28], bytes(784)), "magic number 2050, but it must be 2051"),
+        ("labels-idx1", b"\0\0\x08\x01", "4 bytes, but the header alone has 8"),
+        ("images-idx3", idx(2051, [2, 28, 28], bytes(784)), "784 bytes of data, but the header says 1568"),
+        ("images-idx3", idx(2051, [20, 8, 8], bytes(1280)), "images of 8 x 8 pixels, but they must be 28 x 28"),
+        ("labels-idx1", idx(2049, [2], b"\1\2"), "2 labels for the 20 images of train-images-idx3-ubyte.gz"),
+        ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "label 12, but labels must be 0 to 9"),
+    ],
+)
+def test_bad_idx_files_are_told(tmp_path, kind, data, fault):
     file = write(write_mnist(tmp_path) / f"mnist/train-{kind}-ubyte.gz", data)
-    with pytest.raises(InputError) as caught:
-        mnist.source(tmp_path).read()
-    assert str(caught.value).startswith(f"{file}: {fault}")
-    assert str(caught.value).endswith("download it again with `gasam data get mnist`")
+    found = told("mnist", tmp_path)
+    assert found.startswith(f"{file}: {fault}")
+    assert found.endswith("download it again with `gasam data get mnist`")
 
 
 def test_locations_prefer_what_is_given_then_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("GASAM_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("GASAM_CACHE", str(tmp_path / "cache"))
     assert data_directory(tmp_path) == tmp_path
-    assert data_directory(None) == tmp_path / "data"
-    assert cache_directory() == tmp_path / "cache"
+    assert (data_directory(None), cache_directory()) == (tmp_path / "data", tmp_path / "cache")
     monkeypatch.setenv("GASAM_DATA", "")
     monkeypatch.delenv("GASAM_CACHE")
     assert data_directory(None).name == cache_directory().name == "gasam"
     assert data_directory(Path("~/x")) == Path.home() / "x"
 
 
+# Downloads: a hub with 20 rows for each split, made here.
+FEW = 20
+EXAMPLES = {
+    "imdb": lambda number: {"text": f"{sentence(number)}\n<br /> {number}", "label": number % 2},
+    "ptb": lambda number: {"sentence": f" {sentence(number)} \n"},
+    "de-en": lambda number: {"translation": {"de": f"de {number}", "en": f"en\n{number}"}},
+    "mnist": lambda number: {"image": Image.frombytes("L", (28, 28), bytes([number] * 784)), "label": number % 10},
+}
+
+
+def load(repository, configuration, split):
+    asked = repository, configuration, split
+    parts = [(task, part) for task in EXAMPLES for part in FILES[task].parts if isinstance(part, HubSplit)]
+    task = next(task for task, part in parts if (part.repository, part.configuration, part.split) == asked)
+    return [EXAMPLES[task](number) for number in range(FEW)]
+
+
+def fetch(address):
+    return "".join(f"{address.rpartition('.')[2]} {number}\n" for number in range(FEW)).encode()
+
+
+def unreachable(*arguments):
+    raise ConnectionError("no route\n  to host")
+
+
+def few(task, checksums=()):
+    """The task's files, with the number of rows of this hub."""
+    known = {name: (FEW, sha) for name, (_, sha) in FILES[task].known.items()} | dict(checksums)
+    return replace(FILES[task], contents="".join(f"{name} {count} {sha}\n" for name, (count, sha) in known.items()))
+
+
+def get(task, directory, load=None, fetch=None):
+    return download.get(task, few(task), directory, load, fetch)
+
+
+def test_examples_arrive_unchanged(tmp_path):
+    for task in WRITERS:
+        states = get(task, tmp_path, load, fetch)
+        assert all(state.found and state.size for state in states if not state.substitute)
+    assert not [file for file in tmp_path.rglob("*") if file.name.startswith(".")]
+    numbers, read = range(FEW), {task: source(task, tmp_path).read() for task in WRITERS}
+    assert sorted(read["imdb"].train) == sorted((f"{sentence(i)}\n<br /> {i}", i % 2) for i in numbers)
+    assert read["ptb"].valid == [sentence(i) for i in numbers]
+    assert read["de-en"].test == [(f"de {i}", f"en {i}") for i in numbers]
+    assert read["en-vi"].test == [(f"en {i}", f"vi {i}") for i in numbers]
+    assert read["mnist"].test == [(bytes([i] * 784), i % 10) for i in numbers]
+
+
+@pytest.mark.parametrize("task", WRITERS)
+def test_what_is_there_is_neither_fetched_nor_written_over(tmp_path, task):
+    WRITERS[task](tmp_path)
+    for name in (name for name in FILES[task].files if "/train." in name and "iwslt" in name):
+        write_lines(tmp_path / name, ["mine"])
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    states = get(task, tmp_path, unreachable, unreachable)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert {state.checksum for state in states if FILES[task].known[state.name][1] != "-" and state.found} == {
+        "different"
+    }
+    read = {file.relative_to(tmp_path).as_posix() for file in source(task, tmp_path).files}
+    assert read <= {*FILES[task].files, *FILES[task].substitutes} == FILES[task].known.keys()
+
+
+def test_half_a_pair_is_completed(tmp_path):
+    get("de-en", tmp_path, load, fetch)
+    lost, kept = tmp_path / "iwslt14/valid.de.gz", tmp_path / "iwslt14/valid.en.gz"
+    expected = lost.read_bytes()
+    lost.unlink()
+    write_lines(kept, ["mine"])
+    get("de-en", tmp_path, load, fetch)
+    assert lost.read_bytes() == expected
+    assert list(lines(kept)) == ["mine\n"]
+
+
+def test_failed_downloads_are_explained_in_one_sentence_and_nothing_is_written(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"it has 20 rows, but ptb/ptb.train.txt.gz must have 42,068"):
+        download.get("ptb", FILES["ptb"], tmp_path, load, fetch)
+    with pytest.raises(InputError, match=r"20 rows, but iwslt15/train.en.gz must have 133,317"):
+        download.get("en-vi", FILES["en-vi"], tmp_path, load, fetch)
+    with pytest.raises(InputError, match=r"stanfordnlp/imdb on the Hugging Face hub failed .KeyError: 'label'"):
+        get("imdb", tmp_path, lambda *_: [{"review": "a"}] * FEW)
+    with pytest.raises(InputError) as caught:
+        get("mnist", tmp_path, unreachable, unreachable)
+    assert str(caught.value) == (
+        "the data of mnist is incomplete because the download from ylecun/mnist on the Hugging Face hub failed "
+        "(ConnectionError: no route to host): run `gasam data get mnist` with an internet connection, or copy "
+        f"{', '.join(FILES['mnist'].files)} into {tmp_path} (idx files as published)"
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)  # so that no test reaches for the network
+    with pytest.raises(InputError, match=r"the download from https://nlp.stanford.edu/.*train.en failed"):
+        get("en-vi", tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"downloading needs the package datasets, .*pip install gasam.download."):
+        get("imdb", tmp_path)
+    with pytest.raises(InputError, match="data of 'digits' cannot be downloaded: name one of imdb, ptb, en-vi, de-en,"):
+        get_data("digits", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_states_of_files_are_those_of_their_content(tmp_path):
+    write_imdb(tmp_path)
+    train, test = tmp_path / "imdb/train.jsonl.gz", tmp_path / "imdb/test.jsonl.gz"
+    known = few("imdb", {"imdb/train.jsonl.gz": (FEW, download.checksum(train))})
+    states = download.inspect(known, tmp_path)
+    assert [(state.checksum, state.size) for state in states] == [
+        ("ok", train.stat().st_size),
+        ("different", test.stat().st_size),
+    ]
+    write_lines(train, reversed([line.rstrip() for line in lines(train)]))
+    test.write_bytes(b"no archive")
+    assert [state.checksum for state in download.inspect(known, tmp_path)] == ["ok", "different"]
+    test.unlink()
+    assert not download.inspect(known, tmp_path)[1].found
+    assert download.inspect(few("imdb", {"imdb/train.jsonl.gz": (FEW, "-")}), tmp_path)[0].checksum == "unknown"
+
+
 REAL = {
-    "imdb": (imdb.source, (25_000, 12_500, 12_500)),
-    "ptb": (ptb.source, (42_068, 3_370, 3_761)),
-    "en-vi": (en_vi.source, (None, 1_553, 1_268)),
-    "de-en": (de_en.source, (None, 7_283, 6_750)),
-    "mnist": (mnist.source, (50_000, 10_000, 10_000)),
+    "imdb": (25_000, 12_500, 12_500),
+    "ptb": (42_068, 3_370, 3_761),
+    "en-vi": (None, 1_553, 1_268),
+    "de-en": (None, 7_283, 6_750),
+    "mnist": (50_000, 10_000, 10_000),
 }
 
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("task", REAL)
 def test_published_data_is_complete(task):
-    source, expected = REAL[task]
     try:
-        corpus = source(PUBLISHED).read()
+        corpus = source(task, PUBLISHED).read()
     except InputError as error:
         if PROMISED:
             raise
         pytest.skip(str(error))
-    assert all(found == size for found, size in zip(sizes(corpus), expected, strict=True) if size is not None)
+    assert all(found == size for found, size in zip(sizes(corpus), REAL[task], strict=True) if size is not None)
+    states = [state for state in download.inspect(FILES[task], PUBLISHED) if state.found]
+    assert {state.checksum for state in states} <= {"ok", "unknown"}
     if task == "ptb":
         assert sum(len(line.split()) + 1 for line in corpus.train) == 929_589
-        assert len({word for line in corpus.train for word in line.split()} | {"<eos>"}) == 10_000
     if task == "en-vi":
         assert [len(words) for words in corpus.vocabularies] == [17_191, 7_709]
-    if task in ("en-vi", "de-en"):
-        assert all(all(pair) for pair in corpus.train)

@@ -41,7 +41,7 @@ def test_the_walk_is_measured_at_full_strength(monkeypatch):
 
     def counted(training, batch):
         original(training, batch)
-        passes[training.plan.choice.moved] = len(training.sharp.last.losses)
+        passes[training.plan.walk.moved] = len(training.sharp.last.losses)
 
     monkeypatch.setattr(Training, "train_step", counted)
     assert step_times(found, cpu=True).keys() == {plain.key, waiting.key}

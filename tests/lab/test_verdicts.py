@@ -1,11 +1,13 @@
 """Verdicts: intervals against scipy, every class and every reason, and what speaks for a row of a table."""
 
+from functools import partial
+
 import numpy
 import pytest
+import synthetic
 from hypothesis import assume, given
 from hypothesis import strategies as some
 from scipy import stats
-from synthetic import record, records_of
 
 from gasam.lab.paper import studies
 from gasam.lab.paper.verdicts import WORDS, judge, judge_figure, paper_difference
@@ -13,10 +15,11 @@ from gasam.lab.report import matching
 from gasam.lab.report.frame import group_runs
 from gasam.lab.report.labels import named
 from gasam.lab.report.matching import paper_of
-from gasam.lab.report.paper_tables import lines, study_table, tally
+from gasam.lab.report.paper_tables import study_table, tally
 from gasam.lab.statistics import Difference, Summary, summary, welch_difference
 from gasam.lab.tables import as_json
 
+record, records_of = (partial(each, size="paper") for each in (synthetic.record, synthetic.records_of))
 SAMPLES = some.lists(some.floats(-100, 100), min_size=2, max_size=6)
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 TUNED = "tuned"
@@ -27,12 +30,12 @@ def tuned(task, method="ga-sam", test=86.0, *, epsilon, source=TUNED, **options)
     return record(task, method, test, walk=walk, source=source, **options)
 
 
-def verdicts(runs, table="table1", task="imdb", size="small"):
+def verdicts(runs, table="table1", task="imdb", size="paper"):
     rows = as_json(study_table(studies.load(table), runs, size))["rows"]
     return {row["label"]: row["verdict"] for row in rows if row["task"] == task}
 
 
-def said(runs, table="table1", size="small"):
+def said(runs, table="table1", size="paper"):
     """Label to the verdict that a reader sees, with its reason."""
     shown = study_table(studies.load(table), runs, size)
     cells = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
@@ -134,11 +137,11 @@ def test_a_baseline_that_diverged_decides_nothing(baseline):
 
 def test_a_table_says_that_the_baseline_diverged_and_takes_no_cost_from_it():
     runs = records_of("imdb", {"baseline": [None, None], "ga-sam": [86.0, 86.1]})
-    table = study_table(studies.load("table1"), runs, "small")
+    table = study_table(studies.load("table1"), runs, "paper")
     [row] = [row for row in table.rows if row[1].startswith("GA-SAM")]
     assert row[-2:] == ("undecided", "the baseline diverged")
     assert "x)" not in " ".join(row)
-    assert tally([studies.load("table1")], runs, "small").rows[0] == ("Table 1", "imdb", "0", "0", "1", "4")
+    assert tally([studies.load("table1")], runs, "paper").rows[0] == ("Table 1", "imdb", "0", "0", "1", "4")
 
 
 @pytest.mark.parametrize(
@@ -230,58 +233,8 @@ def test_a_tuned_radius_may_have_another_norm_than_the_papers():
     )
 
 
-def test_multiples_of_the_tuned_radius_are_rungs_and_steps_are_rows():
-    half = group_runs([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")])[0]
-    double = group_runs([tuned("ptb", epsilon=1e-3, norm=2.0, source="tuned on validation, 2 x")])[0]
-    quarter_more = group_runs([tuned("ptb", epsilon=1e-3, source="tuned on validation, 1.25 x")])[0]
-    own = group_runs([tuned("ptb", epsilon=8e-4)])[0]
-    steps = group_runs([tuned("imdb", epsilon=5e-4, walk={"steps": 3})])[0]
-    three = studies.load("table3")
-    assert [row.label for row in rows_of(half, three)] == ["L-inf, 0.5 x"]
-    assert [row.label for row in rows_of(double, three)] == ["L2, 10 x"], "5 x is the paper's best there"
-    assert [row.label for row in rows_of(quarter_more, three)] == ["L-inf, 1 x"], "GA-SAM's own is 0.8 x on ptb"
-    assert [row.label for row in rows_of(own, three)] == ["K = 1", "L-inf, 0.8 x"]
-    assert [row.label for row in rows_of(steps, three)] == ["K = 3"]
-    for group in (half, double, steps):
-        assert rows_of(group, studies.load("table1")) == []
-    assert paper_of(half).text == "85.54 ± 0.18"
-    assert paper_of(steps).text == "84.97 ± 0.23"
-    odd = group_runs([tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 3 x")])[0]
-    assert rows_of(odd, three) == []
-    assert paper_of(odd) is None
-
-
-def test_a_run_that_was_there_before_is_a_rung_of_the_tuned_ladder():
-    """The paper's 1e-4 is 0.2 x of a tuned 5e-4: it is not run again, and its record keeps its first source."""
-    plain, five = record("imdb", "ga-sam", 85.0), tuned("imdb", epsilon=5e-4)
-    assert said([record("imdb"), plain], "table3")["L-inf, 0.2 x (epsilon 2e-05)"] == "not run"
-    shown = said([record("imdb"), plain, five], "table3")
-    assert shown["L-inf, 0.2 x (epsilon 0.0001)"] == "undecided (one seed)"
-    assert "L-inf, 1 x (tuned: L-inf 0.0005)" in shown
-    half = tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x")
-    assert "L-inf, 0.2 x (epsilon 0.0001)" in said([record("imdb"), plain, half], "table3")
-    other = tuned("imdb", epsilon=5e-4, norm=2.0)
-    assert "L-inf, 0.2 x (epsilon 0.0001)" not in said([record("imdb"), plain, other], "table3")
-
-
-def test_the_tuned_group_speaks_for_its_method_before_the_papers_radius():
-    runs = [
-        *records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(0)}),
-        *(tuned("imdb", epsilon=5e-4, test=test, seed=seed) for seed, test in enumerate(scores(1.6), 1)),
-        tuned("imdb", epsilon=2.5e-4, source="tuned on validation, 0.5 x"),
-    ]
-    groups = group_runs(runs)
-    found = [line for line in lines(studies.load("table1"), "imdb", groups) if line.name == "GA-SAM"]
-    assert [named(line.name, line.differing) for line in found] == ["GA-SAM (tuned: L-inf 0.0005)", "GA-SAM"]
-    assert [line.speaks for line in found] == [True, False]
-    assert [line.verdict.word for line in found] == ["reproduced", "contradicted"]
-    three = said(runs, "table3")
-    assert three["L-inf, 0.5 x (0.5 x tuned: L-inf 0.00025)"] == "undecided (one seed)"
-    assert three["L-inf, 5 x (epsilon 0.0005)"] == "not run"
-
-
 def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_means():
-    shown = study_table(studies.load("table1"), [record("imdb")], "small")
+    shown = study_table(studies.load("table1"), [record("imdb")], "paper")
     texts = {
         row["label"]: dict(zip(shown.columns, text, strict=True))
         for row, text in zip(shown.values, shown.rows, strict=True)
@@ -295,9 +248,9 @@ def test_a_difference_that_the_paper_misprints_is_named_beside_the_one_of_its_me
 def test_cells_are_counted_once_though_several_groups_belong_to_a_row():
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(1.6)})
     every = [studies.load(name) for name in studies.names()]
-    counts = {row[:2]: row[2:] for row in tally(every, runs, "small").rows}
+    counts = {row[:2]: row[2:] for row in tally(every, runs, "paper").rows}
     assert counts["Table 1", "imdb"] == ("1", "0", "0", "4")
     runs.append(tuned("imdb", epsilon=5e-4))
-    counts = {row[:2]: row[2:] for row in tally(every, runs, "small").rows}
+    counts = {row[:2]: row[2:] for row in tally(every, runs, "paper").rows}
     assert counts["Table 1", "imdb"] == ("0", "0", "1", "4"), "the tuned radius speaks for its method: one seed"
     assert counts["Table 3", "ptb"] == ("0", "0", "0", "17")

@@ -16,7 +16,7 @@ from gasam.lab.errors import checked
 from gasam.lab.methods import TABLE1
 from gasam.lab.report.run_list import ListedRun, read_runs, run_table
 from gasam.lab.search.question import Search
-from gasam.lab.tasks import Origin, find
+from gasam.lab.tasks import Origin
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
 
@@ -50,7 +50,7 @@ def compare(
         methods: The names of the methods; by default the six of the paper's Table 1.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
         out: The folder for records and models.
-        size: The size; by default the newest `small`, or the only size of a task file.
+        size: The size; by default `small`, or the only size of a task file.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change, such as {"epochs": 3}.
         walks: Options of walks to change, by method, such as {"ga-sam": {"cap": 0.02}}.
@@ -109,7 +109,7 @@ def tune(
         task: The name of a task, or the path of a Python file that defines one.
         method: The name of the method.
         out: The folder for records and models.
-        size: The size; by default the newest `small`, or the only size of a task file.
+        size: The size; by default `small`, or the only size of a task file.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change.
         quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
@@ -125,7 +125,7 @@ def tune(
         Search,
         task=str(task),
         method=method,
-        size=find(str(task)).recorded_size(size),
+        size=size,
         quantity=quantity,
         space=dict(space or {}),
         trials=trials,

@@ -9,7 +9,7 @@ from typing import Any
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
 from gasam.lab.search.finding import with_tuned_walk
-from gasam.lab.tasks import Origin, find
+from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
 
 
@@ -30,7 +30,7 @@ def comparison_plans(
         task: The name of a task, or the path of a Python file that defines one.
         methods: The names of the methods; by default the six of the paper's Table 1.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
-        size: The size as users name it; by default the newest `small`, or the only size.
+        size: The size; by default `small`, or the only size of a task file.
         origin: Where the data is.
         settings: Settings of the task to change, such as {"epochs": 3}.
         walks: Options of walks to change, by method, such as {"ga-sam": {"cap": 0.02}}.
@@ -39,9 +39,8 @@ def comparison_plans(
     if seeds < 1:
         raise InputError(f"seeds must be a whole number >= 1, got {seeds}")
     task = str(task)
-    recorded = find(task).recorded_size(size)
     plans = [
-        make(task, method, recorded, seed, origin=origin, settings=settings, walk=(walks or {}).get(method))
+        make(task, method, size, seed, origin=origin, settings=settings, walk=(walks or {}).get(method))
         for seed in range(1, seeds + 1)
         for method in methods
     ]

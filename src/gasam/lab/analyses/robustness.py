@@ -191,7 +191,7 @@ class Robustness(Analysis):
 
 def loss_of_half(record: AnalysisRecord) -> str:
     """What losing half means for this run's metric."""
-    metric, found = record.run.metric, record.found
+    metric, found = record.run.metric.name, record.found
     if not found["higher_is_better"]:
         return f"{metric} is doubled"
     above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""

@@ -32,7 +32,7 @@ def tasks(json: opt.Json = False) -> None:
         return
     rows = [(name, task.kind, task.about, task.family.metric.name) for name, task in TASKS.items()]
     notes = (
-        "Sizes: paper, small (default, the newest version), small@1 (the first version), tiny.",
+        "Sizes: paper, small (default), tiny; ptb also has medium.",
         "A twin needs no download. `gasam data` shows the files that the paper's tasks need.",
     )
     print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
@@ -47,10 +47,10 @@ def methods(
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.methods import METHODS
     from gasam.lab.tables import Table
-    from gasam.lab.tasks import find, recorded_size
+    from gasam.lab.tasks import find
     from gasam.lab.training.plan import make
 
-    size = recorded_size(task, size)
+    size = size or find(task).default_size
     find(task).settings(size)
     found: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
@@ -73,7 +73,7 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
     if context.invoked_subcommand is not None:
         return
     from gasam.lab.cli.display import print_json, print_table
-    from gasam.lab.data.locations import data_directory
+    from gasam.lab.data.corpus import data_directory
     from gasam.lab.data.published import inspect
     from gasam.lab.tables import Table
     from gasam.lab.tasks import TASKS
@@ -102,7 +102,7 @@ def get(task: opt.TaskName, data_dir: opt.DataDir = None) -> None:
 def get_data(name: str, given: Path | None) -> list[FileState]:
     """Download the missing files of a task."""
     from gasam.lab.data import published
-    from gasam.lab.data.locations import data_directory
+    from gasam.lab.data.corpus import data_directory
     from gasam.lab.tasks import TASKS
 
     known = {task.name: task.published for task in TASKS.values() if task.published}
@@ -115,7 +115,7 @@ def _task(name: str) -> dict[str, Any]:
     from gasam.lab.tasks import TASKS
 
     task = TASKS[name]
-    sizes = {task.asked_size(size): settings.model_dump() for size, settings in task.sizes.items()}
+    sizes = {size: settings.model_dump() for size, settings in task.sizes.items()}
     return {"about": task.about, "data": task.kind, "metric": task.family.metric.name, "sizes": sizes}
 
 

@@ -46,7 +46,7 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
 def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
     """The settings that a search chose, with those that all of its trials shared. It must be of this task and size."""
     from gasam.lab.search.finding import read
-    from gasam.lab.tasks import asked_size, name_of, recorded_size
+    from gasam.lab.tasks import find, name_of
 
     try:
         found = read(file)
@@ -55,8 +55,8 @@ def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
         raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
     if found.task != name_of(task):
         raise InputError(f"{file} has the settings of {found.task}: use it with that task, not with {name_of(task)}")
-    if found.size != recorded_size(task, size):
-        raise InputError(f"{file} changes size {found.size}: add --size {asked_size(task, found.size)}")
+    if found.size != (size or find(task).default_size):
+        raise InputError(f"{file} changes size {found.size}: add --size {found.size}")
     return found.changes
 
 

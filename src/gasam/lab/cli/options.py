@@ -37,7 +37,7 @@ MethodName = Annotated[str, typer.Option(help="Name of a method, see `gasam meth
 Size = Annotated[
     str | None,
     typer.Option(
-        help="paper (the paper's settings), small (default, minutes), small@1 (its first version) or tiny (seconds). "
+        help="paper (the paper's settings), small (default, minutes) or tiny (seconds). "
         "ptb also has medium (half an hour a run)."
     ),
 ]

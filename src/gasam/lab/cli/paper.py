@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gasam.lab.tasks import Origin
 
 
-FirstSize = Annotated[
+StudySize = Annotated[
     str,
-    typer.Option(help="paper (the paper's settings), small (the first version, small@1: minutes) or tiny (seconds)."),
+    typer.Option(help="paper (the paper's settings), small (minutes) or tiny (seconds)."),
 ]
 
 
@@ -32,7 +32,7 @@ def reproduce(
     study: Annotated[str, typer.Argument(help="table1 to table5, or figure1 to figure5.")],
     place: EngineOptions,
     output: OutputOptions,
-    size: FirstSize = "small",
+    size: StudySize = "small",
     tasks: Annotated[
         str | None, typer.Option(help="Tasks, separated by commas: some of a table's tasks, or any tasks for a figure.")
     ] = None,
@@ -47,9 +47,8 @@ def reproduce(
     from gasam.lab.paper.figures import FIGURE_STUDIES
     from gasam.lab.tasks import SIZE_NAMES, Origin
 
-    size = "small" if size == "small@1" else size
     if size not in SIZE_NAMES:
-        raise InputError(f"the paper's tables and figures are run in the sizes paper, small@1 and tiny, got {size}")
+        raise InputError(f"the paper's tables and figures are run in the sizes paper, small and tiny, got {size}")
     chosen = option_values.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, option_values.positive("--seeds", seeds) + 1)
     if study not in FIGURE_STUDIES:

@@ -18,7 +18,7 @@ from gasam.lab.errors import InputError, InterruptedWithoutResumeError, checked
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from gasam.lab.data.inputs import InputFile
+    from gasam.lab.data.files import InputFile
     from gasam.lab.families.family import PredictionOptions
     from gasam.lab.prediction import TrainedRun
 
@@ -75,8 +75,7 @@ def predict(
     Example: `gasam predict runs/NAME.json reviews.csv --text-column review --json --out classes.jsonl`
     """
     from gasam.lab.cli.display import errors
-    from gasam.lab.data.inputs import InputFile
-    from gasam.lab.data.own_files import parsed_delimiter
+    from gasam.lab.data.files import InputFile, parsed_delimiter
     from gasam.lab.families.family import PredictionOptions
     from gasam.lab.prediction import load
 

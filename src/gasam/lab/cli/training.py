@@ -45,14 +45,13 @@ def train(
     Examples: `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
     """
     from gasam.lab.cli.sessions import run_here
-    from gasam.lab.tasks import recorded_size
     from gasam.lab.training.plan import make
 
     option_values.check_tracker(track)
     plan = make(
         task,
         method,
-        recorded_size(task, size),
+        size,
         seed,
         origin=data.origin,
         settings=changes.changed(task, size),

@@ -69,7 +69,6 @@ def tune(
     from gasam.lab.cli.sessions import search, show_search
     from gasam.lab.search.question import Search
     from gasam.lab.search.study import TrialFailedError
-    from gasam.lab.tasks import recorded_size
 
     names = option_values.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None:
@@ -81,7 +80,7 @@ def tune(
         checked,
         Search,
         task=task,
-        size=recorded_size(task, size),
+        size=size,
         quantity=quantity,
         space=option_values.assignments("--space", ranges),
         trials=trials,

@@ -1,18 +1,25 @@
-"""The examples of a task before their encoding: a corpus with three splits, and the source that reads it."""
+"""The examples of a task before their encoding: a corpus with three splits, its source, and the folders of data."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import inspect
+import os
 import platform
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+import platformdirs
+
+from gasam.lab.errors import InputError
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -39,7 +46,8 @@ class Corpus:
     notes: tuple[str, ...] = ()
 
     def split(self, name: Split) -> list[Any]:
-        return {"train": self.train, "valid": self.valid, "test": self.test}[name]
+        examples: list[Any] = getattr(self, name)
+        return examples
 
     def digest(self) -> str:
         """A hash of the content, which does not depend on where it was read from."""
@@ -108,3 +116,40 @@ def cut(items: Sequence[T], *sizes: int) -> list[list[T]]:
         pieces.append(list(items[start : start + size]))
         start += size
     return [*pieces, list(items[start:])]
+
+
+def data_directory(given: Path | None = None) -> Path:
+    """The folder of the paper's data: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
+    named = given or os.environ.get("GASAM_DATA")
+    return Path(named).expanduser() if named else platformdirs.user_data_path("gasam", appauthor=False)
+
+
+def cache_directory() -> Path:
+    """The cache of encoded corpora: GASAM_CACHE, else the user's cache folder. It can be deleted at any time."""
+    named = os.environ.get("GASAM_CACHE")
+    return Path(named).expanduser() if named else platformdirs.user_cache_path("gasam", appauthor=False)
+
+
+def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
+    """Find a package that a task needs, without importing it; raise if it is not installed.
+
+    Args:
+        task: The name of the task, for the error message.
+        module: The name of the package.
+        extra: The extra of gasam that installs it.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        raise InputError(f"{task} needs the package {module}, which is not installed: run `pip install gasam[{extra}]`")
+    return spec
+
+
+def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    """The paths of a task's files in the data folder; raise if one is missing."""
+    for name in names:
+        if not (directory / name).is_file():
+            raise InputError(
+                f"{task} needs {name}, which is not in {directory}: run `gasam data get {task}`, "
+                "or set --data-dir or GASAM_DATA to a folder that has it"
+            )
+    return tuple(directory / name for name in names)

@@ -9,11 +9,12 @@ import io
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from gasam.lab.data.locations import installed
-from gasam.lab.data.reading import content, lines, rows
+from gasam.lab.data.corpus import installed
+from gasam.lab.data.files import content, lines, rows
 from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
 
@@ -55,13 +56,6 @@ class WebFile:
         return self.address
 
 
-class Known(NamedTuple):
-    """The known number of rows of a file, and its checksum; None if no complete copy was available."""
-
-    rows: int
-    checksum: str | None
-
-
 @dataclass(frozen=True)
 class Published:
     """The files of a task in the local layout, and where to download them.
@@ -81,10 +75,11 @@ class Published:
     contents: str
     substitutes: tuple[str, ...] = ()
 
-    @property
-    def known(self) -> dict[str, Known]:
+    @cached_property
+    def known(self) -> dict[str, tuple[int, str]]:
+        """The number of rows and the checksum of each file."""
         table = [line.split() for line in self.contents.strip().splitlines()]
-        return {name: Known(int(count), None if sha == "-" else sha) for name, count, sha in table}
+        return {name: (int(count), sha) for name, count, sha in table}
 
     @property
     def files(self) -> list[str]:
@@ -134,14 +129,20 @@ def get(
     """
     for part in published.parts:
         missing = [name for name in part.files if not (directory / name).is_file()]
-        if missing:
-            try:
-                made = _fetched(part, published, load or load_from_hub, fetch or fetch_from_web)
-            except Exception as error:  # the libraries have no common exception for a failed download
-                reason = f"the download from {part} failed ({_sentence(error)})"
-                raise _by_hand(task, published, directory, reason) from error
-            for name in missing:
-                _write(directory / name, made[name])
+        if not missing:
+            continue
+        try:
+            made = _fetched(part, published, load or load_from_hub, fetch or fetch_from_web)
+        except Exception as error:  # the libraries have no common exception for a failed download
+            names = ", ".join(name for name in published.files if not (directory / name).is_file())
+            raise InputError(
+                f"the data of {task} is incomplete because the download from {part} failed ({_sentence(error)}): run "
+                f"`gasam data get {task}` with an internet connection, or copy {names} into {directory} "
+                f"({published.form})"
+            ) from error
+        for name in missing:
+            with replaced(directory / name) as partial:
+                partial.write_bytes(gzip.compress(made[name], mtime=0) if name.endswith(".gz") else made[name])
     return inspect(published, directory)
 
 
@@ -179,45 +180,28 @@ def _state(published: Published, directory: Path, name: str) -> FileState:
     path, substitute = directory / name, name in published.substitutes
     if not path.is_file():
         return FileState(name, path, False, 0, "unknown", substitute)
-    return FileState(name, path, True, path.stat().st_size, _judged(path, published.known[name].checksum), substitute)
-
-
-def _judged(path: Path, known: str | None) -> Literal["ok", "different", "unknown"]:
-    if known is None:
-        return "unknown"
-    try:
-        return "ok" if checksum(path) == known else "different"
-    except InputError:  # the file cannot be read in its format
-        return "different"
+    _, known = published.known[name]
+    judged: Literal["ok", "different", "unknown"] = "unknown"
+    if known != "-":
+        try:
+            judged = "ok" if checksum(path) == known else "different"
+        except InputError:  # the file cannot be read in its format
+            judged = "different"
+    return FileState(name, path, True, path.stat().st_size, judged, substitute)
 
 
 def _fetched(part: HubSplit | WebFile, published: Published, load: Load, fetch: Fetch) -> dict[str, bytes]:
     """Download the contents of a part's files; raise if the number of rows is not the known one."""
     if isinstance(part, WebFile):
-        text = fetch(part.address)
-        count = sum(1 for _ in io.BytesIO(text))
-        contents = [text]
+        contents = [fetch(part.address)]
+        count = len(io.BytesIO(contents[0]).readlines())
     else:
         table = list(load(part.repository, part.configuration, part.split))
-        count = len(table)
-        contents = part.convert(table) if table else []
-    expected = published.known[part.files[0]].rows
+        contents, count = part.convert(table) if table else [], len(table)
+    expected, _ = published.known[part.files[0]]
     if count != expected:
         raise InputError(f"it has {count:,} rows, but {part.files[0]} must have {expected:,}")
     return dict(zip(part.files, contents, strict=True))
-
-
-def _write(path: Path, data: bytes) -> None:
-    with replaced(path) as partial:
-        partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-
-
-def _by_hand(task: str, published: Published, directory: Path, reason: str) -> InputError:
-    names = ", ".join(name for name in published.files if not (directory / name).is_file())
-    return InputError(
-        f"the data of {task} is incomplete because {reason}: run `gasam data get {task}` with an internet connection, "
-        f"or copy {names} into {directory} ({published.form})"
-    )
 
 
 def _sentence(error: Exception) -> str:

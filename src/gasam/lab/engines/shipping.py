@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.families import encoded
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.storage import replaced

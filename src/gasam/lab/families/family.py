@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import Encoded
 from gasam.lab.record import Metric

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.inputs import InputFile
-from gasam.lab.data.reading import fault_at
+from gasam.lab.data.files import InputFile, fault_at
 from gasam.lab.errors import InputError
 from gasam.lab.families.classification import Classification, ClassifierSettings
 from gasam.lab.families.family import Sizes

@@ -90,7 +90,7 @@ class Row:
             origin: Where the data is.
             tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
         """
-        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk)
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks="paper")
         if tuned is not None:
             return with_tuned_walk(made, tuned, self.times)
         if self.times is None:

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
-from gasam.lab.methods import METHODS, walk_for
+from gasam.lab.methods import METHODS, Walks, walk_for
 from gasam.lab.record import Metric, Summary
 from gasam.lab.statistics import FEW, Difference, Standing, counted, paired_difference, signed, summary
 
@@ -166,8 +166,11 @@ class Group:
 
     def other_walk(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What differs from the method's walk on this task, with what a row of the paper overrides in it."""
+        epochs = self.settings["epochs"]
+        as_in_paper = overrides is not None or self.walk["epsilon"] is not None
         try:
-            usual = walk_for(self.method, self.task, self.size, self.settings["epochs"], **overrides or {}).identity()
+            walks: Walks | None = "paper" if as_in_paper else None
+            usual = walk_for(self.method, self.task, self.size, epochs, walks, **overrides or {}).identity()
         except InputError:  # a method that has no size of its own on this task
             usual = self.walk | {"epsilon": None, "norm": None}
         return _changed(self.walk, usual)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from gasam.lab import record as records
 from gasam.lab.analyses import Analysis, restored
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.report.answers import headline

@@ -78,7 +78,7 @@ def warnings(groups: Sequence[Group], flags: str | None) -> Iterator[str]:
 def _size_option(group: Group) -> str:
     """The option that selects the size of the group; the task of a Python file has only one."""
     task = group.definition
-    return "" if task is None or len(task.sizes) == 1 else f" --size {task.asked_size(group.size)}"
+    return "" if task is None or len(task.sizes) == 1 else f" --size {group.size}"
 
 
 def radii(groups: Sequence[Group]) -> Iterator[str]:

@@ -17,12 +17,10 @@ __all__ = [
     "Origin",
     "Radius",
     "Task",
-    "asked_size",
     "described",
     "file_field",
     "find",
     "name_of",
-    "recorded_size",
 ]
 
 
@@ -63,11 +61,3 @@ def file_field(reference: str) -> dict[str, Any]:
     """The field of a finding with the user's file of the task; findings of built-in tasks do not have it."""
     file = described(find(reference), reference)
     return {} if file is None else {"task_file": file}
-
-
-def recorded_size(reference: str, asked: str | None = None) -> str:
-    return find(reference).recorded_size(asked)
-
-
-def asked_size(reference: str, recorded: str) -> str:
-    return find(reference).asked_size(recorded)

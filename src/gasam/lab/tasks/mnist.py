@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus, Source, cut, permuted
+from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
+from gasam.lab.data.files import idx
 from gasam.lab.data.published import HubSplit, Published, Row
-from gasam.lab.data.reading import content, required
 from gasam.lab.errors import InputError
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.tasks.task import Task, sizes
@@ -19,6 +18,7 @@ FILES = tuple(
 CLASSES = tuple("0123456789")
 SIDE = 28
 VALID_SHARE = 6
+CURE = "delete it and download it again with `gasam data get mnist`"
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
@@ -40,8 +40,8 @@ def source(directory: Path) -> Source:
 
 
 def _labelled(images: Path, labels: Path) -> list[tuple[bytes, int]]:
-    pixels, (count, *sides) = _array(images, magic=2051, dimensions=3)
-    digits, (labelled,) = _array(labels, magic=2049, dimensions=1)
+    (count, *sides), pixels = idx(images, 3, CURE)
+    (labelled,), digits = idx(labels, 1, CURE)
     if sides != [SIDE, SIDE]:
         raise _fault(images, f"images of {sides[0]} x {sides[1]} pixels, but they must be {SIDE} x {SIDE}")
     if count != labelled:
@@ -54,22 +54,8 @@ def _labelled(images: Path, labels: Path) -> list[tuple[bytes, int]]:
     return [(pixels[size * i : size * (i + 1)], digit) for i, digit in enumerate(digits)]
 
 
-def _array(path: Path, magic: int, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
-    """The bytes of an idx file and their shape: big-endian magic number, then sizes, then the data."""
-    data = content(path)
-    start = 4 * (1 + dimensions)
-    if len(data) < start:
-        raise _fault(path, f"{len(data)} bytes, but the header alone has {start}")
-    found, *shape = struct.unpack(f">{1 + dimensions}I", data[:start])
-    if found != magic:
-        raise _fault(path, f"magic number {found}, but it must be {magic}")
-    if len(data) - start != math.prod(shape):
-        raise _fault(path, f"{len(data) - start} bytes of data, but the header says {math.prod(shape)}")
-    return data[start:], tuple(shape)
-
-
 def _fault(path: Path, fault: str) -> InputError:
-    return InputError(f"{path}: {fault}: delete it and download it again with `gasam data get mnist`")
+    return InputError(f"{path}: {fault}: {CURE}")
 
 
 def _from_hub(table: list[Row]) -> list[bytes]:

@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, default_collate
 from gasam.analysis.objective import Objective
 from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
-from gasam.lab.data.inputs import InputFile
+from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import Encoded, example_count, on_tensors, tensors
 from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, drawn
@@ -136,7 +136,7 @@ def _hashed(text: str) -> str:
 
 @dataclass(frozen=True)
 class Functions:
-    """The functions of a task file. See docs/own-model.md for what each of them gets and returns."""
+    """The functions of a task file. See docs/experiments.md for what each of them gets and returns."""
 
     model: Callable[..., nn.Module]
     loss: Callable[[nn.Module, Any], Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gasam.lab.data.corpus import Corpus, Source
+from gasam.lab.data.corpus import Corpus, Source, required
+from gasam.lab.data.files import lines
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
-from gasam.lab.data.reading import lines, required
 from gasam.lab.families.language import LanguageModel, LSTMSettings
 from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
 
@@ -25,10 +25,10 @@ PAPER = LSTMSettings(
     length=70,
     hidden=500,
 )
-SMALL = PAPER.changed(
+SMALL_MODEL = PAPER.changed(
     rows=3_000, epochs=12, halve_after=5, batch=10, length=35, hidden=128, dropout=0.2, learning_rate=20.0
 )
-TUNED = SMALL.changed(
+SMALL = SMALL_MODEL.changed(
     epochs=24,
     halve_after=9,
     learning_rate=39.0,
@@ -80,7 +80,7 @@ TASKS = (
         kind="paper",
         family=LanguageModel,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, small_3=TUNED, tiny=TINY),
+        sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, tiny=TINY),
         paper_radii={
             "sam": l2(5e-3),
             "asam": linf(5e-4),

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gasam.lab.data.corpus import SPLITS, Source, Split
-from gasam.lab.data.locations import data_directory
+from gasam.lab.data.corpus import SPLITS, Source, Split, data_directory
 from gasam.lab.data.published import Published
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
-"""The sizes that every task has. In their first versions methods use the paper's epsilon, or one chosen by hand."""
+"""The sizes that every task has."""
 DEFAULT_SIZE = "small"
 
 
@@ -108,8 +107,7 @@ class Task:
             user's own data files) or "file" (a Python file of the user's).
         family: The family of models.
         source: Gives the data, wherever it is.
-        sizes: The settings of each size by the name that records hold: `small` is the first version, and `small@2` and
-            `small@3` follow. Users who ask for `small` get the newest.
+        sizes: The settings of each size by its name.
         paper_radii: The paper's radii by method.
         chosen_radii: Radii that were chosen by hand on validation, with other seeds than the first.
         start_epoch: The first epoch with a walk in the paper, counted from 1, and the paper's number of epochs.
@@ -135,10 +133,9 @@ class Task:
             raise ValueError(f"the kind of {self.name} must be {allowed}, got {self.kind!r}")
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
-        """The settings of a size, by the name that records hold, with some of them replaced."""
+        """The settings of a size with some of them replaced."""
         if size not in self.sizes:
-            known = ", ".join(self.asked_size(each) for each in self.sizes)
-            raise InputError(f"size must be one of {known}, got {size!r}")
+            raise InputError(f"size must be one of {', '.join(self.sizes)}, got {size!r}")
         return self.sizes[size].changed(**overrides)
 
     def check(self, origin: Origin) -> None:
@@ -149,48 +146,22 @@ class Task:
             )
 
     def recommends_walk(self, size: str) -> bool:
-        """Whether methods use the recommended walk."""
-        return self.kind in ("yours", "file") or size not in SIZE_NAMES
+        """Whether methods use the recommended walk: everywhere but in the paper's own settings."""
+        return self.kind in ("yours", "file") or size != "paper"
 
     @property
     def default_size(self) -> str:
         return DEFAULT_SIZE if DEFAULT_SIZE in self.sizes else next(iter(self.sizes))
 
-    def recorded_size(self, asked: str | None = None) -> str:
-        """The name that records hold for the size that a user asks for; by default `small`, or the only size.
 
-        Users write `small` for the newest version and `small@1` for the first.
-        """
-        asked = asked or self.default_size
-        name, _, version = asked.partition("@")
-        versions = {int(each.partition("@")[2] or 1): each for each in self.sizes if each.partition("@")[0] == name}
-        if not version:
-            return versions[max(versions)] if versions else asked
-        return versions.get(int(version), asked) if version.isascii() and version.isdigit() else asked
-
-    def asked_size(self, recorded: str) -> str:
-        """The name that a user must give to get the size of a record."""
-        return recorded if self.recorded_size(recorded) == recorded else f"{recorded}@1"
-
-
-def sizes(
-    *,
-    paper: Recipe,
-    small: Recipe,
-    tiny: Recipe,
-    small_2: Recipe | None = None,
-    small_3: Recipe | None = None,
-    medium: Recipe | None = None,
-) -> dict[str, Recipe]:
-    """The usual sizes, by the names that records hold, those nearest to the paper first.
+def sizes(*, paper: Recipe, small: Recipe, tiny: Recipe, medium: Recipe | None = None) -> dict[str, Recipe]:
+    """The usual sizes, those nearest to the paper first.
 
     Args:
         paper: The paper's settings.
-        small: The first version of `small`.
+        small: Settings for minutes on a CPU.
         tiny: Settings for tests.
-        small_2: The second version, in which methods use the recommended walk; by default with the settings of `small`.
-        small_3: The third version, with settings that were searched for plain training; None if there was no search.
-        medium: Settings between those of `paper` and `small`, with the recommended walk; None if the task has none.
+        medium: Settings between those of `paper` and `small`; None if the task has none.
     """
-    found = {"paper": paper, "medium": medium, "small@3": small_3, "small@2": small_2 or small, "small": small}
-    return {name: recipe for name, recipe in found.items() if recipe is not None} | {"tiny": tiny}
+    found = {"paper": paper, "medium": medium, "small": small, "tiny": tiny}
+    return {name: recipe for name, recipe in found.items() if recipe is not None}

@@ -8,7 +8,7 @@ from typing import Any
 
 from gasam import normalisation
 from gasam.lab import tasks
-from gasam.lab.data.locations import cache_directory
+from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import VERSION, Encoded, encoded
 from gasam.lab.families.family import Family, Recipe

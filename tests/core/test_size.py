@@ -1,0 +1,233 @@
+"""How far a walk goes: a budget is the rise of the linearised loss, a cap bounds every group, "perturb" scales one."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from family_reference import Reference
+from gasam import (
+    SCALES,
+    FreeLB,
+    Perturbation,
+    SharpBackward,
+    SharpnessAware,
+    asam,
+    ga_sam,
+    layer_sam,
+    multi_step_defense,
+    sam,
+)
+from gasam.perturbation import GRANULARITIES
+from problems import TEN_WALKS, Wavy, batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
+PRESETS = [sam, asam, layer_sam, multi_step_defense, ga_sam]
+
+
+def offsets_of(model, perturbation, loss=None, **options):
+    """a_k of each pass, as lists of tensors, and the trace."""
+    x, y = batch(next(model.parameters()).dtype)
+    seen = []
+
+    def remembering():
+        seen.append([p.detach().clone() for p in model.parameters()])
+        return cross_entropy(model(x), y) if loss is None else loss(model)
+
+    sharp = SharpBackward(model, perturbation, **options)
+    sharp(remembering)
+    return [[a - b for a, b in zip(point, seen[0], strict=True)] for point in seen], sharp.last
+
+
+def gradient_of(model):
+    x, y = batch(next(model.parameters()).dtype)
+    return torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", TEN_WALKS)
+def test_budget_is_the_rise_of_the_linearised_loss(name):
+    walk = dataclasses.replace(TEN_WALKS[name], epsilon=None, budget=0.03, cap=None, steps=1, step_size=None)
+    offsets, trace = offsets_of(network(), walk)
+    assert (flat(gradient_of(network())) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
+    assert trace.predicted_rise.item() == pytest.approx(0.03, rel=1e-9)
+
+
+@given(
+    budget=st.floats(1e-6, 10),
+    cap=st.floats(1e-4, 2),
+    norm=st.sampled_from([1.5, 2.0, 3.0, math.inf]),
+    scale=st.sampled_from(sorted(SCALES)),
+    granularity=st.sampled_from([each for each in GRANULARITIES if each != "module"]),
+    steps=st.integers(1, 4),
+    seed=st.integers(0, 5),
+)
+@settings(deadline=None, max_examples=80)
+def test_no_group_moves_further_than_its_cap(budget, cap, norm, scale, granularity, steps, seed):
+    perturbation = Perturbation(budget=budget, cap=cap, norm=norm, scale=scale, granularity=granularity, steps=steps)
+    model = network(seed=seed)
+    with torch.no_grad():
+        model[0].bias.zero_()
+    rms = flat(model.parameters()).square().mean().sqrt()
+    offsets, trace = offsets_of(model, perturbation)
+    for k, offset in enumerate(offsets):
+        for weight, moved in zip(model.parameters(), offset, strict=True):
+            by_row = granularity == "filter" and weight.ndim == 2
+            for w, a in zip(weight, moved, strict=True) if by_row else [(weight, moved)]:
+                limit = cap * max(w.norm().item(), 0.01 * math.sqrt(w.numel()) * rms.item())
+                assert a.norm().item() <= limit * (1 + 1e-9) + 1e-12, (k, w.shape)
+    assert trace.metrics()["capped"] > 0 or trace.predicted_rise.item() >= budget * 0.999 or steps > 1
+
+
+@pytest.mark.parametrize("name", ["sam", "ga_sam", "asam by filter", "ga_sam by module", "inverse gradient"])
+def test_inactive_cap_changes_no_bit(name):
+    results = []
+    for cap in (None, 1e6):
+        model = network()
+        offsets_of(model, dataclasses.replace(TEN_WALKS[name], cap=cap))
+        results.append([p.grad for p in model.parameters()])
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_take_a_budget_and_a_cap_and_name_epsilon(preset):
+    made = preset(budget=0.1, cap=0.01)
+    assert (made.budget, made.cap, made.epsilon) == (0.1, 0.01, None)
+    assert dataclasses.replace(made, budget=None, epsilon=0.2, cap=None) == preset(0.2)
+    with pytest.raises(TypeError, match="rho is called epsilon"):
+        preset(rho=0.05)
+    with pytest.raises(TypeError, match="no option 'floor'"):
+        preset(0.05, floor=0.1)
+
+
+@pytest.mark.filterwarnings("default:a budget without a cap")
+def test_budget_without_a_cap_is_warned_of():
+    with pytest.warns(UserWarning, match=r"a budget without a cap .*ga_sam\(budget=0\.1, cap=0\.01\)"):
+        SharpBackward(network(), ga_sam(budget=0.1))
+    with pytest.raises(TypeError, match="budget"):
+        FreeLB(nn.Embedding(3, 4), budget=0.1)
+
+
+def test_budget_of_zero_is_one_plain_pass():
+    offsets, trace = offsets_of(network(), ga_sam(budget=0.0, cap=0.1))
+    assert len(offsets) == 1
+    assert trace.verdict().startswith("off: one plain pass")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_without_a_gradient_the_weights_stay(steps):
+    walk = ga_sam(budget=0.1, cap=0.1, steps=steps)
+    offsets, trace = offsets_of(network(), walk, loss=lambda model: 0 * model(batch()[0]).sum())
+    assert flat(offsets[-1]).abs().max() == 0
+    assert trace.verdict().startswith("did not move: the gradient or the scale is zero")
+
+
+def test_zero_weights_stay_and_say_so():
+    model = network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1))
+    assert flat(offsets[-1]).abs().max() == 0
+    assert trace.verdict().startswith("did not move: all weights are zero, and the cap")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_narrow_weights_have_the_same_budget(dtype):
+    model = network(dtype)
+    gradient = [g.double() for g in gradient_of(model)]
+    _, trace = offsets_of(model, ga_sam(budget=0.02, cap=0.5))
+    assert trace.predicted_rise.item() == pytest.approx(0.02, rel=1e-3)
+    offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradient]
+    epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradient, strict=True))
+    assert trace.norms[-1].item() == pytest.approx((epsilon * flat(offset).norm()).item(), rel=1e-3)
+
+
+def test_ga_sam_with_norm_two_is_a_budget_already():
+    """|T g|_2 = 1, so epsilon and budget are the same number."""
+    problem, folded = Wavy(), []
+    for size in ({"epsilon": 0.2}, {"budget": 0.2}):
+        parameters = problem.parameters()
+        SharpBackward(parameters.items(), Perturbation(norm=2.0, **size))(lambda p=parameters: problem.loss(p))
+        folded.append(flat([p.grad for p in parameters.values()]))
+    assert error(*folded) < EXACT
+
+
+STRENGTHS = {"0.weight": 1.0, "0.bias": 0.5, "2.weight": 2.0, "2.bias": 0}
+
+
+def groups_of(model, strengths=STRENGTHS):
+    return [{"params": [(name, p)], "perturb": strengths[name]} for name, p in model.named_parameters()]
+
+
+def step(entry, model, groups, walk):
+    """One call, and its trace."""
+    x, y = batch()
+    if entry == "backward":
+        sharp = SharpBackward(groups, walk)
+        sharp(lambda: cross_entropy(model(x), y))
+    else:
+        sharp = SharpnessAware(torch.optim.SGD(groups, lr=0.0), walk, model=model)
+        sharp.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
+    return sharp.last
+
+
+class TestStrength:
+    """A number in "perturb" multiplies T of the group."""
+
+    @pytest.mark.parametrize(("entry", "norm", "granularity"), [
+        ("backward", 1.5, "element"), ("closure", 2.0, "element"), ("backward", 2.0, "filter"),
+        ("closure", math.inf, "filter"), ("backward", math.inf, "layer"), ("closure", 1.5, "layer"),
+        ("backward", 2.0, "model"), ("closure", math.inf, "model"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("size", [{"epsilon": 0.05}, {"budget": 0.2, "cap": 0.03}], ids=str)
+    def test_offset_is_that_of_the_reference_with_the_strengths_as_a_factor_of_the_scale(
+        self, granularity, norm, entry, size
+    ):
+        model, twin, (x, y) = network(), network(), batch()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        moving = np.concatenate([np.full(p.numel(), STRENGTHS[name]) for name, p in model.named_parameters()])
+        options = {"scale": "gradient_strength", "granularity": granularity} | size
+
+        def f(w):
+            nn.utils.vector_to_parameters(torch.from_numpy(w), twin.parameters())
+            loss = cross_entropy(twin(x), y)
+            return loss.item(), flat(torch.autograd.grad(loss, list(twin.parameters()))).numpy()
+
+        reference = Reference("sam", shapes, p=norm, moving=moving, **options)
+        expected = reference.gradient(flat(model.parameters()).numpy().copy(), f)
+        trace = step(entry, model, groups_of(model), Perturbation(norm=norm, risk="final", **options))
+        assert error(flat([p.grad for p in model.parameters()]), expected) < EXACT
+        assert error(trace.norms[-1], np.linalg.norm(reference.offset)) < EXACT
+
+    @pytest.mark.parametrize("alike", [(0, False), (1, True), (1.0, None)])
+    def test_zero_and_one_are_false_and_true_bit_by_bit(self, alike):
+        found = []
+        for value in alike:
+            model = network()
+            groups = groups_of(model, dict.fromkeys(STRENGTHS, 1) | {"0.weight": value})
+            if value is None:
+                del groups[0]["perturb"]
+            step("backward", model, groups, ga_sam(0.1, steps=2))
+            found.append([p.grad for p in model.parameters()])
+        assert same_bits(*found)
+
+    def test_one_module_has_one_strength(self):
+        walk = Perturbation(epsilon=0.1, granularity="module")
+        with pytest.raises(ValueError, match=r"one 'perturb' for all parameters of a module, got 1 and 0.5 in '0'"):
+            SharpBackward(groups_of(network()), walk)
+
+    def test_a_function_of_the_modules_multiplies_the_strength_of_the_groups(self):
+        walk = dataclasses.replace(sam(0.1), perturb=lambda module: 0.5 if module.out_features == 5 else 1.0)
+        found, both = [], dict(zip(STRENGTHS, (0.5, 0.25, 2.0, 0.0), strict=True))
+        for perturbation, strengths in ((walk, STRENGTHS), (sam(0.1), both)):
+            model = network()
+            step("closure", model, groups_of(model, strengths), perturbation)
+            found.append([p.grad for p in model.parameters()])
+        assert same_bits(*found)

@@ -1,0 +1,158 @@
+"""What the checks of DDP, FSDP2 and the family share: each process's part of a batch, shards, and the reference."""
+
+import math
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from gasam import Perturbation, Schedule, SharpBackward, ga_sam
+from problems import batch, network, paper_walk
+from tolerances import same_bits
+
+PATIENCE = 1.5  # seconds until a process gives up on the others
+
+
+def mesh(hybrid: bool = False):
+    world = dist.get_world_size()
+    shape, names = ((2, world // 2), ("replica", "shard")) if hybrid else ((world,), ("shard",))
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def shard(model=None, hybrid: bool = False, **options):
+    """A network's layers have 5 and 3 rows: uneven with two processes, and some have none with four."""
+    model, here = network() if model is None else model, mesh(hybrid)
+    for module in model:
+        if list(module.parameters()):
+            fully_shard(module, mesh=here, **options)
+    return fully_shard(model, mesh=here, **options)
+
+
+def joint(seed: int = 1):
+    return batch(rows=4 * dist.get_world_size(), seed=seed)
+
+
+def part(rows, worker: int):
+    return tuple(t.chunk(dist.get_world_size())[worker] for t in rows)
+
+
+def own(seed: int = 1):
+    """This process's rows of the joint batch."""
+    return part(joint(seed), dist.get_rank())
+
+
+def whole(tensors) -> list[torch.Tensor]:
+    return [t.detach().full_tensor() if hasattr(t, "full_tensor") else t.detach() for t in tensors]
+
+
+def reference_walk(perturbation: Perturbation, rows=None, model=None):
+    """The paper's algorithm, in one process, on the joint batch."""
+    x, y = joint() if rows is None else rows
+    return paper_walk(network() if model is None else model, lambda m: cross_entropy(m(x), y), perturbation)
+
+
+def own_folds(rows, perturbation: Perturbation) -> np.ndarray:
+    """The mean of what each worker alone would fold."""
+    workers = range(dist.get_world_size())
+    return np.mean([reference_walk(perturbation, part(rows, worker))[-1] for worker in workers], axis=0)
+
+
+def schedule_error(model) -> float:
+    """How far the strengths are from those of the mean loss of all workers, computed again in plain Python."""
+    sharp = SharpBackward(model, ga_sam(budget=0.05, cap=0.05), schedule=Schedule(progress=0.1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    (x, y), losses, strengths = own(), [], []
+    for _ in range(45):
+        optimizer.zero_grad()
+        loss = sharp(lambda: cross_entropy(model(x), y)).clone()
+        strengths.append(sharp.last.strength)
+        optimizer.step()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / dist.get_world_size())
+    of_all = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, strengths)
+    assert all(other == strengths for other in of_all)
+    assert max(strengths) > 0
+    initial = smoothed = sum(losses[:10]) / 10
+    expected = [0.0] * 20
+    for block in (1, 2, 3):
+        smoothed = 0.6 * smoothed + 0.4 * sum(losses[10 * block : 10 * block + 10]) / 10
+        expected += [min(1.0, max(0.0, (initial - smoothed) / (0.1 * initial)))] * 10
+    return max(abs(found - other) for found, other in zip(strengths, expected, strict=False))
+
+
+def overflow_gives_the_clean_gradient(model, gradients_of) -> bool:
+    """One worker's displaced pass overflows: do all workers get the clean gradient?"""
+    (x, y), passes = own(), []
+    model.zero_grad()
+    cross_entropy(model(x), y).backward()
+    clean = [g.clone() for g in gradients_of(model)]
+    model.zero_grad()
+
+    def loss():
+        passes.append(1)
+        breaks = len(passes) == 2 and dist.get_rank() == 1
+        return cross_entropy(model(x), y) * (math.inf if breaks else 1.0)
+
+    SharpBackward(model, ga_sam(0.3), on_overflow="clean")(loss)
+    return all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(gradients_of(model), clean, strict=True))
+
+
+def weighted_walk_error(model, gradients_of, around=None) -> float:
+    """How far the gradient of a walk of weight 3 is from g_0 + 3 (fold - g_0), for both risks; every third step walks.
+
+    A wrong number of passes gives an infinite error.
+    """
+    x, y = own()
+
+    def gradient(sharp=None):
+        model.zero_grad()
+        sharp(lambda: cross_entropy(model(x), y)) if sharp else cross_entropy(model(x), y).backward()
+        return torch.cat([g.reshape(-1).clone() for g in gradients_of(model)])
+
+    clean, errors = gradient(), []
+    for risk in ("mean", "final"):
+        walk = replace(ga_sam(0.3, steps=2), risk=risk)
+        fold = gradient(SharpBackward(model, walk, around=around))
+        sharp = SharpBackward(model, walk, schedule=Schedule(every=3), around=around)
+        found, passes = gradient(sharp), [len(sharp.last.losses)]
+        errors.append((found - clean - 3 * (fold - clean)).norm().item() / found.norm().item())
+        for _ in range(3):
+            gradient(sharp)
+            passes.append(len(sharp.last.losses))
+        errors.append(0.0 if passes == [3, 1, 1, 3] else math.inf)
+    return max(errors)
+
+
+def others_give_up(make) -> dict:
+    """The last process fails in its second pass and stays alive: the others leave the walk by an error, and home."""
+    group = dist.new_group(timeout=timedelta(seconds=PATIENCE))
+    model = make(group)
+    here = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    home = [weights.detach().clone() for weights in here]
+    fails = dist.get_rank() == dist.get_world_size() - 1
+    (x, y), calls, said = batch(), [], ""
+
+    def loss():
+        calls.append(1)
+        if len(calls) == 2 and fails:
+            raise ValueError("a batch that can't be read")
+        return cross_entropy(model(x), y)
+
+    try:
+        SharpBackward(list(model.parameters()), ga_sam(0.3, steps=2))(loss)
+    except (RuntimeError, ValueError) as failure:
+        said = str(failure)
+    if fails:
+        time.sleep(2 * PATIENCE)
+    if hasattr(model, "reset_iter_state"):
+        model.reset_iter_state()  # FSDP asks for it after a failure
+    at_home = same_bits([p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()], home)
+    dist.barrier()
+    return {"said": said, "passes": len(calls), "home": at_home}

@@ -1,0 +1,239 @@
+"""The user's own files: what is accepted, what is held out, and one sentence with file and line for every fault."""
+
+import csv
+import gzip
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gasam.lab.errors import InputError
+from gasam.lab.tasks import Origin, find
+from local_layout import sentence, sizes, write, write_lines
+
+LABELS = ("spam", "ham")
+TABLE = [(f"{sentence(i)} {i}", LABELS[i % 2]) for i in range(40)]
+TASKS = ("classify", "lm", "translate")
+
+
+def source(task, train, valid=None, test=None, **options):
+    return find(task).source(Origin(train=train, valid=valid, test=test, **options))
+
+
+def thrice(task, path, **options):
+    """The corpus whose splits are all the same file."""
+    return source(task, path, path, path, **options).read()
+
+
+def table(rows, delimiter=",", header=("text", "label")):
+    stream = io.StringIO()
+    csv.writer(stream, delimiter=delimiter).writerows([header, *rows])
+    return stream.getvalue()
+
+
+def jsonl(rows):
+    return "".join(json.dumps({"text": text, "label": label, "other": 1}) + "\n" for text, label in rows)
+
+
+def fault(task, *files, **options):
+    """The one sentence of an error, raised when the source is made or read."""
+    with pytest.raises(InputError) as caught:
+        source(task, *files, **options).read()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+FORMATS = {
+    "a.csv": table(TABLE),
+    "a.tsv.gz": table(TABLE, "\t"),
+    "a.jsonl.gz": jsonl(TABLE),
+    "A.CSV": table(TABLE),
+    "bom.csv": "\ufeff" + table(TABLE),
+    "unix.csv": table(TABLE).replace("\r\n", "\n"),
+    "windows.jsonl": jsonl(TABLE).replace("\n", "\r\n"),
+    "blank lines.jsonl": jsonl(TABLE).replace("\n", "\n\n"),
+    "blank lines.csv": table(TABLE) + "\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_table_in_every_form_gives_one_corpus(tmp_path, name):
+    corpus = thrice("classify", write(tmp_path / name, FORMATS[name]))
+    assert corpus.train == corpus.valid == corpus.test == [(text, int(label == "spam")) for text, label in TABLE]
+    assert corpus.classes == ("ham", "spam")
+    assert not corpus.notes
+
+
+def test_columns_and_delimiters_are_chosen(tmp_path):
+    rows = [("10", "bad", "x"), ("9", "good", "y")]
+    for name, given_as in ((";", ";"), ("\t", "tab"), ("|", "|")):
+        path = write(tmp_path / "a.csv", table(rows, name, ("stars", " review ", "id")))
+        corpus = thrice("classify", path, text_column="review", label_column="stars", delimiter=given_as)
+        assert corpus.train == [("bad", 1), ("good", 0)]
+        assert corpus.classes == ("9", "10")  # sorted as numbers
+    expected = "--delimiter must be one character such as ';', or tab, got ';;'"
+    assert fault("classify", path, delimiter=";;") == expected
+    path = write(tmp_path / "a.jsonl", jsonl(TABLE))
+    expected = f"{path}: a JSONL file has no delimiter: leave out --delimiter"
+    assert fault("classify", path, delimiter=";") == expected
+
+
+def test_empty_rows_are_dropped_with_a_note(tmp_path):
+    full = write(tmp_path / "full.csv", table([("a", "x"), ("b", "y")]))
+    some = write(tmp_path / "some.csv", table([("a", "x"), ("", "y"), ("b", "y"), ("c", " "), (" ", "x")]))
+    corpus = source("classify", some, full, full, drop_empty=True).read()
+    assert corpus.train == corpus.test == [("a", 0), ("b", 1)]
+    expected = "some.csv: dropped 2 rows with an empty 'text', first at line 3 and 1 row with an empty 'label', first"
+    assert corpus.notes[0].startswith(expected)
+    assert thrice("classify", full, drop_empty=True).notes == ()
+    zeros = write(tmp_path / "zeros.jsonl", jsonl([("a", 0), ("b", 1)]))
+    assert thrice("classify", zeros).classes == ("0", "1")
+
+
+@given(
+    rows=st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from("xyz")), min_size=1),
+    delimiter=st.sampled_from([",", "\t"]),
+)
+def test_any_text_survives_a_table(tmp_path_factory, rows, delimiter):
+    rows = [(f"start {text} end", label) for text, label in rows] + [("last", "w")]
+    path = tmp_path_factory.mktemp("tables") / {",": "a.csv", "\t": "a.tsv"}[delimiter]
+    path.write_bytes(table(rows, delimiter).encode())
+    corpus = thrice("classify", path)
+    assert [(text, corpus.classes[label]) for text, label in corpus.test] == rows
+
+
+def test_a_field_may_be_longer_than_the_csv_module_allows(tmp_path):
+    limit = csv.field_size_limit()
+    corpus = thrice("classify", write(tmp_path / "a.csv", table([("long " * 50_000, "x"), ("short", "y")])))
+    assert len(corpus.train[0][0]) == 250_000
+    assert csv.field_size_limit() == limit
+
+
+FAULTS = {
+    "a header only": ("a.csv", "text,label\n", " has no examples, but --train must have at least one"),
+    "a field too many": ("a.csv", "text,label\na,x\nb,c,y\n", ", line 3: 3 fields, but the header has 2: quote a"),
+    "after a field of three lines": ("a.csv", 'text,label\n"a\nb\nc",x\nb\n', ", line 5: 1 fields, but the header"),
+    "a quote never closed": ("a.csv", 'text,label\na,x\n"b,y\nc,x\n', ", line 3: not a row of a table (unexpected end"),
+    "carriage returns": ("a.csv", "text,label\ra,x\r", ", line 1: a carriage return inside the line: save the file"),
+    "a column in capitals": ("a.csv", "id,text,Label\n1,a,x\n",
+        ", line 1: no column 'label' among 'id', 'text', 'Label': use --label-column Label"),
+    "columns unlike any": ("a.csv", "q,w,e\n1,a,x\n",
+        ", line 1: no column 'text' among 'q', 'w', 'e': use --text-column with one of these"),
+    "quoted semicolons": ("a.csv", '"text";"label"\na;x\n',
+        ", line 1: the header looks separated by ';': use --delimiter ';'"),
+    "tabs in a CSV": ("a.csv", "text\tlabel\na\tx\n",
+        ", line 1: the header looks separated by tab: use --delimiter tab"),
+    "a row without the column": ("a.jsonl", jsonl(TABLE[:1]) + '{"text": "b"}\n', ", line 2: no column 'label'"),
+    "no JSON": ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', ", line 2: not JSON (Expecting value"),
+    "JSON without end": ("a.jsonl", "[" * 100_000, ", line 1: not JSON ("),
+    "no object": ("a.jsonl", '["a", 1]\n', ", line 1: a list, but a line must be an object with 'text', 'label'"),
+    "half a character": ("a.jsonl", '{"text": "\\uD83D", "label": 1}\n', ", line 1: half of a surrogate pair"),
+    "an empty text": ("a.csv", "text,label\na,x\n ,y\n",
+        " has 1 row with an empty 'text', first at line 3: fill them in, or use --drop-empty"),
+    "text that is a number": ("a.jsonl", '{"text": 1.5, "label": 1}\n', ", line 1: 'text' is 1.5, but must be a"),
+    "one class": ("a.csv", "text,label\na,x\nb,x\n", ": every row has the label 'x', but at least two"),
+    "Latin-1": ("a.csv", "text,label\na,x\ncaf\u00e9,y\n".encode("latin-1"), ", line 3: byte 0xe9 at position 4"),
+    "another suffix": ("a.xlsx", "text,label\n", " must end in .csv, .tsv or .jsonl (or these + .gz), got '.xlsx'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_tables_are_told_with_file_and_line(tmp_path, name):
+    filename, data, expected = FAULTS[name]
+    path = write(tmp_path / filename, data)
+    assert fault("classify", path, path, path).startswith(f"{path}{expected}")
+
+
+def test_a_label_that_training_never_saw_is_told(tmp_path):
+    train = write(tmp_path / "a.csv", table(TABLE))
+    other = write(tmp_path / "b.csv", table([("a", "ham"), ("b", "egg")]))
+    expected = f"{other}, line 3: label 'egg' is not in the training file, which has 'ham', 'spam'"
+    assert fault("classify", train, train, other) == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_missing_files_folders_and_no_file_at_all_are_told(tmp_path, task):
+    good = write_lines(tmp_path / "a.txt", ["a"])
+    pair = (lambda path: f"{good},{path}") if task == "translate" else str
+    absent = tmp_path / "absent.csv"
+    assert fault(task, pair(good), pair(absent)) == f"{absent} does not exist: check --valid"
+    assert fault(task, pair(tmp_path)) == f"{tmp_path} is a folder, but --train must name a file"
+    assert fault(task, None) == f"{task} needs a training file: give it with --train"
+
+
+def test_lines_of_text_are_examples(tmp_path):
+    path = write(tmp_path / "a.txt", "\ufeffone two\r\n\r\n  three \n\nfour")
+    assert thrice("lm", path).train == thrice("lm", path).test == ["one two", "three", "four"]
+    path.write_bytes(b"line\n" * 9)
+    expected = f"{path}: 9 examples are too few to hold out a tenth for valid and test: give at least 10"
+    assert fault("lm", path).startswith(expected)
+    path.write_bytes("a\nb\n\u00fc\n".encode("latin-1"))
+    assert fault("lm", path).startswith(f"{path}, line 3: byte 0xfc at position 1 is not UTF-8: save the file as")
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(b"text\n" * 1000)[:-9])
+    assert fault("lm", packed).startswith(f"{packed}: not a complete gzip file (")
+
+
+def pair_of_files(folder, first, second):
+    return f"{write_lines(folder / 'a.de', first)},{write_lines(folder / 'a.en', second)}"
+
+
+def test_aligned_files_are_pairs(tmp_path):
+    names = pair_of_files(tmp_path, ["ja", "", "nein "], ["yes", "", "no"])
+    assert thrice("translate", names).train == [("ja", "yes"), ("nein", "no")]
+    names = pair_of_files(tmp_path, ["ja", "nein"], ["yes"])
+    expected = f"{tmp_path}/a.de has 2 lines and {tmp_path}/a.en has 1, but line n of one must be the translation"
+    assert fault("translate", names).startswith(expected)
+    expected = "--train must name two files separated by a comma, such as a.de,a.en, got 'a.de'"
+    assert fault("translate", "a.de") == expected
+
+
+def test_half_a_pair_is_dropped_from_training_and_told_elsewhere(tmp_path):
+    half = pair_of_files(tmp_path / "half", ["ja", "nein"], ["yes", ""])
+    good = pair_of_files(tmp_path, ["ja", "nein"], ["yes", "no"])
+    assert source("translate", half, good, good).read().train == [("ja", "yes")]
+    blank, other = tmp_path / "half/a.en", tmp_path / "half/a.de"
+    expected = f"{blank}, line 2: blank, but the same line of {other} is not: translate it, remove both, or use"
+    assert fault("translate", good, half, good).startswith(expected)
+    corpus = source("translate", good, half, good, drop_empty=True).read()
+    assert (corpus.train, corpus.valid) == ([("ja", "yes"), ("nein", "no")], [("ja", "yes")])
+    assert corpus.notes == ("a.de: dropped 1 pair with a blank line, first at line 2",)
+
+
+def write_for(task, folder, rows=43):
+    if task == "classify":
+        return write(folder / "a.csv", table([(f"{i} {sentence(i)}", i % 3) for i in range(rows)]))
+    lines = [f"{i} {sentence(i)}" for i in range(rows)]
+    return pair_of_files(folder, lines, lines) if task == "translate" else write_lines(folder / "a.txt", lines)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_no_file_is_given_for_is_held_out_and_said(tmp_path, task):
+    names = write_for(task, tmp_path)
+    whole = thrice(task, names).train
+    corpus = source(task, names).read()
+    assert sizes(corpus) == (35, 4, 4)
+    assert sorted(corpus.train + corpus.valid + corpus.test) == sorted(whole)
+    expected = r"valid and test: 4 of the 43 examples of a\.\w+, held out (at its end|by a .*)"
+    assert re.fullmatch(expected, corpus.notes[0])
+    assert source(task, names).read() == corpus
+    assert (corpus.train + corpus.valid + corpus.test == whole) == (task == "lm")  # only text stays in its order
+
+    alone = source(task, names, names).read()
+    assert sizes(alone) == (39, 43, 4)
+    assert alone.notes[0].startswith("test: 4 of the 43 examples of a.")
+
+
+def test_other_files_splits_or_columns_have_other_keys(tmp_path):
+    path = write(tmp_path / "a.csv", table(TABLE))
+    keys = [
+        source("classify", path, path).key,
+        source("classify", path, None, path).key,
+        source("classify", path, path, text_column="label", label_column="text").key,
+        source("classify", path, path, drop_empty=True).key,
+        source("lm", path, path).key,
+    ]
+    assert len(set(keys)) == len(keys)

@@ -1,0 +1,281 @@
+"""The project as a whole: what it requires and imports, in which order, and that its files agree with each other."""
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from torch import nn
+
+import gasam
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+MATRIX = WORKFLOW["jobs"]["versions"]["strategy"]["matrix"]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
+
+
+def made(target, folder):
+    """The commands that `make` would run in a fresh checkout."""
+    command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={folder / 'none'}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+class TestFiles:
+    def test_the_workflow_tests_every_supported_python_and_the_lowest_and_highest_torch(self):
+        versions = (
+            re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", c) for c in PROJECT["project"]["classifiers"]
+        )
+        assert MATRIX["python"] == [found[1] for found in versions if found]
+        supported = SpecifierSet(PROJECT["project"]["requires-python"])
+        assert Version(MATRIX["python"][0]) == next(
+            v for minor in range(20) if (v := Version(f"3.{minor}")) in supported
+        )
+        [torch_] = map(Requirement, PROJECT["project"]["dependencies"])
+        bounds = {bound.operator: bound.version for bound in torch_.specifier}
+        lowest, highest = MATRIX["torch"]
+        major, minor = map(int, highest.split("."))
+        assert (lowest, f"{major}.{minor + 1}") == (bounds[">="], bounds["<"])
+        assert re.search(rf"^torch=={re.escape(highest)}\.\d+$", CONSTRAINTS, flags=re.MULTILINE)
+        assert f"{lowest} to {highest}" in (ROOT / "README.md").read_text()
+        [setup] = [step for step in WORKFLOW["jobs"]["pinned"]["steps"] if "setup-python" in step.get("uses", "")]
+        pinned = setup["with"]["python-version"]
+        assert f"Python {pinned}," in CONSTRAINTS
+        assert MATRIX["exclude"] == [{"python": pinned, "torch": highest}]
+
+    def test_the_workflow_runs_what_there_is(self, tmp_path):
+        commands = "\n".join(step.get("run", "") for job in WORKFLOW["jobs"].values() for step in job["steps"])
+        targets = re.findall(r"^make (\S+)$", commands, flags=re.MULTILINE)
+        assert targets == ["test", "test-all", "dist"]
+        assert all(made(target, tmp_path) for target in targets)
+        folders = re.findall(r"tests/\w+", commands)
+        assert folders
+        assert all((ROOT / folder).is_dir() for folder in folders)
+        assert all("timeout-minutes" in job for job in WORKFLOW["jobs"].values())
+
+    def test_the_demo_installs_the_command_alone_and_the_tests_complete_the_environment(self, tmp_path):
+        demo, test = made("demo", tmp_path), made("test", tmp_path)
+        assert "'.[lab]'" in demo
+        assert "dev" not in demo
+        assert "'.[dev,docs]'" in test
+        assert "'.[lab]'" not in test
+
+    def test_extras_that_are_named_exist(self):
+        files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *SOURCE.rglob("*.py")]
+        named = re.compile(r"(?:gasam|[\s'\"]\.)\[([a-z_,]+)\]")
+        found = {name for file in files for names in named.findall(file.read_text()) for name in names.split(",")}
+        assert {"lab", "download"} <= found <= EXTRAS.keys()
+
+    def test_the_source_archive_has_all_of_the_checkout(self):
+        listed = {path.strip("/") for path in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+        ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+        here = {path.name for path in ROOT.iterdir()} - {"pyproject.toml", ".gitignore", ".ci", ".git", "PKG-INFO"}
+        generated = {".coverage", "build"}
+        assert {name for name in here - ignored - generated if not name.endswith(".egg-info")} == listed
+
+    def test_the_citation_is_of_this_version_and_of_the_paper(self):
+        citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+        assert citation["cff-version"] == "1.2.0"
+        assert citation.keys() >= {"message", "title", "authors"}
+        assert citation["version"] == gasam.__version__
+        assert citation["license"] == PROJECT["project"]["license"]
+        [paper] = citation["references"]
+        authors = ", ".join(author["family-names"] for author in paper["authors"][:-1])
+        cited = " ".join((ROOT / "docs" / "math.md").read_text().split())
+        assert f'{authors} and {paper["authors"][-1]["family-names"]}, "{paper["title"]}"' in cited
+        assert (paper["conference"]["name"], paper["year"]) == ("EMNLP 2022", 2022)
+
+
+FORBIDDEN = re.compile(r"^(torchvision|torchaudio|triton|pytorch-triton|nvidia-.*|cuda-.*)$")
+
+
+class TestEnvironment:
+    def test_no_cuda_packages_and_no_torchvision_slipped_in(self):
+        """Here, they break the import of torch's companions."""
+        installed = {d.metadata["Name"].lower().replace("_", "-") for d in importlib.metadata.distributions()}
+        assert "torch" in installed
+        assert not list(filter(FORBIDDEN.match, installed))
+
+    def test_core_requires_torch_alone(self):
+        required = [r for r in importlib.metadata.requires("gasam") if "extra ==" not in r]
+        assert [re.match(r"[\w-]+", r).group() for r in required] == ["torch"]
+
+    def test_core_imports_torch_alone(self):
+        """In a fresh process: importing gasam brings in nothing that importing torch does not."""
+        script = (
+            "import sys, torch, json; before = set(sys.modules); import gasam, gasam.integrations;"
+            "print(json.dumps(sorted(set(sys.modules) - before)))"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout)
+        others = {name.partition(".")[0] for name in found} - {"gasam", "torch"}
+        assert not others - sys.stdlib_module_names
+        assert "gasam.walk" in found
+        assert not [name for name in found if name.startswith(("gasam.lab", "gasam.analysis"))]
+
+    @pytest.mark.parametrize(("module", "missing", "packages"), [
+        ("lightning", ["lightning", "pytorch_lightning"], "lightning"),
+        ("transformers", ["transformers", "accelerate"], "transformers and accelerate"),
+        ("transformers", ["accelerate"], "accelerate"),
+    ])  # fmt: skip
+    def test_missing_extra_is_named_in_one_sentence(self, module, missing, packages, monkeypatch):
+        found = importlib.util.find_spec
+        for place in ("importlib.util.find_spec", "gasam.integrations.find_spec"):
+            monkeypatch.setattr(place, lambda name, *rest: None if name in missing else found(name, *rest))
+        monkeypatch.delitem(sys.modules, f"gasam.integrations.{module}", raising=False)
+        with pytest.raises(ImportError) as raised:
+            importlib.import_module(f"gasam.integrations.{module}")
+        assert str(raised.value) == f"this integration needs {packages}: run `pip install 'gasam[{module}]'`"
+
+
+def modules():
+    """Every module with its syntax tree."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        parts = file.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(file.read_text(encoding="utf-8"))
+
+
+TREES = dict(modules())
+
+# From the lowest to the highest. Those in one line may import each other's modules, but not in a circle.
+LAYERS = [
+    ["gasam"],
+    ["gasam.integrations", "gasam.analysis"],
+    ["errors", "storage", "command_text", "statistics"],
+    ["record"],
+    ["output", "tables"],
+    ["theory", "data"],
+    ["families"],
+    ["methods", "tasks"],
+    ["training", "prediction"],
+    ["engines"],
+    ["search", "analyses", "comparisons"],
+    ["report", "paper"],
+    ["api", "cli"],
+]
+HEIGHT = {
+    name if name.startswith("gasam") else f"gasam.lab.{name}": height
+    for height, names in enumerate(LAYERS)
+    for name in names
+}
+ENTRY = {"gasam.__main__": {"gasam.lab.cli"}, "gasam.lab": {"gasam.lab.api", "gasam.lab.prediction"}}
+"""`python -m gasam` starts the command, and `gasam.lab.load` loads a run when it is first used."""
+
+
+def imported(tree):
+    """The modules of gasam that a tree imports anywhere, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.partition(".")[0] == "gasam")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "gasam":
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                yield inner if inner in TREES else node.module
+
+
+def layer(module):
+    """The longest name of a layer that a module's name begins with."""
+    return max((name for name in HEIGHT if module == name or module.startswith(f"{name}.")), key=len)
+
+
+class TestLayers:
+    def test_imports_go_down(self):
+        unknown = {m for m in TREES if m.startswith("gasam.lab.") and layer(m) == "gasam"}
+        assert not unknown, "give these modules a place in LAYERS"
+        wrong = [
+            f"{module} imports {other}"
+            for module, tree in TREES.items()
+            for other in imported(tree)
+            if HEIGHT[layer(other)] > HEIGHT[layer(module)] and layer(other) not in ENTRY.get(module, ())
+        ]
+        assert not wrong
+
+    def test_no_two_modules_import_each_other(self):
+        """An import for type checking does not count: it is never run."""
+        graph = {}
+        for module, tree in TREES.items():
+            checked = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+            only_checked = {other for node in checked for other in imported(node)}
+            graph[module] = set(imported(tree)) - only_checked - {module}
+            # a package's own names, which it imports before its modules
+            graph[module] -= {other for other in graph[module] if module.startswith(f"{other}.")}
+        assert list(TopologicalSorter(graph).static_order())
+
+
+# Private names of other libraries, and named tuples' methods, which have an underscore but are public.
+OF_OTHERS = {
+    *("_make", "_replace", "_asdict"),
+    *("_trainer", "_logger_connector", "_forward_cache"),  # Lightning and torchmetrics
+    *("_get_num_items_in_batch", "_prepare_inputs"),  # Trainer
+    "_trial_id",  # Optuna
+    "_ci",  # sacrebleu
+}
+# gasam may have attributes of these names, but only on `self`: elsewhere they can be torch's.
+OF_TORCH = {*dir(torch), *dir(torch.Tensor), *dir(torch.UntypedStorage), *vars(nn.Module())}
+
+
+def defined_names(tree: ast.AST) -> set[str]:
+    """Functions, classes, variables and attributes that are assigned."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return names | {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in stored}
+
+
+def imported_parts(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The parts of the dotted names that are imported."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{name}" for name in names]
+    return [part for name in names for part in name.split(".")]
+
+
+def private_names(tree: ast.AST, own: set[str]) -> set[str]:
+    """Private names that are read or imported, and not among gasam's `own`."""
+    found, own_here = set(), defined_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+            found |= {node.attr} - (own - OF_TORCH) - (own_here if of_self else set())
+        elif isinstance(node, ast.Import | ast.ImportFrom) and "torch" in imported_parts(node)[:1]:
+            found |= set(imported_parts(node))
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            found |= {str(getattr(argument, "value", "")) for argument in node.args[1:2]} - own
+    return {name for name in found if name.startswith("_") and not name.startswith("__")} - OF_OTHERS
+
+
+class TestPrivateNames:
+    """Private names of torch are used in one file alone, because they may change between two releases."""
+
+    def test_private_names_of_torch_are_in_one_file(self):
+        own = set().union(*map(defined_names, TREES.values()))
+        found = {module: names for module, tree in TREES.items() if (names := private_names(tree, own))}
+        assert found.keys() == {"gasam.torch_private"}, found
+
+    def test_the_search_finds_private_names_and_ignores_what_is_defined_here(self):
+        for code in (
+            "torch._foreach_copy_(a, b)",
+            "from torch._utils import _unflatten_dense_tensors",
+            "from torch.distributed.tensor._utils import anything",
+            "import torch._dynamo",
+            "module._buffers",
+            "self._parameters",
+            'getattr(tensor, "_local_tensor", tensor)',
+        ):
+            assert private_names(ast.parse(code), own={"_mine", "_buffers"}), code
+        assert not private_names(ast.parse("self._stack = other._mine + pair._asdict()[self._stack]"), own={"_mine"})
