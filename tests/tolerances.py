@@ -7,8 +7,6 @@ import torch
 EXACT = 1e-11
 # float32 against float64: 2^-24, times the few hundred roundings of a small network.
 SINGLE = 2e-5
-# pytorch_optimizer rounds the norm of the gradient to float32: 6e-8 of an offset, times the learning rate.
-PEER = 1e-9
 # pytorch_optimizer adds 1e-8 to the length of LookSAM's kept component, which is about 0.005 in its test.
 PEER_LOOK_SAM = 1e-6
 

@@ -1,29 +1,134 @@
-"""The training loop of every set-up and variant: the lines that a user has, and what is recorded after each epoch."""
+"""A set-up, the variants that are compared, the training loop that both share, and the record of a run."""
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
-from benchmarks.first_use.setup import Setup
-from gasam import SharpBackward
+from gasam import Perturbation, Schedule, SharpBackward, asam, ga_sam, layer_sam, recommended, sam
 
-History = dict[str, list[float]]
+Split = Literal["train", "valid", "test"]
+Record = dict[str, Any]
 MakeSharp = Callable[[nn.Module], SharpBackward | None]
+RESULTS = Path(__file__).with_name("results.jsonl")
 
 
-def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> History:
+@dataclass(frozen=True)
+class Metric:
+    """The number that a run is judged by, on the validation split and on the test split."""
+
+    name: str
+    higher_is_better: bool
+    digits: int = 2
+
+
+ACCURACY = Metric("accuracy, %", higher_is_better=True)
+PERPLEXITY = Metric("perplexity, lower is better", higher_is_better=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(ABC):
+    """One ordinary training program. The fields of a subclass are its configuration, which every record repeats.
+
+    Args:
+        epochs: E, the ordinary number of epochs. Plain training runs 2E, all other variants E.
+        batch: Rows of a batch.
+        learning_rate: Constant during training.
+        optimizer: "adam", "adamw" or "sgd".
+        weight_decay: As in torch.optim.
+        momentum: For "sgd" only.
+        clip: Largest norm of the gradient; None means no clipping.
+        dropout: Probability in every dropout layer of the model.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    metric: ClassVar[Metric]
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+    dropout: float = 0.1
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model; the global seed decides its initial weights."""
+
+    @abstractmethod
+    def batches(self, order: Generator) -> Iterable[Any]:
+        """The training batches of one epoch, in the order that `order` draws."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        """The mean loss of a batch and a state for the next one; `carried` is that of the previous batch, or None."""
+
+    @abstractmethod
+    def score(self, model: nn.Module, split: Split) -> float:
+        """The metric on a split. The caller puts the model into evaluation mode and disables gradients."""
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                trained, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
+        return kind(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+
+def shuffled(rows: int, batch: int, order: Generator) -> tuple[Tensor, ...]:
+    """The indices of all rows in random order, one tensor for each batch."""
+    return torch.split(torch.randperm(rows, generator=order), batch)
+
+
+PLAIN, RECOMMENDED, SAM = "plain", "recommended", "sam"
+BASE, SCHEDULE = recommended()
+
+
+def _walk(perturbation: Perturbation, schedule: Schedule | None = SCHEDULE) -> MakeSharp:
+    return lambda model: SharpBackward(model, perturbation, schedule=schedule)
+
+
+VARIANTS: dict[str, MakeSharp] = {
+    PLAIN: lambda model: None,
+    RECOMMENDED: lambda model: SharpBackward(model),
+    SAM: _walk(sam(budget=BASE.budget, cap=BASE.cap)),
+    "cap 0.02": _walk(replace(BASE, cap=0.02)),
+    "budget 0.3": _walk(replace(BASE, budget=0.3)),
+    "norm 2": _walk(replace(BASE, norm=2.0)),
+    "sign": _walk(replace(BASE, budget=1e3)),
+    "layer_sam": _walk(layer_sam(budget=BASE.budget, cap=BASE.cap)),
+    "asam": _walk(asam(budget=BASE.budget, cap=BASE.cap)),
+    "paper": _walk(ga_sam(1e-4), schedule=None),
+}
+"""Each function takes the model and returns its `SharpBackward`, or None for plain training.
+
+"sign" has a budget that is never reached: every layer moves by the cap along the sign of its gradient. "paper" is
+GA-SAM as in the paper, without a cap and without a schedule.
+"""
+
+
+def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> dict[str, list[float]]:
     """Train one model and evaluate it after each epoch.
 
     Args:
         setup: The training program.
-        make_sharp: The variant: a function that returns the model's `SharpBackward`, or None for plain training.
+        make_sharp: The variant, one of `VARIANTS`.
         seed: Decides the initial weights, the order of the batches and the dropout masks.
         epochs: Number of epochs.
 
@@ -34,16 +139,17 @@ def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> Histor
     torch.manual_seed(seed)
     order = Generator().manual_seed(seed)
     model = setup.model()
-    optimizer = setup.make_optimizer(model)
-    sharp = make_sharp(model)
-    history: History = {name: [] for name in ("validation", "test", "train_loss", "passes", "seconds")}
+    optimizer, sharp = setup.make_optimizer(model), make_sharp(model)
+    history: dict[str, list[float]] = {name: [] for name in ("validation", "test", "train_loss", "passes", "seconds")}
     passes, seconds = 0, 0.0
     for _ in range(epochs):
         start = time.process_time()
         loss, taken = _epoch(setup, model, optimizer, sharp, order)
         passes, seconds = passes + taken, seconds + time.process_time() - start
-        values = {"train_loss": loss, "passes": passes, "seconds": seconds, **_scores(setup, model)}
-        for name, value in values.items():
+        model.eval()
+        with torch.no_grad():
+            scores = setup.score(model, "valid"), setup.score(model, "test")
+        for name, value in zip(history, (*scores, loss, passes, seconds), strict=True):
             history[name].append(value)
     return history
 
@@ -51,11 +157,9 @@ def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> Histor
 def _epoch(
     setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, sharp: SharpBackward | None, order: Generator
 ) -> tuple[float, int]:
-    """The mean loss of the epoch and the number of passes."""
+    """The lines that a user has. Returns the mean loss of the epoch and the number of passes."""
     model.train()
-    losses: list[float] = []
-    passes = 0
-    carried: Any = None
+    losses, passes, carried = list[float](), 0, None
     for batch in setup.batches(order):
         optimizer.zero_grad()
         loss_function = partial(setup.loss, model, batch, carried)
@@ -73,7 +177,51 @@ def _epoch(
     return math.fsum(losses) / len(losses), passes
 
 
-@torch.no_grad()
-def _scores(setup: Setup, model: nn.Module) -> dict[str, float]:
-    model.eval()
-    return {"validation": setup.score(model, "valid"), "test": setup.score(model, "test")}
+def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Record | None:
+    """Train one combination and append its record; None if it has one. Plain training takes 2E epochs."""
+    identity = {"setup": setup.name, "variant": variant, "seed": seed, "configuration": asdict(setup)}
+    identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
+    if any(all(record[key] == identity[key] for key in identity) for record in read(path)):
+        return None
+    start = time.process_time()
+    history = train(setup, VARIANTS[variant], seed, setup.epochs * (2 if variant == PLAIN else 1))
+    sharp = VARIANTS[variant](nn.Linear(1, 1))
+    record = {
+        **identity,
+        "walk": None if sharp is None else f"{sharp.perturbation}, {sharp.clock.schedule}",
+        "title": setup.title,
+        "metric": asdict(setup.metric),
+        "epochs": {name: [_rounded(value) for value in values] for name, values in history.items()},
+        "seconds": round(time.process_time() - start, 1),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record, allow_nan=False) + "\n")
+    return record
+
+
+def read(path: Path = RESULTS) -> list[Record]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.exists() else []
+
+
+def commit() -> str:
+    """The commit of the source, and whether the source differs from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", *words]
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", ":/src", ":/benchmarks/first_use/*.py")
+        return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _rounded(value: float) -> float | None:
+    """Six significant digits; None for a loss that is not finite."""
+    if not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -118,15 +118,4 @@ def wide():
     return nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 7), nn.Dropout(0.5), nn.Linear(7, 3))
 
 
-class Called(nn.Module):
-    """A model of transformers that is called with a tensor and gives one."""
-
-    def __init__(self, model, words):
-        super().__init__()
-        self.model, self.words = model, words
-
-    def forward(self, _):
-        return self.model(**self.words).logits
-
-
 NETS = {"small": network, "idle": Idle, "attention": Attention, "lstm": Recurrent, "cnn": convolutional, "wide": wide}

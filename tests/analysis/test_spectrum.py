@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from curvature import NETS, OBJECTIVE, Called, Tied, curvature, dense_values, wide
+from curvature import NETS, OBJECTIVE, Tied, curvature, dense_values, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -88,33 +88,6 @@ def test_fisher_of_squared_errors():
         expected = dense_values(model, x, y, matrix)
         found = top_eigenvalues(model, objective, uneven(x, y), 30, matrix)
         assert error(found.values, expected[:30]) < VALUES
-
-
-@pytest.mark.slow
-def test_hessian_of_marian():
-    from transformers import MarianConfig, MarianMTModel
-
-    torch.manual_seed(3)
-    layers = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    widths = {f"{side}_ffn_dim": 4 for side in ("encoder", "decoder")}
-    config = MarianConfig(
-        vocab_size=7, d_model=4, max_position_embeddings=8, pad_token_id=0, eos_token_id=1, decoder_start_token_id=2,
-        forced_eos_token_id=None, **layers, **widths,
-    )  # fmt: skip
-    model = MarianMTModel(config).double()
-    source, target = torch.randint(3, 7, (6, 3)), torch.randint(3, 7, (6, 3))
-
-    def forward(model, batch):
-        return model(input_ids=batch[0], decoder_input_ids=batch[1]).logits
-
-    objective = Objective(forward, CrossEntropy(targets=lambda b: b[1]))
-    pairs = list(zip(source.split(4), target.split(4), strict=True))
-    called = Called(model, {"input_ids": source, "decoder_input_ids": target})
-    expected = dense_values(called, source, target, "hessian")
-    found = top_eigenvalues(model, objective, pairs, 5, "hessian", method="lanczos", tolerance=1e-8)
-    assert found.weights == len(expected)
-    assert found.converged.all()
-    assert error(found.values, expected[:5]) < VALUES
 
 
 @pytest.fixture(scope="module")
@@ -259,23 +232,6 @@ def test_model_is_as_before_also_when_interrupted(method):
     assert model[0][0].bias.grad is None
 
 
-def test_interrupted_inside_a_product_the_model_is_as_before():
-    model, (x, y) = network(), batch(rows=12)
-    calls = []
-
-    def forward(model, batch):
-        calls.append(1)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        return model(batch[0])
-
-    with pytest.raises(KeyboardInterrupt):
-        # no memory: every product goes forward anew
-        top_eigenvalues(model, Objective(forward, CrossEntropy()), uneven(x, y), 3, "hessian", memory=1e-9)
-    assert model.training
-    assert all(weight.grad is None for weight in model.parameters())
-
-
 def test_gradients_may_be_off_outside():
     model, (x, y) = network(), batch(rows=12)
     expected = top_eigenvalues(model, OBJECTIVE, [(x, y)], 3, "hessian").values
@@ -403,16 +359,3 @@ def test_rows_are_cut_apart_however_small_their_losses(factor, dtype):
         passes.pop()
         assert all(error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
     assert len(passes) == 1
-
-
-def test_shuffled_batches_are_noticed_however_small_their_losses():
-    class Shuffled(list):
-        def __iter__(self):
-            self.reverse()
-            return super().__iter__()
-
-    model, (x, _) = network(torch.float32), batch(torch.float32, rows=12)
-    y = model(x).argmax(1)
-    objective = Objective(lambda m, b: 40 * m(b[0]), lambda z, b: 1e-6 * cross_entropy(z, b[1], reduction="none"))
-    with pytest.raises(ValueError, match="same order each time"):
-        top_eigenvalues(model, objective, Shuffled(zip(x.split(6), y.split(6), strict=True)), 2, method="gram")

@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 
-import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -101,6 +100,8 @@ def test_translator_with_smoothed_labels_equals_a_plain_loop(tmp_path, accumulat
 
 
 def test_lora_moves_its_own_weights_only(tmp_path):
+    import peft  # takes seconds, which collecting need not
+
     def made():
         return peft.get_peft_model(language_model(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 

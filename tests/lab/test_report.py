@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
-from synthetic import STEPS, record, records_of, tuned_and_untuned
+from synthetic import STEPS, record, records_of
 
 from gasam.lab.errors import InputError
 from gasam.lab.paper import studies
@@ -167,53 +167,6 @@ def test_other_configurations_of_a_method_are_rows_of_their_own():
     assert values(table)["Baseline (epochs 40)"]["paper"] is None
     assert values(table)["GA-SAM (epochs 40, dropout 0.25)"]["difference"] is None
     assert values(table)["GA-SAM (epsilon 0.0003)"]["paper"]["mean"] == 86.11
-
-
-def test_tuned_radii_come_first_and_are_named_so():
-    tuned = {"source": "tuned"}
-    runs = [
-        *records_of("imdb", SCORES),
-        record("imdb", "ga-sam", 86.4, walk={"epsilon": 5e-4}, **tuned),
-        record("imdb", "ga-sam", 86.1, walk={"epsilon": 5e-4, "steps": 2}, **tuned),
-        record("imdb", "sam", 84.9, walk={"epsilon": 0.02, "norm": 2.0}, **tuned),
-    ]
-    table = comparison(runs, "imdb", "paper")
-    assert labels(table) == [
-        "Baseline",
-        "SAM (tuned: L2 0.02)",
-        "SAM",
-        "GA-SAM (tuned: L-inf 0.0005)",
-        "GA-SAM",
-        "GA-SAM (tuned: L-inf 0.0005, K = 2)",
-    ]
-    assert values(table)["GA-SAM (tuned: L-inf 0.0005)"]["paper"]["mean"] == 86.11
-    assert values(table)["GA-SAM (tuned: L-inf 0.0005, K = 2)"]["paper"]["mean"] == 85.83
-    sources = [note.removeprefix("Size of the walk, ") for note in table.notes if note.startswith("Size of the walk")]
-    assert [source.partition(":")[0] for source in sources] == ["tuned", "paper"]
-    assert "L2 0.02 (SAM)" in sources[0]
-
-
-def test_the_recommended_walk_comes_before_a_tuned_one():
-    tuned = {"source": "tuned", "walk": {"budget": 0.1, "cap": 0.1}}
-    runs = [record("imdb", "ga-sam", 88.0, size="small", **tuned), record("imdb", "ga-sam", 87.0, size="small")]
-    first, second = group_runs(runs)
-    assert (first.tuned, second.tuned) == (False, True)
-    assert label(second) == "GA-SAM (tuned: L-inf budget 0.1 with cap 0.1)"
-
-
-def test_a_tuned_walk_is_compared_with_tuned_ones_and_named():
-    runs = tuned_and_untuned()
-    notes = comparison(runs, "imdb", "small").notes
-    assert "Conclusion: GA-SAM is better than the baseline: +1.00 [+1.00, +1.00] points over 3 seeds." in notes
-    assert any("worse (SAM (tuned: L2 budget 0.02 with cap 0.01): -4.00" in note for note in notes)
-    tuned_lead = "GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) minus other methods"
-    assert any(note.startswith(tuned_lead) and "better (SAM: +5.00" in note for note in notes)
-    only = [run for run in runs if run.walk.get("budget") != 0.1]
-    notes = comparison(only, "imdb", "small").notes
-    assert any(
-        note.startswith("Conclusion: GA-SAM (tuned: L-inf budget 0.02 with cap 0.01) is better") for note in notes
-    )
-    assert any("better (SAM: +5.00" in note for note in notes)
 
 
 def test_what_all_rows_share_is_said_once():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.first_use.setup import Setup
+from benchmarks.first_use.setups.classification import (
+    DigitsCNN,
+    DigitsDropoutCNN,
+    DigitsTransformer,
+    DocstringsCNN,
+    MnistMLP,
+    ReviewsBERT,
+    ReviewsCNN,
+)
 from benchmarks.first_use.setups.finetuning import FineTuning, LoRA
-from benchmarks.first_use.setups.images import DigitsCNN, DigitsDropoutCNN, DigitsTransformer, MnistMLP
-from benchmarks.first_use.setups.language import PydocLSTM, TreebankTransformer
-from benchmarks.first_use.setups.texts import DocstringsCNN, ReviewsBERT, ReviewsCNN
-from benchmarks.first_use.setups.translation import NumeralsMarian
+from benchmarks.first_use.setups.language import NumeralsMarian, PydocLSTM, TreebankTransformer
+from benchmarks.first_use.training import Setup
 
 SETUPS: dict[str, Setup] = {
     setup.name: setup

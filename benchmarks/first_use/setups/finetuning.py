@@ -14,8 +14,8 @@ from torch import Generator, Tensor, nn
 
 from benchmarks.first_use import data
 from benchmarks.first_use.data import END, START, Vocabulary
-from benchmarks.first_use.setup import Split, shuffled
 from benchmarks.first_use.setups.language import CausalLanguage
+from benchmarks.first_use.training import Split, shuffled
 
 CACHE = Path(__file__).parents[1] / "runs"
 NEW_LIBRARY = "networkx"

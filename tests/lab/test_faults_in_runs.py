@@ -1,0 +1,460 @@
+"""Faults in a training run: the same command must end it with the same bits; bugs planted on purpose are noticed.
+
+A run of three short epochs is executed in processes that are forked from this one, which has imported everything.
+"""
+
+import _thread
+import builtins
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+
+from gasam import SharpBackward
+from gasam.lab import provenance, storage
+from gasam.lab.cli import main
+from gasam.lab.training import stored
+from gasam.lab.training.loop import Training
+
+KILLED, CRASHED = 137, 70
+VARYING = ("seconds", "evaluation_seconds", "machine")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+class Disk:
+    """Numbers the operations below a folder; number `at` goes wrong. It stays in its process for good.
+
+    A power cut loses what was not synced: half of the written files lose their second half, and half of the renames are
+    undone.
+    """
+
+    def __init__(self, root, fault=None, at=0):
+        self.root, self.fault, self.at, self.kinds = str(root), fault, at, []
+        self.opened, self.dirty, self.renamed = {}, set(), []
+        self.real = {name: getattr(os, name) for name in ("open", "fsync", "replace", "unlink", "mkdir")}
+        self.real_open, self.real_save = io.open, torch.save
+
+    def install(self):
+        builtins.open = io.open = self.open_file
+        for name in self.real:
+            setattr(os, name, getattr(self, name))
+
+    def strike(self, kind, half=lambda: None):
+        self.kinds.append(kind)
+        if self.fault == "ENOSPC" and len(self.kinds) >= self.at and kind in ("open", "write", "mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if len(self.kinds) != self.at or self.fault is None:
+            return
+        if self.fault == "EIO":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.fault in ("torn", "power"):
+            half()
+        if self.fault == "power":
+            self.cut(random.Random(self.at))
+        if self.fault != "ENOSPC":
+            os._exit(KILLED)
+
+    def cut(self, chosen):
+        for path, before in reversed(self.renamed):
+            if chosen.random() < 0.5 and os.path.exists(path):
+                self.real["unlink"](path) if before is None else Path(path).write_bytes(before)
+        for path in sorted(self.dirty):
+            if chosen.random() < 0.5 and os.path.exists(path):
+                os.truncate(path, os.path.getsize(path) // 2)
+
+    def watched(self, path):
+        return isinstance(path, str | os.PathLike) and os.path.abspath(path).startswith(self.root)
+
+    def open_file(self, file, mode="r", *args, **options):
+        stream = self.real_open(file, mode, *args, **options)
+        if self.watched(file) and set(mode) & set("wa+"):
+            path = os.path.abspath(file)
+            self.opened[stream.fileno()] = path
+            self.dirty.add(path)
+            self.strike("open")
+            write = stream.write
+
+            def counted(data):
+                self.strike("write", lambda: (write(data[: len(data) // 2]), stream.flush()))
+                return write(data)
+
+            return _Written(stream, counted)
+        return stream
+
+    def open(self, path, flags, *args, **options):
+        handle = self.real["open"](path, flags, *args, **options)
+        if self.watched(path):
+            self.opened[handle] = os.path.abspath(path)
+        return handle
+
+    def fsync(self, handle):
+        path = self.opened.get(handle, "")
+        self.strike("sync")
+        self.real["fsync"](handle)
+        self.dirty.discard(path)
+        self.renamed = [entry for entry in self.renamed if os.path.dirname(entry[0]) != path]
+
+    def replace(self, source, target, **options):
+        before, after = os.path.abspath(source), os.path.abspath(target)
+        if self.watched(target):
+            self.strike("rename")
+            self.renamed.append((after, Path(after).read_bytes() if os.path.exists(after) else None))
+            if before in self.dirty:
+                self.dirty.symmetric_difference_update({before, after})
+        self.real["replace"](source, target, **options)
+
+    def unlink(self, path, **options):
+        if self.watched(path):
+            self.strike("delete")
+        self.real["unlink"](path, **options)
+
+    def mkdir(self, path, *args, **options):
+        if self.watched(path):
+            self.strike("mkdir")
+        self.real["mkdir"](path, *args, **options)
+
+
+class _Written:
+    """A stream whose writes are counted."""
+
+    def __init__(self, stream, write):
+        self._stream, self.write = stream, write
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def __enter__(self):
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._stream.__exit__(*error)
+
+
+def forked(act, log):
+    """The exit code of a forked process that calls `act`, and what it printed."""
+    sys.stdout.flush()
+    process = os.fork()
+    if not process:
+        code = CRASHED
+        try:
+            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, 1), os.dup2(handle, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            act()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), Path(log).read_text(errors="replace")
+
+
+def digests(folder):
+    """The SHA-256 of every file of a run; times and the machine do not count."""
+    found = {}
+    for file in (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "error.txt")):
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            content = json.dumps(without_times(json.loads(content)), sort_keys=True).encode()
+        found[file.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {name: without_times(each) for name, each in value.items() if name not in VARYING}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
+
+
+class Run:
+    """One command, what an undisturbed run of it leaves, and how many disk operations and training steps it has."""
+
+    words = (
+        "train", "digits", "--size", "tiny", "--cpu", "--set", "rows=80", "--set", "learning_rate=0.01",
+        "--epochs", "3", "--method", "ga-sam", "--epsilon", "0.01", "--walk-start", "1", "--walk-warmup", "4",
+    )  # fmt: skip
+
+    def __init__(self, folder):
+        self.out, self.log, counts = folder / "out", folder / "log.txt", folder / "counts.json"
+        self.plant = lambda: None
+        self.command()  # in this process: it imports everything and fills the cache
+        shutil.rmtree(self.out)
+
+        def counted():
+            disk, steps = Disk(self.out), signalled_at(0)
+            disk.install()
+            try:
+                self.command()
+            finally:
+                counts.write_text(json.dumps([disk.kinds, len(steps)]))
+
+        code, text = forked(counted, self.log)
+        assert code == 0, text
+        self.expected = digests(self.out)
+        self.operations, self.steps = json.loads(counts.read_text())
+
+    def command(self, *words):
+        sys.argv = ["gasam", *(words or self.words), "--out", str(self.out)]
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+
+    def after(self, fault):
+        """Start in an empty folder with a fault, then run the same command without. Say what is wrong."""
+        shutil.rmtree(self.out, ignore_errors=True)
+
+        def disturbed():
+            self.plant()
+            fault()
+            self.command()
+
+        def again():
+            self.plant()
+            self.command()
+
+        code, text = forked(disturbed, self.log)
+        if code not in (0, 1, 2, 130, KILLED) or "Traceback" in text:
+            return f"the disturbed command ended with code {code}: {text[-500:]}"
+        code, text = forked(again, self.log)
+        if code:
+            return f"the same command ended with code {code}: {text[-500:]}"
+        found = digests(self.out)
+        return None if found == self.expected else f"other files than {sorted(found)}"
+
+    def disk(self, kind, at):
+        return lambda: Disk(self.out, kind, at).install()
+
+
+def signalled_at(number, which=signal.SIGTERM):
+    """Send a signal to this process in the given training step; give the list to which each step is added."""
+    real, steps = Training.train_step, []
+
+    def train_step(self, chosen):
+        steps.append(1)
+        if len(steps) == number:
+            os.kill(os.getpid(), which)
+        return real(self, chosen)
+
+    Training.train_step = train_step
+    return steps
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, shared, data_dir):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GASAM_CACHE", str(shared / "cache"))
+        code, versions = provenance.code(), provenance.versions()  # read once, because that takes a third of the time
+        patch.setattr(provenance, "code", lambda: dict(code))
+        patch.setattr(provenance, "versions", lambda: dict(versions))
+        patch.setattr(sys, "argv", sys.argv)
+        before = signal.getsignal(signal.SIGTERM)
+        yield Run(tmp_path_factory.mktemp("faults"))
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_ends_with_the_same_bits_after_any_fault_of_the_disk(undisturbed):
+    chosen = random.Random(7)
+    for kind, _ in zip(cycle(["kill", "torn", "power", "EIO", "ENOSPC"]), range(12), strict=False):
+        at = chosen.randrange(len(undisturbed.operations)) + 1
+        assert undisturbed.after(undisturbed.disk(kind, at)) is None, (kind, at)
+
+
+def test_a_run_ends_with_the_same_bits_after_signals(undisturbed):
+    chosen = random.Random(8)
+    for which in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        step = chosen.randrange(undisturbed.steps) + 1
+        assert undisturbed.after(lambda step=step, which=which: signalled_at(step, which)) is None, (which, step)
+
+
+def after_resume(change):
+    real = Training.resume
+
+    def resume(self, *given):
+        real(self, *given)
+        if self.progress.updates:
+            change(self)
+
+    Training.resume = resume
+
+
+def record_before_the_model():
+    write, clean, waiting = stored.RunFolder.write, storage.Checkpoints.clean, []
+
+    def late(self):
+        for folder, given in waiting:
+            write(folder, *given)
+        waiting.clear()
+        clean(self)
+
+    stored.RunFolder.write = lambda self, *given: waiting.append((self, given))
+    storage.Checkpoints.clean = late
+
+
+@contextmanager
+def in_place(file):
+    yield file
+
+
+@contextmanager
+def not_synced(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.abcdefgh")
+    yield partial
+    partial.replace(file)
+
+
+def everywhere(replaced):
+    for module in (storage, stored):
+        if hasattr(module, "replaced"):
+            module.replaced = replaced
+
+
+BUGS = {
+    "optimizer state not loaded": (lambda: setattr(AcceleratedOptimizer, "load_state_dict", lambda *_: None), "signal"),
+    "wrong step after resume": (
+        lambda: after_resume(lambda t: setattr(t.progress, "step", t.progress.step + (t.progress.step > 0))), "signal",
+    ),
+    "loss of the epoch lost": (lambda: after_resume(lambda t: t.loss.zero_()), "signal"),
+    "best epoch forgotten": (
+        lambda: after_resume(lambda t: vars(t.progress).update(best=None, best_epoch=None)), "signal",
+    ),
+    "schedule state lost": (lambda: setattr(SharpBackward, "load_state_dict", lambda *_: None), "signal"),
+    "record before the model": (record_before_the_model, "kill"),
+    "checkpoint not atomic": (lambda: everywhere(in_place), "torn"),
+    "file not synced": (lambda: everywhere(not_synced), "power"),
+    "folder not synced": (lambda: setattr(storage, "sync_folder", lambda folder: None), "power"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_noticed(undisturbed, name):
+    plant, kind = BUGS[name]
+    undisturbed.plant = plant
+    places = list(range(1, undisturbed.steps + 1))
+    if kind != "signal":
+        places = [i for i, each in enumerate(undisturbed.operations, 1) if (each == "write") == (kind == "torn")]
+    try:
+        for at in random.Random(9).sample(places, len(places)):
+            fault = (lambda at=at: signalled_at(at)) if kind == "signal" else undisturbed.disk(kind, at)
+            if undisturbed.after(fault) is not None:
+                return
+    finally:
+        undisturbed.plant = lambda: None
+    raise AssertionError(f"{name} was not noticed")
+
+
+ROWS = "".join(f"row {i} of a small table,{'yes' if i % 2 else 'no'}\n" for i in range(20)).encode()
+DAMAGE = {
+    "empty": lambda data, at: b"",
+    "first line only": lambda data, at: data[: data.index(b"\n")],
+    "three columns": lambda data, at: data + b"one,two,three\n",
+    "noise": lambda data, at: random.Random(at).randbytes(200),
+    "quote": lambda data, at: data[:11] + b'"' + data[11:],
+    "UTF-16": lambda data, at: data.decode().encode("utf-16"),
+    "Latin-1": lambda data, at: data[:at] + b"caf\xe9" + data[at:],
+    "carriage returns": lambda data, at: data.replace(b"\n", b"\r"),
+    "no label": lambda data, at: data.replace(b",", b" "),
+    "cut gzip": lambda data, at: gzip.compress(data)[: 20 + at % 20],
+}
+TRAIN = ("train", "digits", "--size", "tiny", "--cpu")
+WORDS = [
+    (*TRAIN, "--set", "rate=nan"), (*TRAIN, "--set", "batch=-1"), (*TRAIN, "--set", "=b=c"), (*TRAIN, "--epochs", "x"),
+    (*TRAIN, "--seed", "9x"), (*TRAIN, "--method", ""), (*TRAIN, "--epsilon", "nan"), (*TRAIN, "--unknown", "1"),
+    ("train", "chess"), ("train", "nowhere.py"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*DAMAGE, *WORDS], ids=str)
+def test_a_broken_input_is_told_in_one_sentence(undisturbed, tmp_path, case):
+    words = case
+    if case in DAMAGE:
+        file = tmp_path / f"a.csv{'.gz' if 'gzip' in case else ''}"
+        file.write_bytes(DAMAGE[case](b"text,label\n" + ROWS, 57))
+        words = ("train", "classify", "--train", str(file), "--size", "tiny", "--cpu")
+    code, text = forked(lambda: undisturbed.command(*words), tmp_path / "log.txt")
+    assert code == 2, text
+    assert "Traceback" not in text
+    assert text.strip().splitlines()[-1].startswith(("gasam: ", "╰", "Error"))
+
+
+@pytest.mark.parametrize("value", [7, [], {}, {"model": {}}, {"model": torch.ones(2), "optimizer": {}, "progress": {}}])
+def test_a_checkpoint_of_something_else_is_refused(undisturbed, tmp_path, value):
+    shutil.rmtree(undisturbed.out, ignore_errors=True)
+    (record,) = (name for name in undisturbed.expected if name.count("/") == 0 and name.endswith(".json"))
+    folder = undisturbed.out / record.removesuffix(".json")
+    folder.mkdir(parents=True)
+    torch.save(value, folder / "last.pt")
+    code, text = forked(undisturbed.command, undisturbed.log)
+    assert code == 2
+    assert f"last.pt is not a checkpoint of this program: delete {folder} to start again" in text.splitlines()[-1]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_an_error_of_the_system():
+    with pytest.raises(OSError, match="No space left on device"):
+        storage.save_tensors({"weights": torch.ones(100_000)}, Path("/dev/full"))
+
+
+class Interrupting:
+    """Has a signal arrive while it is saved, as the thread does that interrupts a job in a cluster."""
+
+    def __reduce__(self):
+        _thread.interrupt_main(signal.SIGTERM)
+        return int, ()
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path, blocked):
+    """With the signals of a usual process, or of one of Ray's, which block them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK if blocked else signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            storage.save_tensors({"first": Interrupting(), "second": torch.ones(3)}, tmp_path / "a.pt")
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that was left over must not end the tests
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, before)
+    assert torch.load(tmp_path / "a.pt", weights_only=False)["second"].tolist() == [1, 1, 1]
+
+
+STARTING = """
+import os, signal, sys
+import gasam.lab.cli as cli
+cli.importlib.util.find_spec = lambda name: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_command_starts_is_told_in_one_sentence(name):
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTING, name],
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert ended.returncode == 130
+    assert ended.stderr == "gasam: interrupted; run the same command to continue\n"
