@@ -357,3 +357,54 @@ def test_transformer_of_the_paper():
 def test_perceptron_of_the_paper():
     found = shapes(built("mnist", {"pixels": 784, "classes": range(10), "brightest": 255}))
     assert [shape for shape in found.values() if len(shape) == 2] == [(100, 784), (100, 100), (10, 100)]
+
+
+def fault(task, **settings):
+    with pytest.raises(InputError) as caught:
+        TASKS[task].settings("tiny", **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "told"),
+    [
+        ("imdb", "epochs", 0, "epochs must be > 0, got 0"),
+        ("imdb", "epochs", 2.5, "epochs must be a whole number, got 2.5"),
+        ("imdb", "epochs", True, "epochs must be a whole number, got True"),
+        ("imdb", "batch", None, "batch must be a whole number, got None"),
+        ("imdb", "rows", 0, "rows must be > 0, got 0"),
+        ("imdb", "rows", "all", "rows must be a whole number or null, got 'all'"),
+        ("imdb", "learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
+        ("imdb", "learning_rate", math.nan, "learning_rate must be a finite number, got nan"),
+        ("imdb", "learning_rate", -1, "learning_rate must be > 0, got -1"),
+        ("imdb", "weight_decay", -0.1, "weight_decay must be >= 0, got -0.1"),
+        ("imdb", "dropout", 1.0, "dropout must be < 1, got 1.0"),
+        ("imdb", "optimizer", "rmsprop", "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'"),
+        ("imdb", "windows", 3, "windows must be a list, got 3"),
+        ("imdb", "windows", (), "windows must have at least 1 item, got ()"),
+        ("imdb", "windows", (3, 0), "windows must be > 0, got 0"),
+        (
+            "ptb",
+            "schedule",
+            "sine",
+            "schedule must be one of 'constant', 'halving', 'inverse_sqrt'",
+        ),
+        ("ptb", "clip", 0, "clip must be > 0, got 0"),
+        ("en-vi", "units", "letters", "units must be one of 'words' or 'bpe', got 'letters'"),
+        ("en-vi", "vocabularies", (9,), "vocabularies must have more items, got (9,)"),
+        ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),
+        ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
+        ("mnist", "layers", 3, "there is no setting 'layers': there are epochs, batch, learning_rate, rows"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_sentence(task, name, value, told):
+    assert fault(task, **{name: value}).startswith(told)
+
+
+def test_null_takes_a_limit_away_and_a_whole_number_is_the_same_number():
+    assert TASKS["ptb"].settings("tiny", rows=None, clip=None) == TASKS["ptb"].sizes["tiny"].model_copy(
+        update={"rows": None, "clip": None}
+    )
+    settings = TASKS["imdb"].settings("tiny", dropout=0, learning_rate=1)
+    assert (repr(settings.dropout), repr(settings.learning_rate)) == ("0.0", "1.0")

@@ -16,7 +16,7 @@ from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import comparison
 from gasam.lab.report.frame import group_runs
-from gasam.lab.report.labels import label, run_labels
+from gasam.lab.report.labels import configuration_labels, label
 from gasam.lab.report.paper_tables import study_table
 from gasam.lab.report.pictures import GA_SAM, comparison_figures, draw, spread
 from gasam.lab.statistics import paired_difference, summary
@@ -281,26 +281,14 @@ def test_a_column_is_defined_once_for_people_and_for_programs():
     assert of_texts("None", []).rows == tabulated("None", columns, []).rows == ()
 
 
-def analysed(name, *arguments, **options):
-    values = as_record(record(*arguments, **options)) | {"name": name}
-    run = Summary.model_validate({key: values[key] for key in Summary.model_fields if key in values})
-    return AnalysisRecord(schema=2, kind="attack", options={}, run=run, found={})
-
-
-def test_analysed_runs_are_named_by_what_tells_them_apart():
-    plain, ours = analysed("a", "imdb"), analysed("b", "imdb", "ga-sam")
-    assert run_labels([]) == []
-    assert run_labels([ours, plain]) == ["GA-SAM", "Baseline"]
-    steps = analysed("c", "imdb", "ga-sam", walk={"steps": 2})
-    assert run_labels([plain, ours, steps]) == ["Baseline", "GA-SAM", "GA-SAM (K = 2)"]
-    second = analysed("d", "imdb", "ga-sam", seed=2)
-    assert run_labels([plain, ours, second]) == ["Baseline", "GA-SAM, seed 1", "GA-SAM, seed 2"]
-    other, tiny = analysed("e", "ptb"), analysed("f", "ptb", size="tiny")
-    assert run_labels([plain, other]) == ["imdb: Baseline", "ptb: Baseline"]
-    assert run_labels([other, tiny]) == ["size small: Baseline", "size tiny: Baseline"]
-    assert run_labels([plain, other, tiny])[2] == "ptb, size tiny: Baseline"
-    copy = analysed("copy of a", "imdb")
-    assert run_labels([plain, copy]) == ["Baseline", "copy of a"], "the same run under another name"
+def test_analysed_runs_are_labelled_by_their_configuration():
+    runs = [record("imdb"), record("imdb", "ga-sam"), record("imdb", "ga-sam", walk={"steps": 2}), record("ptb")]
+    found = []
+    for run in map(as_record, runs):
+        summary = Summary.model_validate({key: run[key] for key in Summary.model_fields if key in run})
+        found.append(AnalysisRecord(kind="attack", options={}, run=summary, found={}))
+    labels = configuration_labels(found)
+    assert [labels[each.run.key] for each in found] == ["Baseline", "GA-SAM", "GA-SAM (K = 2)", "Baseline"]
 
 
 def test_records_of_an_unknown_method_are_refused():

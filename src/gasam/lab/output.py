@@ -238,11 +238,25 @@ def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x:
     return _chart(title, [dict(row) for row in rows], layers, {"step": 46}, caption)
 
 
-def plane(rows: Iterable[Row], *, title: str, x: str, y: str, value: str, log: bool = False) -> Chart:
-    """A heat map of points with x, y and value on a grid; a value that is None or not finite is left blank."""
+def plane(
+    rows: Iterable[Row],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    value: str,
+    log: bool = False,
+    domain: tuple[float, float] | None = None,
+) -> Chart:
+    """A heat map of points with x, y and value on a grid; a value that is None or not finite is left blank.
+
+    With `domain`, the lowest and the highest value of the colours, several planes can be compared.
+    """
     values = [dict(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
     heights = [row["value"] for row in values]
     scale: Spec = {"scheme": "viridis"} | ({"type": "log"} if log and min(heights, default=0) > 0 else {})
+    if domain is not None:
+        scale["domain"] = list(domain)
     colour = {"field": "value", "type": "quantitative", "title": value, "scale": scale}
     axis = {"format": ".2~g", "labelOverlap": True}
     across: Spec = {"field": "x", "type": "ordinal", "title": x, "axis": axis | {"labelAngle": 0}}

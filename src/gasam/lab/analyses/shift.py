@@ -1,32 +1,38 @@
-"""The shift of the minimum between training and test data: the base of the experiments of Figures 1 and 2."""
+"""The shift of the minimum between training and test data: the experiments of the paper's Figures 1 and 2."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+import statistics
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import gradient
 from gasam.lab import tasks
-from gasam.lab.analyses.definition import Analysis
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress
 from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.data.corpus import Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import drawn
 from gasam.lab.families.images import Brightness, ImageClassification
+from gasam.lab.output import Chart, lines
+from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import Checkpoints, Weights
-from gasam.lab.theory import Minimum, Problem, find_minimum, settle
-from gasam.lab.theory.risk import Examples
+from gasam.lab.theory import Minimum, Problem, find_minimum, mixture, settle
+from gasam.lab.theory.risk import Examples, Risk
 from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
 
 Labelled = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shift(Analysis):
     """Two protocols that find the minimum again on other data.
 
@@ -43,11 +49,9 @@ class Shift(Analysis):
 
     def problem(self, run: LoadedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
         """The model at its regularised minimum on the training data, the training data, and the test data."""
-        train, test = _in_double(whole(run, "train", self.rows)), _in_double(whole(run, "test", self.rows))
+        train, test = (_in_double(whole(run, split, self.rows)) for split in ("train", "test"))
         model = _softmax_regression(run)
-        found = settle(self._problem(run, model, train))
-        if not found.stationary:
-            raise ValueError(f"the regularised minimum was not found ({found.sentence}): raise ridge or tolerance")
+        _reached(settle(self._problem(run, model, train)), "training")
         return model, train, test
 
     def solved(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Minimum:
@@ -56,6 +60,168 @@ class Shift(Analysis):
 
     def _problem(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Problem:
         return Problem(model, run.objective, examples, ridge=self.ridge, tolerance=self.tolerance)
+
+    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
+        return None  # there is one for each run and protocol
+
+    def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
+        """A chart for each run and protocol."""
+        return [self.of_protocol(each, protocol) for each in found for protocol in ("fine-tuned", "regularised")]
+
+    @abstractmethod
+    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
+        """The chart of one run and protocol."""
+
+
+class ShiftedLine(Shift):
+    """Figure 1: training loss, test loss and shifted training loss along the line through the two minima."""
+
+    kind = "shifted-line"
+    title = "The training loss beside the test loss"
+
+    points: int = 31
+
+    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+        run = on_the_cpu(run)
+        progress.say("fine-tuning on the test data")
+        delta, _ = fine_tuned(run, run.family.data["test"], self.epochs, seed=0)
+        train, test = (whole(run, split, len(run.family.data[split][1])) for split in ("train", "test"))
+        tuned = self._losses(Problem(run.model, run.objective, train, test), delta)
+        progress.say("solving the regularised problem")
+        model, train, test = self.problem(run)
+        minimum = self.solved(run, model, test)
+        _reached(minimum, "test")
+        solved = self._losses(Problem(model, run.objective, train, test, self.ridge), minimum.offset)
+        return {"fine-tuned": tuned, "regularised": solved}
+
+    def _losses(self, problem: Problem, delta: Weights) -> dict[str, Any]:
+        """L(w; D), L(w; D*) and L(w - delta; D) + constant at the points w = theta + alpha delta."""
+        alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
+        with problem.risks() as [train, test]:
+            step = train.flat("delta", {name: delta[name] for name in train.names})
+
+            def at(risk: Risk, alpha: float) -> float:
+                with risk.moved_by(alpha * step):
+                    return float(risk.loss())
+
+            constant = at(test, 1.0) - at(train, 0.0)
+            losses = {
+                "train": [at(train, alpha) for alpha in alphas],
+                "test": [at(test, alpha) for alpha in alphas],
+                "shifted": [at(train, alpha - 1) + constant for alpha in alphas],
+            }
+            lifted = at(test, 1.0) - at(train, 1.0)
+        near = [number for number, alpha in enumerate(alphas) if 0.5 <= alpha <= 1.5]
+        unshifted = [loss + lifted for loss in losses["train"]]
+        gaps = {
+            "shifted": _distance(losses["shifted"], losses["test"], near),
+            "unshifted": _distance(unshifted, losses["test"], near),
+        }
+        return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | losses
+
+    def cells(self, record: AnalysisRecord) -> list[Cells]:
+        return [
+            {
+                "protocol": protocol,
+                "|delta|": f"{losses['delta']:.4g}",
+                "shifted training loss": f"{losses['gaps']['shifted']:.3g}",
+                "training loss, not shifted": f"{losses['gaps']['unshifted']:.3g}",
+            }
+            for protocol, losses in record.found.items()
+        ]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        return (
+            "Root mean square distances from the test loss within half a shift of its minimum, heights matched there."
+        )
+
+    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
+        losses, run = record.found[protocol], record.run
+        names = {"training loss": "train", "test loss": "test", "shifted training loss + constant": "shifted"}
+        points = [
+            {"label": label, "seed": run.seed, "x": alpha, "y": loss}
+            for label, name in names.items()
+            for alpha, loss in zip(losses["alphas"], losses[name], strict=True)
+        ]
+        title = f"{run.task}, seed {run.seed}: {protocol}"
+        return lines(points, _colours(names), title=title, x="alpha (0 train, 1 test)", y="loss")
+
+    def measures(self, record: AnalysisRecord) -> dict[str, str]:
+        gaps = {protocol: losses["gaps"] for protocol, losses in record.found.items()}
+        return {
+            f"({protocol}) the distance from the test loss near its minimum": (
+                f"{gap['shifted']:.3g} shifted and {gap['unshifted']:.3g} not shifted"
+            )
+            for protocol, gap in gaps.items()
+        }
+
+
+class Mixtures(Shift):
+    """Figure 2: |delta| for data of which a share eta is shifted: 1/trials, 2/trials, .., 1, and 0 as a control."""
+
+    kind = "mixtures"
+    title = "|delta| against the share of shifted data"
+
+    trials: int = 100
+    controls: int = 5
+
+    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+        """Measure with the paper's protocol on drawn mixtures, and with the regularised one on exact mixtures."""
+        run = on_the_cpu(run)
+        etas = [number / self.trials for number in range(1, self.trials + 1)]
+        planned = {"controls": [0.0] * self.controls, "fine_tuned": etas, "regularised": etas}
+        found: Found = {name: [] for name in planned} | progress.kept
+        model, train, test = self.problem(run)
+        for name, shares in planned.items():
+            for seed in range(len(found[name]), len(shares)):
+                eta = shares[seed]
+                if name == "regularised":
+                    minimum = self.solved(run, model, mixture(train, test, eta))
+                    delta, slope = minimum.offset, minimum.gradient_norm
+                else:
+                    delta, slope = fine_tuned(run, drawn_mixture(run, eta, seed), self.epochs, seed)
+                stationary = slope <= self.tolerance
+                found[name].append({"eta": eta, "norm": length(delta), "gradient": slope, "stationary": stationary})
+                progress.keep(found)
+                progress.say(f"{name.replace('_', '-')} {seed + 1}/{len(shares)}")
+        control = statistics.fmean(trial["norm"] for trial in found["controls"])
+        fits = {
+            "fine-tuned": straight(found["fine_tuned"], control),
+            "regularised": straight(found["regularised"], 0.0),  # it starts at its minimum
+        }
+        return found | {"fits": fits}
+
+    def cells(self, record: AnalysisRecord) -> list[Cells]:
+        names = {"intercept": "intercept", "slope": "slope", "r_squared": "R^2", "at_one": "|delta| at 1"}
+        return [
+            {"protocol": protocol}
+            | {title: f"{fit[name]:.4g}" for name, title in (names | {"control": "at 0"}).items()}
+            | {"stationary": f"{fit['stationary']} of {fit['trials']}"}
+            for protocol, fit in record.found["fits"].items()
+        ]
+
+    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
+        run, fit = record.run, record.found["fits"][protocol]
+        measured = {trial["eta"]: trial["norm"] for trial in record.found[protocol.replace("-", "_")]}
+        curves = {
+            "measured": measured,
+            f"fit, R^2 {fit['r_squared']:.3f}": {0.0: fit["intercept"], 1.0: fit["intercept"] + fit["slope"]},
+            "no shift (control)": {0.0: fit["control"], 1.0: fit["control"]},
+        }
+        points = [
+            {"label": label, "seed": run.seed, "x": eta, "y": norm}
+            for label, curve in curves.items()
+            for eta, norm in curve.items()
+        ]
+        title = f"{run.task}, seed {run.seed}: {protocol}"
+        return lines(points, _colours(curves), title=title, x="eta, the share of shifted data", y="|delta|")
+
+    def measures(self, record: AnalysisRecord) -> dict[str, str]:
+        return {
+            f"({protocol}) |delta|": f"{fit['intercept']:.3g} + {fit['slope']:.3g} eta with R^2 {fit['r_squared']:.3f} "
+            f"and {fit['control']:.3g} without any shift"
+            for protocol, fit in record.found["fits"].items()
+        }
 
 
 def check_images(task: str) -> None:
@@ -78,19 +244,13 @@ def whole(run: LoadedRun, split: Split, rows: int) -> list[Labelled]:
 def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[Weights, float]:
     """Train the run's model further on other data; return the change of the weights, and |gradient| at the end.
 
-    The last weights are used, not those that validation would choose.
-
-    Args:
-        run: The run to continue.
-        data: The inputs and labels to train on.
-        epochs: Number of epochs.
-        seed: The seed of the order of the batches.
+    The last weights are used, not those that validation would choose. `seed` is that of the order of the batches.
     """
     from accelerate import Accelerator
 
     from gasam.lab.training.loop import Training
 
-    settings = dict(run.family.settings) | {"epochs": epochs}
+    settings = run.family.settings.model_dump() | {"epochs": epochs}
     plan = make(run.record.task, "baseline", run.record.size, seed, settings=settings)
     family = plan.family(run.family.data.with_train(data))
     with TemporaryDirectory() as folder:
@@ -102,6 +262,34 @@ def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[
     before = run.model.state_dict()
     delta = {name: (weight.detach() - before[name]).double().cpu() for name, weight in model.named_parameters()}
     return delta, length(slopes)
+
+
+def drawn_mixture(run: LoadedRun, eta: float, seed: int) -> Labelled:
+    """Draw as many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
+    (train, train_labels), (test, test_labels) = (run.family.data[split] for split in ("train", "test"))
+    generator = torch.Generator().manual_seed(seed)
+    count = min(len(train_labels), len(test_labels))
+    shifted = round(eta * count)
+    old = torch.randperm(len(train_labels), generator=generator)[: count - shifted]
+    new = torch.randperm(len(test_labels), generator=generator)[:shifted]
+    return torch.cat([train[old], test[new]]), torch.cat([train_labels[old], test_labels[new]])
+
+
+def straight(trials: Sequence[dict[str, Any]], control: float) -> dict[str, float]:
+    """Fit |delta| = intercept + slope eta to the trials by least squares; `control` is |delta| at eta = 0."""
+    from scipy.stats import linregress  # type: ignore[import-untyped]
+
+    norms = [trial["norm"] for trial in trials]
+    fit = linregress([trial["eta"] for trial in trials], norms)
+    return {
+        "intercept": float(fit.intercept),
+        "slope": float(fit.slope),
+        "r_squared": float(fit.rvalue**2),
+        "at_one": norms[-1],
+        "control": control,
+        "stationary": sum(trial["stationary"] for trial in trials),
+        "trials": len(trials),
+    }
 
 
 def length(tensors: Weights) -> float:
@@ -120,3 +308,20 @@ def _softmax_regression(run: LoadedRun) -> nn.Module:
     for weight in linear.parameters():
         nn.init.zeros_(weight)
     return nn.Sequential(Brightness(data["brightest"]), linear)
+
+
+def _reached(minimum: Minimum, data: str) -> None:
+    if not minimum.stationary:
+        raise ValueError(
+            f"the regularised minimum on {data} data was not found ({minimum.sentence}): raise ridge or tolerance"
+        )
+
+
+def _colours(labels: Sequence[str] | dict[str, Any]) -> dict[str, str]:
+    """Each line in a colour of its own."""
+    return {label: label for label in labels}
+
+
+def _distance(one: Sequence[float], other: Sequence[float], places: Sequence[int]) -> float:
+    """The root mean square difference at these indices."""
+    return math.sqrt(statistics.fmean((one[place] - other[place]) ** 2 for place in places))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gasam
-from gasam.lab.cli import analysis, checking, listings, paper, prediction, reporting, training, tuning
+from gasam.lab.cli import checking, listings, measuring, paper, prediction, reporting, training, tuning
 
 
 def show_versions(asked: bool) -> None:
@@ -56,7 +56,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     listings.methods,
     tuning.tune,
     checking.doctor,
-    *analysis.COMMANDS,
+    *measuring.COMMANDS,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from gasam.lab import output
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.jobs import Event, Job
 from gasam.lab.record import Record
@@ -38,6 +39,13 @@ def print_table(table: Table) -> None:
         for row in block.rows:
             shown.add_row(*row)
         console.print(shown, soft_wrap=True)
+    for note in table.notes:
+        say(f"- {note}")
+
+
+def show_table(table: output.Table) -> None:
+    say(table.title)
+    console.print(table.terminal())
     for note in table.notes:
         say(f"- {note}")
 

@@ -1,22 +1,54 @@
-"""The measurement of finished runs with progress on the terminal: in this process one by one, or in a cluster."""
+"""The commands that analyse finished runs, generated from the classes in `gasam.lab.analyses`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 from rich.status import Status
 
-from gasam.lab import analyses
-from gasam.lab.analyses import Analysis
-from gasam.lab.analyses.by_engine import run_all
-from gasam.lab.cli.display import errors, failed_because
+from gasam.lab.analyses import KINDS, Analysis, measure_all
+from gasam.lab.cli import options as opt
+from gasam.lab.cli.display import console, errors, failed_because, print_json, say, show_table
+from gasam.lab.cli.grouping import keyword, with_parameters
+from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.engines.execution import Engine
 from gasam.lab.engines.jobs import Event, Job
-from gasam.lab.engines.local import LocalEngine
 from gasam.lab.record import AnalysisRecord
+from gasam.lab.report.labels import configuration_labels
 from gasam.lab.tasks import Origin
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]
+
+
+@dataclass(frozen=True)
+class AnalysisOutput:
+    """The options for the output and the device of an analysis."""
+
+    out: Annotated[Path, opt.option(opt.RUN, "Folder for the records and pictures.")] = opt.RUNS / "analysis"
+    cpu: opt.Cpu = False
+    json: opt.Json = False
+
+
+def generated(kind: type[Analysis]) -> Callable[..., None]:
+    """Make the command of an analysis, with its options and the options that all analyses share."""
+
+    def command(runs: list[Path], data: DataOptions, place: PlaceOptions, output: AnalysisOutput, **given: Any) -> None:
+        flags = {name: _described(kind, name)["flag"] or name for name in kind.model_fields}
+        analysis = kind.of(**{name: given[flag] for name, flag in flags.items()})
+        with place.engine(output.cpu) as engine, errors.status("loading") as status:
+            found = measured(analysis, runs, output.out, data.origin, engine, status, cpu=output.cpu)
+        show(analysis, found, output)
+
+    command.__name__ = str(kind.command)
+    command.__doc__ = kind.__doc__
+    groups = {"data": DataOptions, "place": PlaceOptions, "output": AnalysisOutput}
+    shared = [keyword(name, None, group) for name, group in groups.items()]
+    return with_parameters(command, [keyword("runs", inspect.Parameter.empty, Runs), *_parameters(kind), *shared])
 
 
 def measured(
@@ -29,45 +61,14 @@ def measured(
     *,
     cpu: bool = False,
 ) -> list[AnalysisRecord]:
-    """Measure the runs that have no record yet. On this machine they are measured one by one, each with all cores.
-
-    Args:
-        analysis: What to measure.
-        runs: The records of the finished runs.
-        folder: The folder for records of analyses.
-        origin: Where the data of the runs is.
-        engine: Where to measure.
-        status: Shows the progress.
-        cpu: Use the CPU even if there is a GPU.
-    """
-    if not isinstance(engine, LocalEngine):
-        return _by_engine(analysis, runs, folder, origin, engine, status, cpu)
-    found = []
-    for number, run in enumerate(runs, 1):
-        place = f"{number}/{len(runs)} {analysis.kind} of {run.stem}"
-        report = lambda text, place=place: status.update(f"{place}: {text}")  # noqa: E731
-        found.append(analyses.run(analysis, run, folder, origin, cpu=cpu, report=report))
-        if not errors.is_terminal:
-            errors.print(f"{place}: done", soft_wrap=True)
-    return found
-
-
-def _by_engine(
-    analysis: Analysis,
-    runs: Sequence[Path],
-    folder: Path,
-    origin: Origin,
-    engine: Engine,
-    status: Status,
-    cpu: bool,
-) -> list[AnalysisRecord]:
+    """Measure the runs that have no record yet, with progress on the terminal. See `measure_all` for the arguments."""
     ended = 0
 
     def watch(job: Job, event: Event) -> None:
         nonlocal ended
         kind, value = event
         if kind == "update":
-            status.update(f"{ended}/{len(runs)} {job.name}: {value}")
+            status.update(f"{ended + 1}/{len(runs)} {job.name}: {value}")
         elif kind == "moved":
             errors.print(f"{job.name}: {value}", soft_wrap=True)
         elif kind != "start":
@@ -75,7 +76,42 @@ def _by_engine(
             result = "done" if kind == "done" else failed_because(job)
             errors.print(f"{ended}/{len(runs)} {job.name}: {result}", soft_wrap=True)
 
-    jobs = run_all(analysis, runs, folder, origin, engine, watch, cpu=cpu)
+    jobs = measure_all(analysis, runs, folder, origin, engine, watch, cpu=cpu)
     if any(job.record is None for job in jobs):
         raise typer.Exit(1)
     return [job.record for job in jobs]
+
+
+def show(analysis: Analysis, found: Sequence[AnalysisRecord], output: AnalysisOutput) -> None:
+    """Print and save the table, the charts and the sentence."""
+    labels = configuration_labels(found)
+    files = analysis.save(found, labels, output.out)
+    table, sentence = analysis.table(found, labels), analysis.sentence(found, labels)
+    if output.json:
+        print_json(table.as_json() | {"sentence": sentence, "files": files})
+        return
+    show_table(table)
+    say(sentence)
+    for file in files:
+        console.print(f"saved: {file}", soft_wrap=True)
+
+
+def _parameters(kind: type[Analysis]) -> Iterator[inspect.Parameter]:
+    """The fields of an analysis as parameters of a function signature, from which typer reads the options."""
+    for name, field in kind.model_fields.items():
+        described = _described(kind, name)
+        annotation, default = field.annotation, field.default
+        if described["text"]:
+            annotation, default = str, described["text"]
+        elif get_origin(annotation) is Literal:
+            annotation = str  # one sentence for every wrong value, from the analysis
+        shown = typer.Option(help=field.description, rich_help_panel=described["panel"] or None)
+        yield keyword(described["flag"] or name, default, Annotated[annotation, shown])
+
+
+def _described(kind: type[Analysis], name: str) -> dict[str, str]:
+    extra = kind.model_fields[name].json_schema_extra
+    return extra if isinstance(extra, dict) else {}  # type: ignore[return-value]
+
+
+COMMANDS = [generated(kind) for kind in KINDS.values() if kind.command]

@@ -16,7 +16,7 @@ from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
     from gasam.lab.analyses import Analysis
-    from gasam.lab.paper.figure_study import FigureResult
+    from gasam.lab.paper.figures import FigureResult
     from gasam.lab.record import AnalysisRecord
     from gasam.lab.tasks import Origin
 
@@ -44,14 +44,14 @@ def reproduce(
     data_dir: opt.DataDir = None,
 ) -> None:
     """Run a table or figure of the paper, and show the results next to the paper's. Finished runs are skipped."""
-    from gasam.lab.paper.figures import FIGURE_STUDIES
+    from gasam.lab.paper.figures import FIGURES
     from gasam.lab.tasks import SIZE_NAMES, Origin
 
     if size not in SIZE_NAMES:
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small and tiny, got {size}")
     chosen = option_values.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, option_values.positive("--seeds", seeds) + 1)
-    if study not in FIGURE_STUDIES:
+    if study not in FIGURES:
         _table(study, size, chosen, numbers, Origin(data_dir), place, output, tuned)
     elif tuned:
         raise InputError(f"{study} always uses the paper's radii: leave out --tuned")
@@ -94,16 +94,16 @@ def _figure(
     from gasam.lab.cli.display import errors, say
     from gasam.lab.cli.measuring import measured
     from gasam.lab.cli.sessions import failure, run_many
-    from gasam.lab.paper.figures import FIGURE_STUDIES, TrainedRuns
-    from gasam.lab.report.labels import run_labels
+    from gasam.lab.paper.figures import FIGURES
+    from gasam.lab.report.labels import configuration_labels
 
-    study = FIGURE_STUDIES[name]
-    folder = output.out / "gradient-norms" if study.gradient_norms else output.out
+    study = FIGURES[name]
+    folder = output.out / "gradient-norms" if bool(study.norms) else output.out
     chosen = study.usual_tasks(origin) if tasks is None else tasks
     if tasks is None and chosen != study.tasks:
         say(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is missing", errors)
     with place.engine(output.cpu) as engine:
-        done = run_many(study.plans(size, chosen, seeds, origin), folder, engine, output.cpu, study.gradient_norms)
+        done = run_many(study.plans(size, chosen, seeds, origin), folder, engine, output.cpu, bool(study.norms))
         failed = [failure(job) for job in done if job.record is None]
         for each in failed:
             say(f"failed: {each['run']}: {each['error']}", errors)
@@ -115,21 +115,21 @@ def _figure(
                 return measured(analysis, files, output.out / "analysis", origin, engine, status, cpu=output.cpu)
 
             files = [folder / f"{job.name}.json" for job in done]
-            finding = study.find(TrainedRuns(size, files, [job.record for job in done], analyse, run_labels))
+            trained = [job.record for job in done]
+            finding = study.find(size, files, trained, analyse, configuration_labels)
     _show(finding, output.out / "figures" / f"{name}-{size}", output.json)
 
 
 def _show(finding: FigureResult, place: Path, json: bool) -> None:
-    from gasam.lab.cli.display import console, print_json, print_table, say
-    from gasam.lab.tables import as_json
+    from gasam.lab.cli.display import console, print_json, say, show_table
 
     saved = [str(file) for file in finding.save(place)]
     if json:
-        tables = [as_json(table) for table in finding.tables]
+        tables = [table.as_json() for table in finding.tables]
         print_json({"title": finding.title, "sentence": finding.sentence, "tables": tables, "files": saved})
         return
     for table in finding.tables:
-        print_table(table)
+        show_table(table)
     say(f"{finding.title}: {finding.sentence}")
     for file in saved:
         console.print(f"saved: {file}", soft_wrap=True)

@@ -1,27 +1,25 @@
-"""The studies of the paper's figures and of its Table 4, robustness."""
+"""The figures of the paper and its Table 4: the runs that each needs, and what is measured of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from gasam.analysis.robustness import TABLE4
-from gasam.lab.analyses.mixtures import Mixtures
-from gasam.lab.analyses.robustness import Robustness
-from gasam.lab.analyses.shift import check_images
-from gasam.lab.analyses.shifted_line import ShiftedLine
+from gasam.lab import output, record, tasks
+from gasam.lab.analyses import Analysis
+from gasam.lab.analyses.attack import Attack
+from gasam.lab.analyses.shift import Mixtures, Shift, ShiftedLine, check_images
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.paper.figure_study import FIGURE_STUDIES, FigureResult, FigureStudy, TrainedRuns
+from gasam.lab.errors import InputError
+from gasam.lab.output import Chart, Table
 from gasam.lab.record import AnalysisRecord, Record
-from gasam.lab.tables import Table
+from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
+from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["FIGURE_STUDIES", "TrainedRuns", "norms_by_epoch", "paper_table"]
 
 PAPER = {
     "none": ("30.60", "31.15"),
@@ -34,152 +32,205 @@ PAPER = {
 }
 """The paper's Table 4: BLEU of baseline and GA-SAM on En-Vi under attack."""
 
+Labels = Callable[[Sequence[AnalysisRecord]], Mapping[str, str]]
+Measure = Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
 
-class ShiftStudy(FigureStudy):
-    """The shift of the minimum on MNIST, or on the embedded digits if its data is missing."""
 
-    tasks = ("mnist",)
-    substitutes = ("digits",)
-    methods = ("baseline",)
+@dataclass(frozen=True)
+class FigureResult:
+    """The result of a figure: its numbers, its charts, its tables, and one sentence that says what they show."""
+
+    title: str
+    data: dict[str, Any]
+    charts: Sequence[Chart]
+    sentence: str
+    tables: Sequence[Table] = ()
+
+    def save(self, place: Path) -> list[Path]:
+        numbers = place.with_name(f"{place.name}.json")
+        write_json(numbers, {"title": self.title, "sentence": self.sentence} | self.data)
+        return [numbers, *output.save(self.charts, place)]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper: analyses of runs, or gradient norms over training, which are in the runs' records.
+
+    Args:
+        title: Its title.
+        tasks: The paper's tasks; users may name others.
+        analyses: What is measured in each size.
+        substitutes: The tasks to use if the data of `tasks` is missing.
+        methods: The methods to train.
+        norms: Which norms are shown instead of analyses: "whole" or "layers".
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    analyses: Mapping[str, Sequence[Analysis]]
+    substitutes: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("baseline", "ga-sam")
+    norms: str = ""
+
+    def usual_tasks(self, origin: Origin) -> tuple[str, ...]:
+        """The paper's tasks, or the substitutes if the data of one of them is missing."""
+        try:
+            for task in self.tasks:
+                tasks.find(task).source(origin)
+        except InputError:
+            if self.substitutes:
+                return self.substitutes
+            raise
+        return self.tasks
 
     def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
-        for task in names:
-            check_images(task)
-        return super().plans(size, names, seeds, origin)
+        """The runs that the figure needs."""
+        if any(isinstance(each, Shift) for each in self.analyses.get(size, ())):
+            for task in names:
+                check_images(task)
+        return [
+            plan.make(task, method, size, seed, origin=origin)
+            for task in names
+            for seed in seeds
+            for method in self.methods
+        ]
 
+    def find(
+        self, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure, labels: Labels
+    ) -> FigureResult:
+        """Measure the runs and show the result.
 
-class Figure1(ShiftStudy):
-    name = "figure1"
-    title = "Figure 1: training loss, test loss and shifted training loss"
-    analyses: ClassVar = {
-        "paper": ShiftedLine(rows=10_000, epochs=20, points=61),
-        "small": ShiftedLine(rows=2000, epochs=5, points=31),
-        "tiny": ShiftedLine(rows=100, epochs=1, points=7),
-    }
-
-
-class Figure2(ShiftStudy):
-    name = "figure2"
-    title = "Figure 2: the length of the shift against the share of shifted data"
-    analyses: ClassVar = {
-        "paper": Mixtures(rows=10_000, epochs=20, trials=100, controls=10),
-        "small": Mixtures(rows=2000, epochs=5, trials=100, controls=5),
-        "tiny": Mixtures(rows=100, epochs=1, trials=5, controls=2),
-    }
-
-
-class Figure3(FigureStudy):
-    name = "figure3"
-    title = "Figure 3: largest eigenvalues of the empirical Fisher matrix"
-    tasks = ("imdb", "ptb", "en-vi", "de-en")
-    analyses: ClassVar = {"paper": Spectrum(rows=1024), "small": Spectrum(rows=512), "tiny": Spectrum(rows=64, k=10)}
-
-
-class GradientNormStudy(FigureStudy):
-    """Gradient norms over training, from the records of the runs."""
-
-    tasks = ("en-vi",)
-    methods = ("baseline",)
-    gradient_norms = True
-
-
-class Figure4(GradientNormStudy):
-    name = "figure4"
-    title = "Figure 4: gradient norms over training"
-
-    def find(self, runs: TrainedRuns) -> FigureResult:
-        norms = {f"{run.task}, seed {run.seed}": [row["gradient_norm"] for row in run.curve] for run in runs.records}
-        means = [_mean(epoch) for epoch in zip(*norms.values(), strict=False)]
-        first, last = means[0], _mean([values[-1] for values in norms.values()])
-        sentence = (
-            f"the mean gradient norm is {first:.3g} in the first epoch and {last:.3g} in the last, "
-            f"{last / first:.2f} times as large; the largest is in epoch {1 + means.index(max(means))}"
+        Args:
+            size: The size of the runs.
+            files: The files of their records.
+            records: The records.
+            measure: Runs an analysis on some of the files.
+            labels: Gives the label of each configuration of analysed runs, by its key.
+        """
+        if self.norms:
+            return self._norms(records)
+        measured: list[tuple[Analysis, list[AnalysisRecord]]] = []
+        for analysis in self.analyses[size]:
+            # A search for the radius of half needs a metric of which half can be lost.
+            search = isinstance(analysis, Attack) and not analysis.radii
+            clean = measured[0][1] if search and measured else []
+            able = [file for file, each in zip(files, clean, strict=True) if has_half(each)] if clean else files
+            if able:
+                measured.append((analysis, measure(analysis, able)))
+        last, shown = measured[-1]
+        tables = [analysis.table(found, labels(found)) for analysis, found in measured]
+        data: dict[str, Any] = {"records": [record.as_json(each) for _, found in measured for each in found]}
+        if isinstance(last, Attack):
+            tables, data = [*tables, paper_table()], data | {"paper": PAPER}
+        return FigureResult(
+            self.title, data, last.charts(shown, labels(shown)), last.sentence(shown, labels(shown)), tables
         )
-        data = {"norms": norms, "runs": [run.name for run in runs.records]}
-        return FigureResult(self.title, data, norms_by_epoch({"gradient norm over training": norms}), sentence)
+
+    def _norms(self, records: Sequence[Record]) -> FigureResult:
+        panels: dict[str, dict[str, list[float]]] = {}
+        for run in records:
+            name = f"{run.task}, seed {run.seed}"
+            if self.norms == "whole":
+                panels.setdefault("all weights", {})[name] = [row["gradient_norm"] for row in run.curve]
+                continue
+            sides = {f"{name}: {side}": layers_of(run, side) for side in ("encoder", "decoder")}
+            panels |= {title: layers for title, layers in sides.items() if layers} or {name: layers_of(run, "")}
+        clauses = [
+            f"{title}: the mean gradient norm is "
+            + ", ".join(f"{_mean(norms):.3g} in {name} ({_over_training(norms)})" for name, norms in lines.items())
+            for title, lines in panels.items()
+        ]
+        data = {"norms": panels, "runs": [run.name for run in records]}
+        return FigureResult(self.title, data, norm_charts(panels), "; ".join(clauses))
 
 
-class Figure5(GradientNormStudy):
-    name = "figure5"
-    title = "Figure 5: gradient norms of the layers of encoder and decoder"
-
-    def find(self, runs: TrainedRuns) -> FigureResult:
-        norms: dict[str, dict[str, list[float]]] = {}
-        for run in runs.records:
-            sides = {side: layers_of(run, side) for side in ("encoder", "decoder")}
-            if not any(sides.values()):
-                sides = {"layers": layers_of(run, "")}
-            norms |= {f"{run.task}, seed {run.seed}: {side}": layers for side, layers in sides.items() if layers}
-        means = {title: {name: _mean(values) for name, values in layers.items()} for title, layers in norms.items()}
-        clauses = []
-        for title, by_layer in means.items():
-            numbers = ", ".join(f"{mean:.3g} in {name}" for name, mean in by_layer.items())
-            clauses.append(f"{title}: the mean norm is {numbers}")
-        data = {"norms": norms, "means": means, "runs": [run.name for run in runs.records]}
-        return FigureResult(self.title, data, norms_by_epoch(norms), "; ".join(clauses))
-
-
-class Table4(FigureStudy):
-    """The metric at the paper's radii, and the radius at which half of the metric is lost."""
-
-    name = "table4"
-    title = "Table 4: the metric under corrupted weights"
-    tasks = ("en-vi",)
-    analyses: ClassVar[Mapping[str, Robustness]] = {
-        "paper": Robustness(rows=1024, restarts=0),
-        "small": Robustness(rows=256, restarts=0, judged=100),
-        "tiny": Robustness(rows=16, restarts=0, judged=4),
-    }
-
-    def find(self, runs: TrainedRuns) -> FigureResult:
-        search = self.analyses[runs.size]
-        found: dict[Robustness, list[AnalysisRecord]] = {}
-        for norm, radii in TABLE4.items():
-            listed = replace(search, norm=norm, radii=radii)
-            found[listed] = runs.analyse(listed, runs.files)
-        first = next(iter(found))
-        able = [file for file, record in zip(runs.files, found[first], strict=True) if has_half(record)]
-        if able:
-            found[search] = runs.analyse(search, able)
-        findings = {analysis: self.shown(analysis, some, runs) for analysis, some in found.items()}
-        every = [record for each in findings.values() for record in each.data["records"]]
-        tables = [table for each in findings.values() for table in each.tables]
-        shown = findings[search if able else first]
-        return replace(shown, data={"paper": PAPER, "records": every}, tables=(*tables, paper_table()))
+FIGURES: Mapping[str, Figure] = {
+    "figure1": Figure(
+        "Figure 1: training loss, test loss and shifted training loss",
+        ("mnist",),
+        {
+            "paper": [ShiftedLine(rows=10_000, epochs=20, points=61)],
+            "small": [ShiftedLine(rows=2000, epochs=5, points=31)],
+            "tiny": [ShiftedLine(rows=100, epochs=1, points=7)],
+        },
+        substitutes=("digits",),
+        methods=("baseline",),
+    ),
+    "figure2": Figure(
+        "Figure 2: the length of the shift against the share of shifted data",
+        ("mnist",),
+        {
+            "paper": [Mixtures(rows=10_000, epochs=20, trials=100, controls=10)],
+            "small": [Mixtures(rows=2000, epochs=5, trials=100, controls=5)],
+            "tiny": [Mixtures(rows=100, epochs=1, trials=5, controls=2)],
+        },
+        substitutes=("digits",),
+        methods=("baseline",),
+    ),
+    "figure3": Figure(
+        "Figure 3: largest eigenvalues of the empirical Fisher matrix",
+        ("imdb", "ptb", "en-vi", "de-en"),
+        {"paper": [Spectrum(rows=1024)], "small": [Spectrum(rows=512)], "tiny": [Spectrum(rows=64, k=10)]},
+    ),
+    "figure4": Figure("Figure 4: gradient norms over training", ("en-vi",), {}, (), ("baseline",), norms="whole"),
+    "figure5": Figure(
+        "Figure 5: gradient norms of the layers of encoder and decoder",
+        ("en-vi",),
+        {},
+        methods=("baseline",),
+        norms="layers",
+    ),
+    "table4": Figure(
+        "Table 4: the metric under corrupted weights",
+        ("en-vi",),
+        {
+            size: [*(search.model_copy(update={"norm": n, "radii": r}) for n, r in TABLE4.items()), search]
+            for size, search in {
+                "paper": Attack(rows=1024, restarts=0),
+                "small": Attack(rows=256, restarts=0, judged=100),
+                "tiny": Attack(rows=16, restarts=0, judged=4),
+            }.items()
+        },
+    ),
+}
+"""Every figure by its name. Table 4 has the paper's radii, and a search for the radius at which half is lost."""
 
 
 def paper_table() -> Table:
-    rows = tuple((name, *values) for name, values in PAPER.items())
+    rows = [{"corruption": name, "Baseline": ours, "GA-SAM": theirs} for name, (ours, theirs) in PAPER.items()]
     note = "Absolute radii are those of the paper's 59 million weights."
-    return Table("The paper's Table 4: BLEU on en-vi", ("corruption", "Baseline", "GA-SAM"), rows, (note,))
+    return Table("The paper's Table 4: BLEU on en-vi", rows, [note])
 
 
-def has_half(record: AnalysisRecord) -> bool:
+def has_half(analysed: AnalysisRecord) -> bool:
     """Whether the clean metric is better than guessing, so that half of it can be lost."""
-    found = record.found
+    found = analysed.found
     return not found["higher_is_better"] or float(found["clean_metric"]) > found["floor"]
 
 
-def layers_of(record: Record, side: str) -> dict[str, list[float]]:
+def layers_of(run: Record, side: str) -> dict[str, list[float]]:
     """The norms of the side's layers by epoch, in the model's order, from the lowest to the highest layer."""
-    rows = [row["layer_gradient_norms"] for row in record.curve]
+    rows = [row["layer_gradient_norms"] for row in run.curve]
     names = [name for name in rows[0] if name.startswith(side) and rows[0][name] is not None]
     return {name: [row[name] for row in rows] for name in names}
 
 
-def norms_by_epoch(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:
-    """Pictures with a panel for each title and a line for each name."""
-    from gasam.analysis.pictures import PlotLine, draw_lines, in_sheets, sheet
+def norm_charts(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Chart]:
+    """A chart for each title with a line for each name."""
+    charts = []
+    for title, norms in panels.items():
+        points = [
+            {"label": name, "seed": 0, "x": epoch, "y": value}
+            for name, values in norms.items()
+            for epoch, value in enumerate(values, 1)
+        ]
+        colours = {name: name for name in norms}
+        charts.append(output.lines(points, colours, title=title, x="epoch", y="mean |g| of an epoch's steps"))
+    return charts
 
-    figures = []
-    for some in in_sheets(len(panels)):
-        shown = list(panels.items())[some]
-        figure, axes = sheet(len(shown))
-        for panel, (title, norms) in zip(axes, shown, strict=True):
-            lines = [PlotLine(name, range(1, len(values) + 1), values) for name, values in norms.items()]
-            draw_lines(panel, lines, title=title, x="epoch", y="mean |g| of an epoch's steps")
-        figures.append(figure)
-    return figures
+
+def _over_training(norms: Sequence[float]) -> str:
+    return f"{norms[0]:.3g} in the first epoch and {norms[-1]:.3g} in the last"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -178,7 +178,7 @@ def every() -> list[Study]:
 @cache
 def load(name: str) -> Study:
     if name not in names():
-        known = sorted((*names(), *figures.FIGURE_STUDIES))
+        known = sorted((*names(), *figures.FIGURES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     try:
         return parse(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))

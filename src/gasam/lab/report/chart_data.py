@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gasam.lab.analyses.comparing import Plotted
-from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.comparison import SAME
 from gasam.lab.report.group import Group
 from gasam.lab.report.labels import label
@@ -129,27 +127,6 @@ def scores(groups: Sequence[Group], cost: Callable[[Group], float | None]) -> li
                 rows.append(
                     common | {"kind": "seed", "value": score, "told": f"{group.metric.shown(score)} (seed {seed})"}
                 )
-    return rows
-
-
-def analysed(
-    found: Sequence[AnalysisRecord],
-    labels: Sequence[str],
-    groups: Sequence[Group],
-    plotted: Callable[[AnalysisRecord], Plotted],
-) -> list[Row]:
-    """The points of the lines of an analysis; those that a logarithmic axis cannot show are left out."""
-    of_run = {run.name: label(group) for group in groups for run in group.records}
-    rows = []
-    for each, run in zip(found, labels, strict=True):
-        line = plotted(each)
-        for x, y in zip(line.x, line.y, strict=True):
-            if y is None or not all(map(math.isfinite, (x, y))):
-                continue
-            if ("x" in line.log and x <= 0) or ("y" in line.log and y <= 0):
-                continue
-            configuration = of_run.get(each.run.name, label(groups[0]))
-            rows.append({"label": configuration, "line": run, "x": x, "y": y, "told": f"{_short(y)} at {_short(x)}"})
     return rows
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gasam.lab.analyses.comparing import Plotted
 from gasam.lab.report.chart_data import Row, Series
 
 Spec = dict[str, Any]
@@ -179,16 +178,6 @@ def _placed(rows: Sequence[Row], series: Sequence[Series]) -> list[Row]:
         side = "left" if row["cost"] > middle else "right"
         placed.append({"label": label, "name": names[label], "cost": row["cost"], "at": at, "side": side})
     return placed
-
-
-def analysis(rows: Sequence[Row], series: Sequence[Series], line: Plotted) -> Spec:
-    """The lines that an analysis gives for its runs."""
-    (x_scale, x_axis), (y_scale, y_axis) = (_scaled([row[axis] for row in rows], axis in line.log) for axis in "xy")
-    x = _quantity("x", line.x_name, **x_axis) | {"scale": x_scale}
-    y = _quantity("y", line.y_name, **y_axis) | {"scale": y_scale}
-    place: Spec = {"x": x, "y": y, "color": _colour(series), "detail": {"field": "line"}}
-    path: Spec = {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": place | {"strokeDash": _dashes(series)}}
-    return _chart(rows, series, [path, _points(place, [("line", "run"), ("told", line.y_name)])], HEIGHT)
 
 
 def _chart(rows: Sequence[Row], series: Sequence[Series], layers: list[Spec], height: int | Spec) -> Spec:

@@ -17,7 +17,7 @@ from gasam.lab.report.charts import Chart
 from gasam.lab.report.comparison import comparison, described
 from gasam.lab.report.frame import groups_of
 from gasam.lab.report.group import Group
-from gasam.lab.report.labels import differing, label, radius, run_labels
+from gasam.lab.report.labels import configuration_labels, differing, label, radius
 from gasam.lab.tables import Table
 
 WALKS = {
@@ -176,17 +176,12 @@ def _walks(groups: Sequence[Group], series: Sequence[Series]) -> Iterator[Chart]
 def _analysed(
     analysis: Analysis, found: Sequence[AnalysisRecord], groups: Sequence[Group], series: Sequence[Series]
 ) -> Analysed:
-    run, labels = found[0].run, run_labels(found)
-    own = groups_of([each.run for each in found], run.task, run.size)
+    own = groups_of([each.run for each in found], found[0].run.task, found[0].run.size)
     colours = {group.method: each.colour for group, each in zip(groups, series, strict=True)}
-    drawn = chart_data.analysed_series(own, colours)
-    title = f"{HEADS.get(analysis.kind, analysis.kind.capitalize())}: {analysis.manner}"
-    chart = None
-    if type(analysis).plotted is not Analysis.plotted:
-        rows, first = chart_data.analysed(found, labels, own, analysis.plotted), analysis.plotted(found[0])
-        name = f"{first.title[0].upper()}{first.title[1:]}"
-        chart = Chart(name, "Every line is a run.", charts.analysis(rows, drawn, first)) if rows else None
-    return Analysed(title, analysis.table(found, labels), drawn, chart)
+    shown = analysis.table(found, configuration_labels(found))
+    table = Table(shown.title, tuple(shown.columns), tuple(map(tuple, shown.cells())), tuple(shown.notes))
+    title = HEADS.get(analysis.kind, analysis.kind.capitalize())
+    return Analysed(title, table, chart_data.analysed_series(own, colours), None)
 
 
 def _rows(groups: Sequence[Group], files: Mapping[int, Path]) -> Iterator[RunRow]:

@@ -46,22 +46,14 @@ def in_words(values: Mapping[str, Any]) -> str:
     return ", ".join(_in_words(name, value) for name, value in values.items())
 
 
-def run_labels(found: Sequence[AnalysisRecord]) -> list[str]:
-    """A name for each analysed run that tells it apart from the others: task and size in front where they differ."""
+def configuration_labels(found: Sequence[AnalysisRecord]) -> dict[str, str]:
+    """The label of each configuration of analysed runs by its key, which all its seeds share."""
     runs = [each.run for each in found]
-    kinds = list(dict.fromkeys((run.task, run.size) for run in runs))
-    told: dict[str, str] = {}
-    for kind in kinds:
+    labels: dict[str, str] = {}
+    for kind in dict.fromkeys((run.task, run.size) for run in runs):
         for group in groups_of(runs, *kind):
-            for run in group.records:
-                told[run.name] = label(group) + (f", seed {run.seed}" if len(group.records) > 1 else "")
-    several_tasks, several_sizes = (len({kind[place] for kind in kinds}) > 1 for place in (0, 1))
-    names = []
-    for run in runs:
-        front = ", ".join([run.task] * several_tasks + [f"size {run.size}"] * several_sizes)
-        name = told.get(run.name, run.name)  # a copy of a run under another name has that name
-        names.append(f"{front}: {name}" if front else name)
-    return names
+            labels |= {run.key: label(group) for run in group.records}
+    return labels
 
 
 def _in_words(name: str, value: Any) -> str:

@@ -9,13 +9,12 @@ from typing import Any
 
 from gasam.lab.errors import InputError
 from gasam.lab.tasks.own_model import described, is_file, load_task
-from gasam.lab.tasks.task import SIZE_NAMES, Origin, Radius, Task
+from gasam.lab.tasks.task import SIZE_NAMES, Origin, Task
 
 __all__ = [
     "SIZE_NAMES",
     "TASKS",
     "Origin",
-    "Radius",
     "Task",
     "described",
     "file_field",

@@ -20,7 +20,7 @@ from gasam.lab.families.images import ImageClassification
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
 from gasam.lab.tasks import imdb, mnist, ptb, translation
-from gasam.lab.tasks.task import Task, l2, linf, sizes
+from gasam.lab.tasks.task import Task, sizes
 
 
 def digits() -> Source:
@@ -204,14 +204,6 @@ TASKS = (
         family=ImageClassification,
         source=lambda origin: digits(),
         sizes=sizes(paper=mnist.PAPER, small=mnist.PAPER.changed(epochs=60), tiny=mnist.TINY),
-        chosen_radii={
-            "sam": l2(0.05),
-            "asam": linf(5e-2),
-            "layer-sam": l2(1e-3),
-            "multi-step-defense": linf(1e-2),
-            "ga-sam": linf(2e-3),
-        },
-        borrows_from=("mnist", "imdb"),
     ),
     Task(
         name="docstrings",
@@ -224,14 +216,6 @@ TASKS = (
             small=imdb.SMALL_MODEL.changed(epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000),
             tiny=imdb.TINY,
         ),
-        chosen_radii={
-            "sam": linf(2e-3),
-            "asam": linf(5e-2),
-            "layer-sam": l2(3e-4),
-            "multi-step-defense": linf(2e-3),
-            "ga-sam": linf(5e-3),
-        },
-        borrows_from=("imdb", "en-vi"),
     ),
     Task(
         name="pydoc",
@@ -244,7 +228,6 @@ TASKS = (
             small=ptb.SMALL_MODEL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
             tiny=ptb.TINY,
         ),
-        borrows_from=("ptb", "en-vi"),
     ),
     Task(
         name="numerals",
@@ -264,8 +247,5 @@ TASKS = (
             ),
             tiny=translation.TINY,
         ),
-        chosen_radii={"sam": linf(1e-4), "ga-sam": linf(2e-5, 2)},
-        start_epoch=translation.START_EPOCH,
-        borrows_from=("en-vi",),
     ),
 )

@@ -10,7 +10,7 @@ from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
 from gasam.lab.data.files import fault_at, rows
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
 from gasam.lab.families.classification import TextClassification, TextCNNSettings
-from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
+from gasam.lab.tasks.task import Task, sizes
 
 CLASSES = ("negative", "positive")
 FILES = ("imdb/train.jsonl.gz", "imdb/test.jsonl.gz")
@@ -91,22 +91,6 @@ TASKS = (
         family=TextClassification,
         source=lambda origin: source(origin.folder),
         sizes=sizes(paper=PAPER, small=SMALL, tiny=TINY),
-        paper_radii={
-            "sam": linf(2e-5),
-            "asam": linf(5e-3),
-            "asam-filter": filter_wise(1e-4),
-            "layer-sam": l2(1e-5),
-            "multi-step-defense": linf(2e-5),
-            "ga-sam": linf(1e-4),
-            "single-step": linf(5e-5),
-            "element-wise": linf(5e-6),
-            "model-wise": linf(5e-5),
-            "scale-weight-over-gradient": linf(2e-5),
-            "scale-inverse-gradient": linf(5e-5),
-            "scale-weight-rms": linf(5e-3),
-            "scale-weight": linf(5e-6),
-        },
-        borrows_from=("en-vi",),
         published=PUBLISHED,
     ),
 )

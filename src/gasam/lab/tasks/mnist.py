@@ -89,7 +89,6 @@ TASKS = (
         family=ImageClassification,
         source=lambda origin: source(origin.folder),
         sizes=sizes(paper=PAPER, small=PAPER.changed(rows=10_000), tiny=TINY),
-        borrows_from=("digits", "imdb"),
         published=PUBLISHED,
     ),
 )

@@ -202,7 +202,6 @@ TASKS = (
             small=imdb.SMALL_MODEL,
             tiny=imdb.TINY.changed(embedding_scale=imdb.GOOD_SCALE),
         ),
-        borrows_from=("docstrings", "imdb", "en-vi"),
     ),
     Task(
         name="lm",
@@ -211,7 +210,6 @@ TASKS = (
         family=LanguageModel,
         source=lm,
         sizes=sizes(paper=ptb.PAPER, small=ptb.SMALL_MODEL.changed(rows=None), tiny=ptb.TINY),
-        borrows_from=("pydoc", "ptb", "en-vi"),
     ),
     Task(
         name="translate",
@@ -224,7 +222,5 @@ TASKS = (
             small=translation.DE_EN_SMALL.changed(rows=None, judged=None),
             tiny=translation.DE_EN_TINY,
         ),
-        start_epoch=translation.START_EPOCH,
-        borrows_from=("numerals", "en-vi"),
     ),
 )

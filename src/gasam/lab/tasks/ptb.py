@@ -8,7 +8,7 @@ from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import lines
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
 from gasam.lab.families.language import LanguageModel, LSTMSettings
-from gasam.lab.tasks.task import Task, filter_wise, l2, linf, sizes
+from gasam.lab.tasks.task import Task, sizes
 
 FILES = ("ptb/ptb.train.txt.gz", "ptb/ptb.valid.txt.gz", "ptb/ptb.test.txt.gz")
 
@@ -81,22 +81,6 @@ TASKS = (
         family=LanguageModel,
         source=lambda origin: source(origin.folder),
         sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, tiny=TINY),
-        paper_radii={
-            "sam": l2(5e-3),
-            "asam": linf(5e-4),
-            "asam-filter": filter_wise(2e-5),
-            "layer-sam": l2(1e-6),
-            "multi-step-defense": linf(1e-3),
-            "ga-sam": linf(8e-6),
-            "single-step": l2(5e-3),
-            "element-wise": linf(2e-6),
-            "model-wise": linf(5e-6),
-            "scale-weight-over-gradient": l2(2e-5),
-            "scale-inverse-gradient": linf(5e-6),
-            "scale-weight-rms": linf(1e-4),
-            "scale-weight": linf(1e-7),
-        },
-        borrows_from=("en-vi",),
         published=PUBLISHED,
     ),
 )

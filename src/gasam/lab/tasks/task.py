@@ -1,12 +1,11 @@
-"""The definition of a task: a family of models, a source of data, the settings of each size, the radii of methods."""
+"""The definition of a task: a family of models, a source of data, and the settings of each size."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gasam.lab.data.corpus import SPLITS, Source, Split, data_directory
 from gasam.lab.data.published import Published
@@ -16,28 +15,6 @@ from gasam.lab.families.family import Family, Recipe
 SIZE_NAMES = ("paper", "small", "tiny")
 """The sizes that every task has."""
 DEFAULT_SIZE = "small"
-
-
-class Radius(NamedTuple):
-    """The size of a method's walk: the p of its norm, epsilon, the number of steps K, and a remark for readers."""
-
-    norm: float
-    epsilon: float
-    steps: int = 1
-    remark: str = ""
-
-
-def l2(epsilon: float, steps: int = 1) -> Radius:
-    return Radius(2.0, epsilon, steps)
-
-
-def linf(epsilon: float, steps: int = 1, remark: str = "") -> Radius:
-    return Radius(math.inf, epsilon, steps, remark)
-
-
-def filter_wise(epsilon: float) -> Radius:
-    """The radius of filter-wise ASAM, for which the paper gives no number."""
-    return linf(epsilon, remark="element-wise ASAM's over the root of a filter's size (inferred)")
 
 
 @dataclass(frozen=True)
@@ -108,10 +85,6 @@ class Task:
         family: The family of models.
         source: Gives the data, wherever it is.
         sizes: The settings of each size by its name.
-        paper_radii: The paper's radii by method.
-        chosen_radii: Radii that were chosen by hand on validation, with other seeds than the first.
-        start_epoch: The first epoch with a walk in the paper, counted from 1, and the paper's number of epochs.
-        borrows_from: Tasks whose radii are used for methods that have none here, the most similar first.
         published: The files that can be downloaded.
     """
 
@@ -121,10 +94,6 @@ class Task:
     family: type[Family[Any]]
     source: Callable[[Origin], Source]
     sizes: Mapping[str, Recipe]
-    paper_radii: Mapping[str, Radius] = field(default_factory=dict)
-    chosen_radii: Mapping[str, Radius] = field(default_factory=dict)
-    start_epoch: tuple[int, int] = (0, 1)
-    borrows_from: tuple[str, ...] = ()
     published: Published | None = None
 
     def __post_init__(self) -> None:
@@ -144,10 +113,6 @@ class Task:
             raise InputError(
                 f"{self.name} has its own data: --train, --valid and --test are only for classify, lm and translate"
             )
-
-    def recommends_walk(self, size: str) -> bool:
-        """Whether methods use the recommended walk: everywhere but in the paper's own settings."""
-        return self.kind in ("yours", "file") or size != "paper"
 
     @property
     def default_size(self) -> str:

@@ -10,7 +10,7 @@ from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import aligned, lines
 from gasam.lab.data.published import HubSplit, Published, Row, WebFile, as_lines
 from gasam.lab.families.translation import TransformerSettings, Translation
-from gasam.lab.tasks.task import Radius, Task, filter_wise, linf, sizes
+from gasam.lab.tasks.task import Task, sizes
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,6 @@ SMALL_MODEL = PAPER.changed(
     length=50,
     judged=1_000,
 )
-START_EPOCH = (30, 52)
-"""The first epoch with a walk in the paper, and the number of epochs."""
 EN_VI_SMALL = SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000))
 TINY = SMALL_MODEL.changed(
     rows=100,
@@ -193,15 +191,6 @@ iwslt14/valid.en.gz 7283 3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b68
 )
 
 
-def of_token_sum(epsilon: float) -> Radius:
-    """Convert the paper's epsilon from fairseq's loss, a sum over the 4,096 tokens of a batch, to the mean loss.
-
-    This is inferred: GA-SAM's T is the inverse of a gradient, so with the mean loss 0.9 would move every weight by
-    about 1.
-    """
-    return linf(epsilon / 4096, 2, f"{epsilon:g} for the sum of 4,096 tokens (inferred)")
-
-
 TASKS = (
     Task(
         name="en-vi",
@@ -210,16 +199,6 @@ TASKS = (
         family=Translation,
         source=lambda origin: parallel_source(EN_VI, origin.folder),
         sizes=sizes(paper=PAPER, small=EN_VI_SMALL, tiny=TINY),
-        paper_radii={
-            "sam": linf(1.2e-3),
-            "asam": linf(5e-4),
-            "asam-filter": filter_wise(2e-5),
-            "layer-sam": linf(1e-3),
-            "multi-step-defense": linf(5e-4, 2),
-            "ga-sam": of_token_sum(0.9),
-            "freelb": linf(0.02, 1),
-        },
-        start_epoch=START_EPOCH,
         published=EN_VI_FILES,
     ),
     Task(
@@ -229,16 +208,6 @@ TASKS = (
         family=Translation,
         source=lambda origin: parallel_source(DE_EN, origin.folder),
         sizes=sizes(paper=DE_EN_PAPER, small=DE_EN_SMALL, tiny=DE_EN_TINY),
-        paper_radii={
-            "sam": linf(5e-4),
-            "asam": linf(2e-4),
-            "asam-filter": filter_wise(1e-5),
-            "layer-sam": linf(3e-3),
-            "multi-step-defense": linf(5e-4, 2),
-            "ga-sam": of_token_sum(0.8),
-            "freelb": linf(0.005, 3),
-        },
-        start_epoch=(30, 70),
         published=DE_EN_FILES,
     ),
 )

@@ -1,0 +1,232 @@
+"""What all kinds of analyses share: options, continuation, tables, charts, sentences and files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from gasam.analysis.objective import plain_value
+from gasam.lab import output
+from gasam.lab.analyses.loading import LoadedRun
+from gasam.lab.errors import InputError, first_fault
+from gasam.lab.output import Chart, Table
+from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.storage import replaced, write_json
+
+Found = dict[str, Any]
+Cells = dict[str, str]
+Labels = Mapping[str, str]
+"""The label of each configuration by its key, which all its seeds share."""
+KINDS: dict[str, type[Analysis]] = {}
+"""Every kind of analysis by its name in records."""
+
+
+def option(default: Any, help: str, *, flag: str = "", text: str = "", panel: str = "", **limits: Any) -> Any:  # noqa: A002
+    """A field of an analysis, which is an option of its command.
+
+    Args:
+        default: The default.
+        help: Help text on the command line.
+        flag: Name on the command line, if it is not the field's name.
+        text: The default on the command line of an option that is read from text.
+        panel: Heading of the group of options that it is listed under.
+        limits: Limits of the value, as for pydantic's `Field`.
+    """
+    return Field(default, description=help, json_schema_extra={"flag": flag, "text": text, "panel": panel}, **limits)
+
+
+def as_norm(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"--norm must be a number > 1 or inf, got {value!r}") from None
+
+
+def as_numbers(value: Any, name: str, allowed: str = "numbers separated by commas") -> tuple[float, ...]:
+    """Numbers from text or from a list."""
+    try:
+        numbers = tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except ValueError:
+        numbers = ()
+    if isinstance(value, str) and not numbers:
+        raise ValueError(f"--{name} must be {allowed}, got {value!r}")
+    return numbers
+
+
+Norm = Annotated[float, BeforeValidator(as_norm)]
+
+
+class Progress:
+    """A measurement in progress.
+
+    `say` shows the progress to the user. `kept` is the intermediate result of an interrupted measurement, from `file`.
+    """
+
+    def __init__(self, file: Path, say: Callable[[str], None]) -> None:
+        self.file, self.say = file, say
+        try:
+            self.kept: Found = json.loads(file.read_text(encoding="utf-8"))
+            self._begun: float = time.perf_counter() - self.kept.pop("seconds")
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):  # there is none, or it is damaged
+            self.kept = {}
+            self._begun = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time of the measurement, including interrupted attempts."""
+        return round(time.perf_counter() - self._begun, 2)
+
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """A callback that shows the number of finished evaluations and their total."""
+        return lambda done, of: self.say(f"{what} {done}/{of}")
+
+    def keep(self, found: Found) -> None:
+        """Save an intermediate result, so that an interrupted measurement can continue."""
+        write_json(self.file, plain_value(found) | {"seconds": self.seconds})
+
+
+class Analysis(BaseModel, ABC):
+    """A kind of analysis. Its fields are its options, which determine the numbers.
+
+    A subclass that has a `kind` registers itself. If it also has a `command`, then `gasam` has a command of this name,
+    whose options are the fields and whose help is the docstring of the class. `title` is the title of the table. In
+    the methods, `found` are records of this analysis, one for each run.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    kind: ClassVar[str]
+    command: ClassVar[str | None] = None
+    title: ClassVar[str]
+
+    split: Literal["train", "valid", "test"] = option(
+        "train", "Split on which to compute the loss: train, valid or test.", panel="The examples"
+    )
+    rows: int = option(512, "Number of examples of the split; always the same ones.", panel="The examples", ge=1)
+    seed: int = option(0, "Seed of all randomness.", panel="The run", ge=0, lt=2**31)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """Make the analysis from options; raise `InputError` if one is wrong."""
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise InputError(first_fault(error, cls)) from None
+
+    def options(self) -> dict[str, Any]:
+        """The options as JSON values. Of another run only the name matters."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: each.stem if isinstance(each, Path) else plain_value(each) for name, each in values.items()}
+
+    def name(self, run: Summary) -> str:
+        """The name of the record, which depends on the options and on the run."""
+        text = json.dumps([self.options(), run.key, run.seed], sort_keys=True)
+        return f"{self.kind}-{run.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @abstractmethod
+    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+        """Measure a run and return the numbers."""
+
+    @abstractmethod
+    def cells(self, record: AnalysisRecord) -> list[Cells]:
+        """The rows of the table for one run, without its name."""
+
+    @abstractmethod
+    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
+        """The chart of runs of one task and size; None if one chart cannot hold them."""
+
+    def measures(self, record: AnalysisRecord) -> dict[str, str]:
+        """The numbers that the sentence compares, by what they are."""
+        return {}
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        """A sentence below the table."""
+        return ""
+
+    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+        names = _run_names(found, labels)
+        rows = [{"run": name} | cells for each, name in zip(found, names, strict=True) for cells in self.cells(each)]
+        values = [{"run": each.run.name} | each.found for each in found]
+        return Table(self.title, rows, [self.note(found)] if self.note(found) else [], values)
+
+    def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
+        """A chart for each task and size."""
+        panels: dict[tuple[str, str], list[AnalysisRecord]] = {}
+        for each in found:
+            panels.setdefault((each.run.task, each.run.size), []).append(each)
+        charts = [self.chart(some, labels) for some in panels.values()]
+        return [chart for chart in charts if chart is not None]
+
+    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
+        """The measures of all runs by task and configuration; those of several seeds stand together."""
+        told: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for each in found:
+            for measure, text in self.measures(each).items():
+                by_label = told.setdefault((each.run.task, measure), {})
+                by_label.setdefault(labels[each.run.key], []).append(text)
+        clauses = []
+        for (task, measure), runs in told.items():
+            numbers = ", and ".join(f"{', '.join(texts)} for {label}" for label, texts in runs.items())
+            clauses.append(f"on {task} {measure} is {numbers}")
+        return "; ".join(clauses)
+
+    def save(self, found: Sequence[AnalysisRecord], labels: Labels, folder: Path) -> list[str]:
+        """Write the table as JSON and Markdown and the charts as PNG and SVG; return the names of the files."""
+        table = self.table(found, labels)
+        tasks = dict.fromkeys(f"{each.run.task}-{each.run.size}" for each in found)
+        names = sorted(self.name(each.run) for each in found)
+        own = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]  # other runs or options are another table
+        place = folder / "-".join((self.kind, *tasks, own))
+        numbers, text = place.with_name(f"{place.name}.json"), place.with_name(f"{place.name}.md")
+        write_json(numbers, table.as_json() | {"sentence": self.sentence(found, labels)})
+        with replaced(text) as partial:
+            partial.write_text(table.markdown(), encoding="utf-8")
+        return [str(file) for file in (numbers, text, *output.save(self.charts(found, labels), place))]
+
+
+def restored(each: AnalysisRecord) -> Analysis:
+    """The analysis, with its options, that made a record."""
+    if each.kind not in KINDS:
+        raise InputError(f"the kind of an analysis must be one of {', '.join(KINDS)}, got {each.kind!r}")
+    return KINDS[each.kind].of(**each.options)
+
+
+def _run_names(found: Sequence[AnalysisRecord], labels: Labels) -> list[str]:
+    """A name for each run: its task if there are several, its configuration, and its seed if there are several."""
+    several = len({each.run.task for each in found}) > 1
+    keys = [each.run.key for each in found]
+    names = []
+    for each in found:
+        name = f"{each.run.task}: {labels[each.run.key]}" if several else labels[each.run.key]
+        names.append(f"{name}, seed {each.run.seed}" if keys.count(each.run.key) > 1 else name)
+    return names
+
+
+def methods_of(found: Sequence[AnalysisRecord], labels: Labels) -> dict[str, str]:
+    """The method of each configuration by its label, for the colours of a chart."""
+    return {labels[each.run.key]: each.run.method for each in found}
+
+
+def norm_name(norm: float) -> str:
+    return "L-inf" if norm == float("inf") else f"L{norm:g}"
+
+
+def example_count(found: Sequence[AnalysisRecord]) -> str:
+    """The number of examples that were used, which is smaller than `rows` if a split has fewer."""
+    counts = [each.examples or each.options["rows"] for each in found]
+    least, most = min(counts), max(counts)
+    return f"{most} examples" if least == most else f"{least} to {most} examples"

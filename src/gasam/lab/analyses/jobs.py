@@ -1,0 +1,146 @@
+"""The measurement of finished runs: one by one in this process, or as jobs of a cluster."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gasam.analysis.objective import plain_value
+from gasam.lab import record
+from gasam.lab.analyses.analysis import Analysis, Progress
+from gasam.lab.analyses.loading import load, plan_of, planned
+from gasam.lab.engines.execution import Engine, do_all
+from gasam.lab.engines.jobs import Job, OnEvent
+from gasam.lab.engines.local import LocalEngine
+from gasam.lab.engines.shipping import Files, read_files
+from gasam.lab.errors import InputError
+from gasam.lab.record import AnalysisRecord, Summary
+from gasam.lab.tasks import Origin
+from gasam.lab.training.loop import OnUpdate
+from gasam.lab.training.stored import find_run
+
+
+@dataclass
+class AnalysisJob(Job):
+    """The analysis of one run.
+
+    Args:
+        analysis: What to measure.
+        run: The record of the run, NAME.json.
+        origin: Where its data is, as the user says.
+        files: The files of the run and of other runs that the options name, for another machine; None on this one.
+        cpu: Use the CPU even if there is a GPU.
+    """
+
+    analysis: Any = None
+    run: Path = Path()
+    origin: Origin = field(default_factory=Origin)
+    files: Files | None = None
+    cpu: bool = False
+
+
+def measure_all(
+    analysis: Analysis,
+    runs: Iterable[Path],
+    folder: Path,
+    origin: Origin,
+    engine: Engine,
+    on_event: OnEvent = lambda job, event: None,
+    *,
+    cpu: bool = False,
+) -> list[AnalysisJob]:
+    """Analyse finished runs: one by one in this process, each with all cores, or as jobs of a cluster.
+
+    Existing records are only read, and interrupted measurements are continued.
+
+    Args:
+        analysis: What to measure.
+        runs: The records of the finished runs, NAME.json, or their folders.
+        folder: The folder for records of analyses.
+        origin: Where the data of the runs is. What it does not say is taken from their folders.
+        engine: Where to measure.
+        on_event: Called with every event of every job; an update is a short text.
+        cpu: Use the CPU even if there is a GPU.
+    """
+    here = isinstance(engine, LocalEngine)
+    jobs = [_job(analysis, run, folder, origin, cpu, here) for run in runs]
+    if not here:
+        do_all(jobs, folder, engine, on_event, measured)
+        return jobs
+    for job in (job for job in jobs if job.record is None):
+        on_event(job, ("start", None))
+        job.record = measured(job, folder, partial(_tell, on_event, job))
+        on_event(job, ("done", job.record))
+    return jobs
+
+
+def _tell(on_event: OnEvent, job: Job, text: Any) -> None:
+    on_event(job, ("update", text))
+
+
+def measured(job: AnalysisJob, folder: Path, on_update: OnUpdate) -> AnalysisRecord:
+    """The work of a job: analyse its run, and write and return the record."""
+    if job.files is None:
+        return _measured(job, job.analysis, job.run, folder, on_update)
+    with tempfile.TemporaryDirectory(prefix="gasam-") as place:
+        for name, content in job.files.items():
+            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(place) / name).write_bytes(content)
+        moved = {name: Path(place) / f"{run.stem}.json" for name, run in _named_runs(job.analysis).items()}
+        analysis = job.analysis.model_copy(update=moved)
+        return _measured(job, analysis, Path(place) / f"{job.run.stem}.json", folder, on_update)
+
+
+def _measured(
+    job: AnalysisJob, analysis: Analysis, run: Path, folder: Path, say: Callable[[Any], None]
+) -> AnalysisRecord:
+    code = record.code()
+    loaded = load(run, job.origin, cpu=job.cpu)
+    progress = Progress(folder / f".{job.name}.json", say)
+    try:
+        found = analysis.measure(loaded, progress)
+    except ValueError as error:  # invalid options, explained in one sentence
+        raise InputError(str(error)) from None
+    of_the_run = loaded.record.model_dump(include=set(Summary.model_fields))
+    made = AnalysisRecord(
+        kind=analysis.kind,
+        options=analysis.options(),
+        run=Summary(**of_the_run | {"name": loaded.name}),
+        examples=loaded.count(analysis.split, analysis.rows),
+        found=plain_value(found),
+        seconds=progress.seconds,
+        machine=record.machine(next(loaded.model.parameters()).device),
+        versions=record.versions(),
+        **code,
+    )
+    file = folder / f"{job.name}.json"
+    record.write(file, made)
+    progress.file.unlink(missing_ok=True)
+    return record.read_analysis(file)
+
+
+def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:
+    known = find_run(run)
+    summary = known.record.model_copy(update={"name": known.name})
+    name = analysis.name(summary)
+    job = AnalysisJob(plan_of(known, origin), name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
+    job.run = Path(f"{known.folder.path}.json")
+    file = folder / f"{name}.json"
+    if file.exists():
+        job.record = record.read_analysis(file)
+    elif not here:
+        _, job.data = planned(known, origin)
+        job.files = {}
+        for each in (known, *map(find_run, _named_runs(analysis).values())):
+            job.files |= read_files(each.folder.path.parent, each.name)
+    return job
+
+
+def _named_runs(analysis: Analysis) -> dict[str, Path]:
+    """The options that name other runs."""
+    values = {name: getattr(analysis, name) for name in type(analysis).model_fields}
+    return {name: value for name, value in values.items() if isinstance(value, Path)}

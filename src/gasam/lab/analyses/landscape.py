@@ -1,0 +1,129 @@
+"""The loss around the weights of a run: on a plane, or along the line to another run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
+
+from gasam.analysis.landscape import line, plane
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, methods_of, option
+from gasam.lab.analyses.loading import LoadedRun, weights_like
+from gasam.lab.errors import InputError
+from gasam.lab.output import Chart, lines
+from gasam.lab.output import plane as heat_map
+from gasam.lab.record import AnalysisRecord
+
+
+class Landscape(Analysis):
+    """Measure the loss around the weights: on a filter-normalised plane, or along the line to another run.
+
+    Examples: `gasam landscape runs/A.json runs/B.json`, `gasam landscape runs/A.json --to runs/B.json`
+    """
+
+    kind = command = "landscape"
+    title = "Loss around the weights"
+
+    to: Path | None = option(None, "Measure along the line to this run instead of on a plane.", strict=False)
+    radius: float = option(1.0, "Half the width of the plane, in units of each filter's norm.")
+    points: int = option(15, "Number of points in each direction; odd for a plane.")
+    start: float = option(-0.5, "Start of the line; 0 is the run, 1 is the run of --to.")
+    stop: float = option(1.5, "End of the line.")
+
+    @model_validator(mode="after")
+    def _check_line(self) -> Self:
+        if self.to is not None and (self.points < 2 or not self.start < self.stop):
+            raise ValueError(
+                f"a line must have points >= 2 and start < stop, got {self.points}, {self.start:g} and {self.stop:g}"
+            )
+        return self
+
+    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+        if self.to is not None:
+            return self._along_line(run, self.to, progress)
+        subject, counting = run.on(self.split, self.rows), progress.counting("point")
+        return plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting).as_json()
+
+    def _along_line(self, run: LoadedRun, other: Path, progress: Progress) -> Found:
+        """The losses of this split and of the test split. Both runs are among the points."""
+        try:
+            weights = weights_like(run.model, other)
+        except InputError as error:
+            raise InputError(f"--to must name another run of the same model: {error}") from None
+        step = (self.stop - self.start) / (self.points - 1)
+        alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
+        losses = {}
+        for split in dict.fromkeys((self.split, "test")):
+            counting = progress.counting(f"{split}, point")
+            losses[split] = line(*run.on(split, self.rows), alphas, other=weights, watch=counting).losses
+        return {"alphas": alphas, "losses": losses}
+
+    def cells(self, record: AnalysisRecord) -> list[Cells]:
+        if self.to is not None:
+            along = record.found["losses"].items()
+            return [
+                {"alpha": f"{alpha:.3g}"} | {f"{split} loss": f"{float(losses[number]):.4g}" for split, losses in along}
+                for number, alpha in enumerate(record.found["alphas"])
+            ]
+        grid = _heights(record)
+        rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
+        if any(map(math.isnan, rim)):
+            rim = [math.nan]
+        ends = {"highest on the rim": f"{max(rim):.4g}", "lowest on the rim": f"{min(rim):.4g}"}
+        return [{"loss at the weights": f"{_middle(grid):.4g}"} | ends]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        where = f"{example_count(found)} of the {self.split} split"
+        if self.to is not None:
+            return f"alpha = 0 is the run, alpha = 1 is {self.to.stem}; {where}."
+        return f"The loss on {where}, to {self.radius:g} filter lengths away."
+
+    def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
+        """A plane for each run, all with the same colours, or a chart with the lines of all runs of a task."""
+        if self.to is not None:
+            return super().charts(found, labels)
+        heights = [loss for each in found for row in _heights(each) for loss in row if math.isfinite(loss)]
+        ends = (min(heights), max(heights)) if heights else None
+        return [self._plane(each, labels, ends) for each in found]
+
+    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
+        if self.to is None:
+            return self.charts(found, labels)[0] if len(found) == 1 else None
+        run = found[0].run
+        points = [
+            {"label": labels[each.run.key], "seed": each.run.seed, "x": alpha, "y": float(loss)}
+            for each in found
+            for alpha, loss in zip(each.found["alphas"], each.found["losses"][self.split], strict=True)
+        ]
+        title = f"{run.task}, {run.size}: {self.split} loss along a line"
+        return lines(points, methods_of(found, labels), title=title, x="alpha", y="loss")
+
+    def _plane(self, record: AnalysisRecord, labels: Labels, ends: tuple[float, float] | None) -> Chart:
+        run, axis, grid = record.run, record.found["axis"], _heights(record)
+        rows = [{"x": x, "y": y, "value": grid[i][j]} for i, x in enumerate(axis) for j, y in enumerate(axis)]
+        title = f"{run.task}, {run.size}: {labels[run.key]}, seed {run.seed}"
+        steep = ends is not None and 0 < 20 * ends[0] < ends[1]
+        names = {"title": title, "x": "first direction", "y": "second direction", "value": "loss"}
+        return heat_map(rows, **names, log=steep, domain=ends)
+
+    def measures(self, record: AnalysisRecord) -> dict[str, str]:
+        if self.to is None:
+            grid = _heights(record)
+            mean = sum(map(sum, grid)) / len(grid) ** 2
+            return {"the loss at the weights": f"{_middle(grid):.3g}", "its mean on the plane": f"{mean:.3g}"}
+        points = zip(record.found["losses"][self.split], record.found["alphas"], strict=True)
+        between = [float(loss) for loss, alpha in points if 0 <= alpha <= 1]
+        barrier = max(between) - max(between[0], between[-1])
+        told = f"{max(between):.3g} ({barrier:.3g} above the higher end)"
+        return {f"the highest {self.split} loss on the line to {self.to.stem}": told}
+
+
+def _heights(record: AnalysisRecord) -> list[list[float]]:
+    return [[float(value) for value in row] for row in record.found["losses"]]
+
+
+def _middle(grid: list[list[float]]) -> float:
+    return grid[len(grid) // 2][len(grid) // 2]
