@@ -23,7 +23,7 @@ GOAL = 0.95
 WALK = "tests/core/test_walk.py tests/core/test_properties.py tests/core/test_size.py tests/core/test_restore.py"
 FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test_schedule.py"
 SCHEDULE = "tests/core/test_schedule.py"
-SEARCH = "tests/lab/test_search.py tests/lab/test_tuning_report.py tests/lab/test_noise_of_splits.py"
+SEARCH = "tests/lab/test_search.py"
 STATISTICS = "tests/lab/test_report.py tests/lab/test_verdicts.py tests/lab/test_results_page.py"
 
 

@@ -11,20 +11,23 @@ model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
 x, y = torch.randn(64, 20), torch.randint(3, (64,))
 
 
-def evaluate(k):
-    """Compute the loss at the current weights, and leave its gradient in `.grad`."""
+worst, worst_offset = -1.0, []
+
+
+def evaluate(k, offset):
+    """Compute the loss at the current weights, leave its gradient in `.grad`, and remember the worst point."""
+    global worst, worst_offset
     model.zero_grad()
     loss = cross_entropy(model(x), y)
     loss.backward()
+    if loss > worst:
+        worst, worst_offset = loss.item(), offset()
     return Pass(loss.detach())
 
 
 ball = Perturbation(epsilon=0.5, norm=2.0, scale="one", granularity="model", steps=10)
-worst, offset = -1.0, []
-for visit in climb(model.parameters(), evaluate, ball, start=uniform_start(2.0)):
-    if visit.loss > worst:
-        worst, offset = visit.loss.item(), visit.offset()
+climb(model.parameters(), evaluate, ball, start=uniform_start(2.0))
 
-with displaced(list(model.parameters()), offset), torch.no_grad():
+with displaced(list(model.parameters()), worst_offset), torch.no_grad():
     assert abs(cross_entropy(model(x), y).item() - worst) < 1e-4
 assert worst > cross_entropy(model(x), y).item()

@@ -59,15 +59,15 @@ def sharpness(model: nn.Module, seed: int) -> float:
     """Return the largest rise of the training loss that a walk of ten steps finds within |a|_2 <= 0.5."""
     images, labels = digits(TRAIN, seed)
 
-    def evaluate(k: int) -> Pass:
+    def evaluate(k: int, offset: object) -> Pass:
         model.zero_grad()
         loss = cross_entropy(model(images), labels)
         loss.backward()
         return Pass(loss.detach())
 
     attack = Perturbation(epsilon=0.5, norm=2.0, scale="one", granularity="model", steps=10)
-    losses = [visit.loss.item() for visit in climb(list(model.parameters()), evaluate, attack)]
-    return max(losses) - losses[0]
+    losses = climb(list(model.parameters()), evaluate, attack).losses
+    return max(losses).item() - losses[0].item()
 
 
 def main(seeds: int = 4) -> None:

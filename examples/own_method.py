@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, Step, Vector, friendly_sam, gsam, look_sam, sam, sam_on, wsam
+from gasam import Method, SharpBackward, friendly_sam, gsam, look_sam, sam, sam_on, wsam
+from gasam.family import add, norm, scaled
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.LayerNorm(50), nn.ReLU(), nn.Linear(50, 3))
@@ -28,18 +29,20 @@ for name, perturbation in family.items():
     assert sharp.last.sharpness > 0
 
 
-def smooth_ascent(step: Step) -> Vector:
-    """Climb a running mean of the gradients instead of the newest one."""
-    return step.keep("mean", 0.9 * step.kept("mean") + 0.1 * step.gradient)
+class Halfway(Method):
+    def direction(self, g, kept):
+        """Climb a running mean of the gradients instead of the newest one."""
+        return kept.mix("mean", 0.9, g)
+
+    def fold(self, gradients, kept, strength):
+        """The direction between the clean and the displaced gradient, with the length of the displaced one."""
+        clean, last = gradients
+        length = norm(last)
+        both = add(last, clean, 1.0)
+        return scaled(both, length / norm(both))
 
 
-def halfway(step: Step) -> Vector:
-    """The direction between the clean and the displaced gradient, with the length of the displaced one."""
-    clean, last = step.gradients
-    return (clean + last).with_norm(last.norm())
-
-
-sharp = SharpBackward(model, replace(sam(0.05), ascent=smooth_ascent, risk=halfway))
+sharp = SharpBackward(model, replace(sam(0.05), method=Halfway()))
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 losses = []

@@ -148,8 +148,7 @@ def climbed(variables, evaluate, perturbation, start=None) -> list[Visited]:
         visits.append(Visited(k, seen.loss, offset, [_gradient(tensor) for tensor in weights]))
         return seen
 
-    for _ in climb(variables, watched, perturbation, start):
-        pass
+    climb(variables, watched, perturbation, start)
     return visits
 
 

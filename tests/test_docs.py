@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TASK_FILES = sorted((ROOT / "examples" / "tasks").glob("*.py"))  # tests/lab/test_own_model.py trains them
 RUN_ELSEWHERE = {"digits", "ddp", "fsdp"}  # below, and in two processes by tests/distributed
-PUBLIC = ["gasam", "gasam.analysis", "gasam.lab", "gasam.lab.prediction", "gasam.lab.theory"]
+PUBLIC = ["gasam", "gasam.analysis", "gasam.lab", "gasam.lab.training.finished", "gasam.lab.theory"]
 IMPORTS_SHOWN = {"README.md", "index.md", "guide.md", "frameworks.md", "experiments.md"}
 
 

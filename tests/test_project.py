@@ -163,7 +163,7 @@ LAYERS = [
     ["theory", "data"],
     ["families"],
     ["methods", "tasks"],
-    ["training", "prediction"],
+    ["training"],
     ["engines"],
     ["search", "analyses", "comparisons"],
     ["report", "paper"],
@@ -174,7 +174,7 @@ HEIGHT = {
     for height, names in enumerate(LAYERS)
     for name in names
 }
-ENTRY = {"gasam.__main__": {"gasam.lab.cli"}, "gasam.lab": {"gasam.lab.api", "gasam.lab.prediction"}}
+ENTRY = {"gasam.__main__": {"gasam.lab.cli"}, "gasam.lab": {"gasam.lab.api", "gasam.lab.training"}}
 """`python -m gasam` starts the command, and `gasam.lab.load` loads a run when it is first used."""
 
 

@@ -1,9 +1,10 @@
 """gasam: sharpness-aware training for PyTorch, with GA-SAM, SAM, ASAM and related methods."""
 
 from gasam.backward import SharpBackward
-from gasam.ball import uniform_start
-from gasam.contexts import frozen_batchnorm, per_worker, same_noise, shared_walk, together
+from gasam.contexts import frozen_batchnorm, same_noise, together
+from gasam.distributed import per_worker, shared_walk
 from gasam.embeddings import FreeLB
+from gasam.family import Kept, Method
 from gasam.family.friendly_sam import friendly_sam
 from gasam.family.gsam import gsam
 from gasam.family.look_sam import look_sam
@@ -15,10 +16,8 @@ from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step
 from gasam.range_tests import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
-from gasam.step import Step
 from gasam.trace import Trace
-from gasam.vectors import Vector
-from gasam.walk import Visit, climb
+from gasam.walk import climb, uniform_start
 from gasam.weights import displaced
 
 __version__ = "0.1.0"
@@ -27,16 +26,15 @@ __all__ = [
     "SCALES",
     "FreeLB",
     "Group",
+    "Kept",
+    "Method",
     "Pass",
     "Perturbation",
     "RangeTest",
     "Schedule",
     "SharpBackward",
     "SharpnessAware",
-    "Step",
     "Trace",
-    "Vector",
-    "Visit",
     "Weight",
     "asam",
     "climb",

@@ -1,122 +1,57 @@
-"""`SharpBackward`, which replaces `loss.backward()`, and the base class it shares with `SharpnessAware`."""
+"""`SharpBackward`, which replaces `loss.backward()`: one training step from beginning to end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam import passes
-from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, per_worker, synchronised, together
-from gasam.fold import Fold, Overflow, check_overflow
-from gasam.function_fold import make_fold
-from gasam.mistakes import checked_once, explained, look_at_function, warn_of_statistics
-from gasam.parameters import Parameters, read, weights_of
-from gasam.passes import Around, Backward, GradientScale, Pass
+from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, together
+from gasam.distributed import group_of, per_worker, synchronised
+from gasam.family import Kept
+from gasam.fold import Fold, Overflow
+from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
+from gasam.parameters import Entry, Parameters, read, weights_of
+from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
-from gasam.schedule import Clock, Schedule, StrengthOfStep, group_of
-from gasam.step import MethodState
-from gasam.trace import BETWEEN, OFF, WAITING, Trace, plain_trace
-from gasam.walk import traced_climb
-from gasam.watch import Watch
-from gasam.weights import undone_after_failure
+from gasam.schedule import Clock, Schedule, StrengthOfStep
+from gasam.torch_private import get_gradient
+from gasam.trace import BETWEEN, OFF, SAMPLED, WAITING, Trace, Watch
+from gasam.walk import walk
 
 METHOD = "method"
-"""Key of a state dict for what the perturbation's functions keep."""
+"""Key of a state dict for what the perturbation's method keeps."""
 
 
-class Walker:
-    """The base class of SharpBackward and SharpnessAware: checked options, the schedule and the last trace.
+class Passes(Protocol):
+    """Runs the passes of one step: a loss function, or an optimizer's closure."""
 
-    You may change `enabled` and `perturbation` between steps. `last` is the trace of the last step.
-    """
+    returned: Any  # by the clean pass
 
-    def _set_up(
-        self,
-        model: nn.Module | None,
-        tensors: Sequence[Tensor],
-        perturbation: Perturbation | None,
-        schedule: Schedule | StrengthOfStep | None,
-        *,
-        around: Around | None,
-        gradient_scale: GradientScale,
-        batchnorm: Statistics,
-        on_overflow: Overflow,
-        detailed: bool,
-        total_steps: int | None,
-        process_group: Any,
-        accumulation: int = 1,
-    ) -> None:
-        around = passes.plainly if around is None else around
-        self.perturbation, schedule = or_recommended(perturbation, schedule)
-        check_perturbation(self.perturbation)
-        check_schedule(self.perturbation, schedule)
-        passes.check_around(around)
-        self._per_worker = includes(around, per_worker)
-        check_overflow(on_overflow, self._per_worker)
-        group = process_group or group_of(model, tensors)
-        self.clock = Clock(schedule, tensors, accumulation=accumulation, total_steps=total_steps, process_group=group)
-        self.model = model
-        self.around = freezing(model, batchnorm, around)
-        self.gradient_scale = gradient_scale
-        self.on_overflow = on_overflow
-        self.detailed = detailed
-        self.enabled = True
-        self.last: Trace | None = None
-        self.method_state = MethodState()
-        # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
-        self._searched = model is not None or includes(around, frozen_batchnorm)
-        self._knows_function = False  # until the first call has succeeded
-        self._watch = Watch()
+    def plain(self) -> Tensor:
+        """Run one pass without a walk; return its loss."""
 
-    @property
-    def could_walk(self) -> bool:
-        """Whether a strength above 0 leads to a walk."""
-        return self.enabled and self.perturbation.size > 0
-
-    @property
-    def _folds_this_step(self) -> bool:
-        """Whether the risk function changes the gradient of this step, in which `every` skips the walk."""
-        return self.perturbation.folds_between and self.could_walk and self.clock.between_walks
-
-    def _around_passes(self) -> Around:
-        """`around`; for a risk function also synchronised, because it needs the reduced gradient of every pass."""
-        if self.perturbation.risk_function is None:
-            return self.around
-        if self._per_worker:
-            raise RuntimeError(
-                "per_worker can't be used with a risk function, because it combines the gradients of the passes after "
-                "they are reduced over the workers: leave per_worker out"
-            )
-        if isinstance(self.model, DistributedDataParallel):
-            return together(synchronised(self.model), self.around)
-        return self.around
-
-    def _reason_for_no_walk(self) -> int:
-        if not self.could_walk:
-            return OFF
-        return BETWEEN if self.clock.between_walks else WAITING
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
-        return {} if self.last is None else self.last.metrics()
+    def __call__(self, k: int, factor: float, last: bool) -> Pass:
+        """Run pass k, and leave the gradient of factor * loss in `.grad`."""
 
 
-class SharpBackward(Walker):
+class SharpBackward:
     """Replaces `loss.backward()`: runs K+1 passes along the walk and adds their combined gradient to `.grad`.
 
     Call it with a function that returns the loss or (loss, anything), and that does not call backward. The call returns
     what the function returned in the clean pass, with the loss detached. With `enabled = False` or a perturbation of
-    size 0 it runs one plain pass. `last` is the trace of the last step.
+    size 0 it runs one plain pass. `last` is the trace of the last step. You may change `enabled` and `perturbation`
+    between steps.
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
             parameters that must not move into a group with "perturb": False; with "perturb": 0.5 they move half as far.
             If you leave trained parameters out, their gradients are wrong in two cases: if the risk is "final", as in
-            SAM, or a function, they accumulate the gradients of all K+1 passes, and with a schedule weight other than
+            SAM, or a method's, they accumulate the gradients of all K+1 passes, and with a schedule weight other than
             1 they are not rescaled.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
@@ -130,12 +65,15 @@ class SharpBackward(Walker):
             pass" updates them in all passes. Has an effect only if you give the model.
         on_overflow: "keep" keeps a gradient that is not finite. "clean" uses the clean gradient instead, and needs
             memory for a copy of it.
-        detailed: Also compare the clean and the displaced gradient of each group, and measure the rounding error of
-            the offset. Needs memory for two copies of the gradient.
+        detailed: Measure every walk in full, compare the clean and the displaced gradient of each group, and measure
+            the rounding error of the offset. Needs memory for two copies of the gradient.
         accumulation: The number of calls per optimizer step. Only the schedule uses it; see also `begin_step`.
         total_steps: Optimizer steps of the whole training. Needed if the schedule contains shares of training.
         process_group: The processes over which the schedule averages the loss. By default those of the DDP or FSDP2
             model, or else all processes.
+        in_place: Write displaced weights into the weights' own memory. By default the parameters point to other memory
+            during a pass at w + a, which a model does not see if it reads its weights by another name: a view of a flat
+            buffer, or an address captured in a CUDA graph.
     """
 
     def __init__(
@@ -153,77 +91,53 @@ class SharpBackward(Walker):
         accumulation: int = 1,
         total_steps: int | None = None,
         process_group: Any = None,
+        in_place: bool = False,
     ) -> None:
-        entries = read(model)
-        self.parameters = [entry.tensor for entry in entries]
-        self._set_up(
-            model if isinstance(model, nn.Module) else None,
-            self.parameters,
-            perturbation,
-            schedule,
-            around=around,
-            gradient_scale=gradient_scale,
-            batchnorm=batchnorm,
-            on_overflow=on_overflow,
-            detailed=detailed,
-            total_steps=total_steps,
-            process_group=process_group,
-            accumulation=accumulation,
+        around = passes.plainly if around is None else around
+        self.perturbation, schedule = or_recommended(perturbation, schedule)
+        check_perturbation(self.perturbation)
+        check_schedule(self.perturbation, schedule)
+        passes.check_around(around)
+        self.model = model if isinstance(model, nn.Module) else None
+        self.per_worker = includes(around, per_worker)
+        _check_overflow(on_overflow, self.per_worker)
+        self.backward, self.gradient_scale = backward, gradient_scale
+        self.on_overflow, self.detailed, self.in_place = on_overflow, detailed, in_place
+        self.around = freezing(self.model, batchnorm, around)
+        self.set_parameters(read(model))
+        group = process_group or group_of(self.model, self.parameters)
+        self.clock = Clock(
+            schedule, self.parameters, accumulation=accumulation, total_steps=total_steps, process_group=group
         )
-        self.weights = weights_of(entries, self.perturbation, self.model)
-        self.backward = backward
+        self.enabled = True
+        self.kept = Kept()
+        # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
+        self.searched = self.model is not None or includes(around, frozen_batchnorm)
+        self.knows_function = False  # until the first call has succeeded
+        self.last: Trace | None = None
+        self._watch = Watch()
+
+    def set_parameters(self, entries: list[Entry]) -> None:
+        """Walk with these parameters from now on."""
+        self.parameters = [entry.tensor for entry in entries]
+        self.weights = weights_of(entries, self.perturbation, self.model, in_place=self.in_place)
 
     def __repr__(self) -> str:
         return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.clock.schedule})"
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        if not self._knows_function:
+        if not self.knows_function:
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
-        strength = self.clock.strength()
-        fold, undo = self._prepare(strength)
-        with undone_after_failure(undo), undone_after_failure(undo):
-            if fold is None:
-                returned, trace = passes.plain_pass(
-                    function,
-                    self.backward,
-                    self.around,
-                    self.gradient_scale,
-                    strength,
-                    reason=self._reason_for_no_walk(),
-                )
-            elif strength > 0:
-                returned, trace = self._walk(function, strength, fold)
-                trace = self._watch.add(trace)
-            else:
-                returned, trace = self._fold_plain_pass(function, fold)
-            self.clock.state = self.clock.after(trace.losses[0], trace.loss_scale)
-        self.last, self._knows_function = trace, True
-        return returned
+        with uninterrupted() as held:
+            run = _LossPasses(self, function, held)
+            self.step(run)
+            return run.returned
 
-    def _prepare(self, strength: float) -> tuple[Fold | None, Callable[[], None]]:
-        """The fold of this step, None for a plain pass, and a function that undoes the step after a failure."""
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        fold, before = None, self.clock.state
-        if self.could_walk and strength > 0:
-            fold = make_fold(
-                trained,
-                self.perturbation,
-                self.method_state,
-                strength=strength,
-                weight=self.clock.weight,
-                separately=self.detailed and not self._per_worker,
-                clean_if_overflow=self.on_overflow == "clean",
-            )
-        elif self._folds_this_step:
-            fold = make_fold(trained, self.perturbation, self.method_state, strength=self.clock.strength_of_walk())
-
-        def undo() -> None:
-            self.clock.state = before
-            if fold is not None:
-                fold.undo()
-
-        return fold, undo
+    @property
+    def could_walk(self) -> bool:
+        """Whether a strength above 0 leads to a walk."""
+        return self.enabled and self.perturbation.size > 0
 
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
@@ -233,62 +147,167 @@ class SharpBackward(Walker):
         """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength."""
         self.clock.begin_step(step)
 
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
+        return {} if self.last is None else self.last.metrics()
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
         state = self.clock.state_dict()
-        return state | {METHOD: self.method_state.state_dict(self.parameters)} if self.method_state else state
+        return state | {METHOD: self.kept.state_dict(self.parameters)} if self.kept else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clock.load_state_dict(state)
-        self.method_state.load_state_dict(state.get(METHOD, {}), self.parameters)
+        self.kept.load_state_dict(state.get(METHOD, {}), self.parameters)
 
-    def _walk(self, function: Callable[[], Any], strength: float, fold: Fold) -> tuple[Any, Trace]:
-        trained, around = [p for p in self.parameters if p.requires_grad], self._around_passes()
-        clean: list[Any] = []
+    def step(self, run: Passes, *, by_closure: bool = False, count: bool = True) -> None:
+        """Run the passes of one step, and leave its gradient in `.grad`. After a failure everything is as before.
 
-        def evaluate(k: int) -> Pass:
-            fold.make_room(k)
-            with explained(), around(k, k == self.perturbation.steps):
-                held = any(parameter.grad is not None for parameter in trained)
-                loss, returned = passes.call(function)
-                if held:
-                    passes.check_kept(trained)
-                if k == 0:
-                    clean.append(returned)
-                    passes.check_untouched(trained)
-                elif not self._searched:
-                    self._searched = True
-                    warn_of_statistics(loss)
-                factor = passes.back(loss, self.backward, fold.displaced if k else fold.first)
-            if k == 0:
-                passes.check_reached(trained)
-            loss_scale = passes.now(self.gradient_scale)
-            alone = fold.separately or k < self.perturbation.steps
-            seen = Pass(loss.detach().clone().reshape(()), factor * loss_scale, loss_scale, alone)
-            fold.passed(seen)
-            return seen
+        Args:
+            run: The passes.
+            by_closure: Whether they are closures, which call backward and may clear `.grad`.
+            count: Count the call for the schedule. Otherwise use `counted` later.
+        """
+        plan, clock = self.perturbation, self.clock
+        strength = 1.0 if clock.schedule is None else clock.strength()
+        walks = self.could_walk and strength > 0
+        folds_between = plan.own_fold is not None and plan.own_fold.between_walks and self.could_walk
+        folds_between = folds_between and not walks and clock.between_walks
+        fold = None
+        if walks or folds_between:
+            fold = self._fold(strength if walks else clock.strength_of_walk(), by_closure)
+        try:
+            if fold is None:
+                trace = Trace([run.plain()], plain=self._reason_for_no_walk(), loss_scale=self.loss_scale(by_closure))
+            elif walks:
+                trace = self._walk(run, fold, strength)
+            else:
+                seen = run(0, fold.before(0), True)
+                fold.passed(seen)
+                fold.finish()
+                trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
+            trace.strength, trace.step = strength, clock.state.step
+            if walks:
+                self._report(trace)
+            if count and clock.schedule is not None:
+                clock.state = clock.after(trace.losses[0], trace.loss_scale)
+        except BaseException:
+            if fold is not None:
+                fold.undo()
+            raise
+        self.last, self.knows_function = trace, True
 
-        fold.set_aside()
-        trace = traced_climb(
-            self.weights,
-            evaluate,
-            self.perturbation,
+    def _fold(self, strength: float, by_closure: bool) -> Fold:
+        plan = self.perturbation
+        return Fold(
+            [p for p in self.parameters if p.requires_grad],
+            plan.steps,
+            plan.risk,
+            weight=1.0 if self.clock.schedule is None else self.clock.weight,
+            method=plan.own_fold,
+            kept=self.kept,
             strength=strength,
-            detailed=self.detailed,
-            state=self.method_state,
+            apart=self.detailed and not self.per_worker,
+            clean_if_overflow=self.on_overflow == "clean",
+            by_closure=by_closure,
         )
-        fold.finish(trace.climbed)
-        return clean[0], trace
 
-    def _fold_plain_pass(self, function: Callable[[], Any], fold: Fold) -> tuple[Any, Trace]:
-        """Run one plain pass, and let the risk function change its gradient."""
-        trained, around = [p for p in self.parameters if p.requires_grad], self._around_passes()
-        fold.set_aside()
-        with around(0, True):
-            loss, returned = passes.call(function)
-            factor = passes.back(loss, self.backward, 1.0)
-        passes.check_reached(trained)
-        loss_scale = passes.now(self.gradient_scale)
-        fold.passed(Pass(loss.detach(), factor * loss_scale))
-        fold.finish()
-        return returned, plain_trace(loss, 0.0, loss_scale, reason=BETWEEN)
+    def _walk(self, run: Passes, fold: Fold, strength: float) -> Trace:
+        plan, watch = self.perturbation, self._watch
+
+        def run_and_fold(k: int) -> Pass:
+            last = k == plan.steps
+            seen = run(k, fold.before(k), last)
+            fold.passed(seen)
+            return seen._replace(alone=fold.apart) if last else seen
+
+        measured = watch.walks < SAMPLED or watch.walks % SAMPLED == 0
+        trace = walk(
+            self.weights,
+            plan,
+            run_and_fold,
+            strength=strength,
+            kept=self.kept,
+            measured=measured,
+            detailed=self.detailed,
+        )
+        fold.finish(trace.finite)
+        return trace
+
+    def _report(self, trace: Trace) -> None:
+        """Count the walk for the warnings of a run."""
+        watch, finite = self._watch, trace.finite
+        watch.walks += 1
+        watch.not_finite += ~finite if isinstance(finite, Tensor) else not finite
+        if trace.groups is None:
+            trace.sampled = watch.last
+        else:
+            watch.add(trace)
+
+    def _reason_for_no_walk(self) -> int:
+        if not self.could_walk:
+            return OFF
+        return BETWEEN if self.clock.between_walks else WAITING
+
+    def around_passes(self, k: int, last: bool) -> Any:
+        """`around`; for a method's fold also synchronised, because it needs the reduced gradient of every pass."""
+        around = self.around
+        if self.perturbation.own_fold is not None and self.could_walk:
+            if self.per_worker:
+                raise RuntimeError(
+                    "per_worker can't be used with a method's fold, because it combines the gradients of the passes "
+                    "after they are reduced over the workers: leave per_worker out"
+                )
+            if isinstance(self.model, DistributedDataParallel):
+                around = together(synchronised(self.model), around)
+        return around(k, last)
+
+    def loss_scale(self, by_closure: bool) -> Tensor | float | None:
+        """The losses divided by the mean loss.
+
+        It is not known for a closure with a `gradient_scale`, which may return the loss before or after scaling it.
+        """
+        if by_closure:
+            return 1.0 if self.gradient_scale == 1.0 else None
+        return passes.now(self.gradient_scale)
+
+
+class _LossPasses:
+    """The passes of a loss function."""
+
+    def __init__(self, sharp: SharpBackward, function: Callable[[], Any], held: uninterrupted) -> None:
+        self._sharp, self._function, self._held = sharp, function, held
+        self._trained = [p for p in sharp.parameters if p.requires_grad]
+        self.returned: Any = None
+
+    def plain(self) -> Tensor:
+        with self._sharp.around(0, True), self._held.let():
+            loss, self.returned = passes.call(self._function)
+            self._sharp.backward(loss)
+        return loss.detach().reshape(())
+
+    def __call__(self, k: int, factor: float, last: bool) -> Pass:
+        sharp, trained = self._sharp, self._trained
+        held_gradients = k > 0 and any(gradient is not None for gradient in map(get_gradient, trained))
+        with sharp.around_passes(k, last), self._held.let():
+            loss, returned = passes.call(self._function)
+            if held_gradients:
+                passes.check_kept(trained)
+            if k == 0:
+                passes.check_untouched(trained)
+                self.returned = returned
+            elif not sharp.searched:
+                sharp.searched = True
+                warn_of_statistics(loss)
+            of_backward = passes.back(loss, sharp.backward, factor)
+        if k == 0:
+            passes.check_reached(trained)
+        loss_scale = passes.now(sharp.gradient_scale)
+        return Pass(loss.detach().clone().reshape(()), of_backward * loss_scale, loss_scale)
+
+
+def _check_overflow(on_overflow: object, is_per_worker: bool) -> None:
+    if on_overflow not in get_args(Overflow):
+        raise ValueError(f"on_overflow must be 'keep' or 'clean', got {on_overflow!r}")
+    if on_overflow == "clean" and is_per_worker:
+        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradient is local: use 'keep'")

@@ -1,4 +1,4 @@
-"""Context managers for passes, given as `around`: `same_noise`, `frozen_batchnorm`, `per_worker`, `shared_walk`."""
+"""Context managers for passes, given as `around`: `same_noise`, `frozen_batchnorm` and `together`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from gasam.distributed import is_expanded
 from gasam.passes import Around
-from gasam.sharded import is_expanded
-from gasam.torch_private import awaits_first_reduction, buffers_of, version
+from gasam.torch_private import buffers_of, version
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
@@ -130,60 +129,6 @@ def _restore(saved: Sequence[Saved]) -> None:
             buffers[name] = value
 
 
-class per_worker:  # noqa: N801
-    """Each worker of a DistributedDataParallel model computes its own perturbation: one all-reduce per step for any K.
-
-    All passes except the last run under `no_sync`. The last pass reduces the sum of all gradients in `.grad`, so the
-    result is the mean of the workers' combined gradients. If you call it under `no_sync`, the last pass is not reduced
-    either.
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("per_worker", model)
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        if last:
-            return ExitStack()
-        if awaits_first_reduction(self.model):
-            raise RuntimeError(
-                "a DistributedDataParallel model with static_graph=True needs one synchronised backward pass before "
-                "per_worker can skip synchronisation: run the first step with sharp.enabled = False, or remove "
-                "static_graph=True"
-            )
-        return self.model.no_sync()
-
-
-class shared_walk:  # noqa: N801
-    """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
-
-    You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
-    already. The passes before the last are always reduced, because the walk reads their gradients. The last pass
-    follows your `no_sync`.
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("shared_walk", model)
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return ExitStack() if last else synchronised(self.model)(k, last)
-
-
-def synchronised(model: DistributedDataParallel) -> Around:
-    """Every pass is reduced over the workers, even in `no_sync`."""
-
-    @contextmanager
-    def around(k: int, last: bool) -> Iterator[None]:
-        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
-        try:
-            yield
-        finally:
-            model.require_backward_grad_sync = before
-
-    return around
-
-
 class together:  # noqa: N801
     """Combines several context managers around each pass; the first is the outermost."""
 
@@ -231,14 +176,6 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     if not any(buffers_of(module) for module in model.modules()):
         return around
     return together(frozen_batchnorm(model), around)
-
-
-def _check_distributed(name: str, model: object) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"{name} needs a DistributedDataParallel model, got {type(model).__name__}: wrap the model first, or leave "
-            f"{name} out with FSDP, where all workers always share one walk"
-        )
 
 
 def _accelerators() -> list[tuple[Any, int]]:

@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gasam import ball
-from gasam.ball import inverse
 from gasam.contexts import standing
-from gasam.passes import Around, Backward, back, call, check_around, plain_pass, plainly
+from gasam.passes import Around, Backward, back, call, check_around, plainly
 from gasam.perturbation import Perturbation
-from gasam.portions import wide
-from gasam.trace import CLIMBED, NO_GRADIENT, NOT_FINITE, Trace
+from gasam.pieces import wide
+from gasam.scales import inverse
+from gasam.trace import OFF, Trace
+from gasam.walk import shrinkage, steepest_ascent
 
 Start = Literal["zero", "uniform"]
 
@@ -75,7 +75,10 @@ class FreeLB:
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         if not self.enabled or self.epsilon == 0:
-            returned, self.last = plain_pass(function, self.backward, self.around)
+            with self.around(0, True):
+                loss, returned = call(function)
+                self.backward(loss)
+            self.last = Trace([loss.detach().reshape(())], plain=OFF)
             return returned
         steps = self.perturbation.steps
         noises: list[Noise] = []
@@ -92,8 +95,7 @@ class FreeLB:
             norms.append(torch.stack([noise.values.detach().square().sum() for noise in noises]).sum().sqrt())
             if k < steps:
                 finite = self._climb(noises, finite.to(loss.device) & losses[-1].isfinite())
-        state = torch.where(finite, torch.where(norms[-1] > 0, CLIMBED, NO_GRADIENT), NOT_FINITE)
-        self.last = Trace(tuple(losses), tuple(norms), state)
+        self.last = Trace(losses, [norm.reshape(1) for norm in norms], finite)
         if seed is not None and seed == standing():  # otherwise the next start would be the same
             torch.rand(())
         return first
@@ -131,8 +133,8 @@ class FreeLB:
         for gradient in gradients:
             finite = finite & gradient.isfinite().all()
         for noise, gradient in zip(noises, gradients, strict=True):
-            toward = ball.direction(gradient * noise.kept, p, noise.dims)
-            y = ball.project(noise.values / epsilon + stride * toward, p, noise.dims)
+            toward = direction(gradient * noise.kept, p, noise.dims)
+            y = project(noise.values / epsilon + stride * toward, p, noise.dims)
             noise.values.copy_(torch.where(finite, epsilon * y, 0.0))
             noise.values.grad = None
         return finite
@@ -176,3 +178,20 @@ class Hooks:
                 "the loss function did not call the embeddings of FreeLB with gradients enabled: give FreeLB the "
                 "embeddings that the model uses, or, if torch.compile ran the model before, call torch.compiler.reset()"
             )
+
+
+def direction(h: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
+    """The unit direction of steepest ascent along h for each slice over `dims`; zero if h is not finite."""
+    u = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
+    return (
+        u
+        if p == math.inf
+        else (u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True))).nan_to_num(0.0, 0.0, 0.0)
+    )
+
+
+def project(y: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
+    """Project each slice over `dims` onto the unit ball: clip for p = inf, otherwise rescale."""
+    if p == math.inf:
+        return y.clamp(-1.0, 1.0)
+    return y * shrinkage(torch.linalg.vector_norm(y, p, dims, keepdim=True))

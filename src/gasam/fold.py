@@ -2,133 +2,145 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from itertools import repeat
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gasam.distributed import is_expanded, over_processes, sharding
+from gasam.family import Kept, Method, add, check_result, dot, scaled
 from gasam.passes import Pass
-from gasam.perturbation import Perturbation
-from gasam.sharded import is_expanded, over_processes, sharding
-from gasam.torch_private import local, storage_identity
-
-
-class Shares(NamedTuple):
-    """The factors of the passes' gradients in g_0 + v (fold - g_0), where v is the weight of the walk.
-
-    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K, and g_1 .. g_{K-1} are
-    dropped. The factor of g_0 may be zero or negative, but the walk needs g_0 to find its direction. So the clean pass
-    runs with the positive factor `first`, and its gradient is multiplied by `rescale` afterwards.
-    """
-
-    first: float  # factor of the clean pass
-    rescale: float  # factor of the clean gradient after the walk has read it
-    displaced: float  # factor of the displaced passes
-
-
-def shares(perturbation: Perturbation, weight: float = 1.0) -> Shares:
-    steps = perturbation.steps
-    if perturbation.risk == "mean":
-        return Shares(1 / (steps + 1), steps + 1 - weight * steps, weight / (steps + 1))
-    return Shares(1.0, 1 - weight, weight)
-
+from gasam.pieces import wide
+from gasam.torch_private import get_gradient, local, set_gradient, storage_identity
+from gasam.weights import overlap
 
 Overflow = Literal["keep", "clean"]
 
 
-def check_overflow(on_overflow: object, per_worker: bool) -> None:
-    if on_overflow not in get_args(Overflow):
-        raise ValueError(f"on_overflow must be 'keep' or 'clean', got {on_overflow!r}")
-    if on_overflow == "clean" and per_worker:
-        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradient is local: use 'keep'")
+def shares(steps: int, risk: str, weight: float = 1.0) -> tuple[float, float]:
+    """The factors of g_0 and of the displaced gradients in g_0 + v (fold - g_0), where v is the weight of the walk.
+
+    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K, and the gradients between
+    only find directions.
+    """
+    if risk == "mean":
+        return 1 - weight * steps / (steps + 1), weight / (steps + 1)
+    return 1 - weight, weight
+
+
+def clean_factor(steps: int, risk: str) -> float:
+    """What the loss of the clean pass is multiplied by: a positive number, because the walk reads its gradient.
+
+    Its share in the fold may be zero or negative, so the gradient is multiplied again after the walk has read it.
+    """
+    return 1 / (steps + 1) if risk == "mean" else 1.0
 
 
 class Fold:
-    """Adds the combined gradient of a walk to the caller's gradients in `.grad`, as backward would.
+    """Adds the combined gradient of a step to the caller's gradients in `.grad`, as backward would.
 
     It writes into the caller's tensors, so that views of a flat buffer are updated. Only a gradient that can't be
     written (sparse, or an expanded view) is replaced by a new tensor.
 
     The clean pass starts with empty gradients, because the walk reads g_0 from `.grad`. Before the last pass, the sum
     of the earlier gradients and the caller's gradients are put back into `.grad`, and autograd adds the last gradient.
-    This way an all-reduce of accumulated gradients, as in DDP, includes all of them. The caller's gradients are copied
-    first, so that a failure can be undone.
+    This way an all-reduce of accumulated gradients, as in DDP, includes all of them.
 
     Args:
         parameters: The trained parameters.
-        perturbation: Its risk and number of steps determine the factors of the passes.
-        weight: v in g_0 + v (fold - g_0). With risk "final" and a weight other than 1, g_0 is kept until the end.
-        separately: The last pass starts with empty gradients too, and `finish` adds its gradient. This needs more
-            memory, but the last gradient can be read.
+        steps: K. Between two walks only pass 0 runs.
+        risk: "mean" or "final".
+        weight: v in g_0 + v (fold - g_0).
+        method: A method with a fold of its own. The gradients of all passes are kept for it.
+        kept: What the method keeps.
+        strength: The strength of this step, for the method.
+        apart: Every pass starts with empty gradients, and `finish` combines them. It needs more memory. Always so for a
+            method's fold, for `clean_if_overflow`, and for closures if the clean gradient counts.
         clean_if_overflow: Replace a sum that is not finite by the clean gradient, which is kept as a copy.
-        by_closure: Each pass is a closure that calls backward itself. It may clear `.grad`, so gradients are put back
-            only at the end, and the caller's gradients are dropped. The loss of a closure can't be multiplied by a
-            factor, so `finish` multiplies the sum.
+        by_closure: Each pass is a closure that calls backward itself. It may clear `.grad`, and its loss can't be
+            multiplied, so `finish` does both. The caller's gradients are dropped.
     """
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        perturbation: Perturbation,
+        steps: int,
+        risk: str,
         *,
         weight: float = 1.0,
-        separately: bool = False,
+        method: Method | None = None,
+        kept: Kept | None = None,
+        strength: float = 1.0,
+        apart: bool = False,
         clean_if_overflow: bool = False,
         by_closure: bool = False,
     ) -> None:
-        share = shares(perturbation, weight)
-        self.first, self.displaced = (1.0, 1.0) if by_closure else (share.first, share.displaced)
-        self._rescale_clean = share.rescale / weight if by_closure else share.rescale
-        self._rescale_total = share.displaced if by_closure else 1.0
-        self._mean = perturbation.risk == "mean"
-        self._keeps_clean = self._mean or weight != 1
-        self.separately = separately or clean_if_overflow or (by_closure and self._keeps_clean)
-        self._clean_if_overflow = clean_if_overflow
-        self._steps = perturbation.steps
-        self._parameters = parameters
+        self._parameters, self._steps, self._weight = parameters, steps, weight
+        self._clean_share, self._share = shares(steps, risk, weight)
+        self._whole = by_closure or method is not None  # the losses are not multiplied
+        self._first = 1.0 if self._whole else clean_factor(steps, risk)
+        self._counts_all = risk == "mean"
+        self._counts_clean = self._counts_all or weight != 1
+        self._method, self._kept, self._strength = method, kept, strength
+        self._clean_if_overflow, self._by_closure = clean_if_overflow, by_closure
+        self.apart = apart or clean_if_overflow or method is not None or (by_closure and self._counts_clean)
         self._total: list[Tensor | None] = [None] * len(parameters)  # sum of the gradients of the passes so far
         self._clean: list[Tensor | None] = []
-        self._callers = [None if by_closure else parameter.grad for parameter in parameters]
-        self._copies: list[Tensor | None] = [None] * len(parameters)  # copies of the caller's gradients
+        self._gradients: list[list[Tensor | None]] = []  # of each pass, for a method
+        self._scales: list[Tensor | float] = []
+        self._callers: list[Tensor | None] = [None] * len(parameters)
+        if not by_closure:
+            self._callers = list(map(get_gradient, parameters))
+        self._has_callers = any(own is not None for own in self._callers)
+        self._has_total = False
+        self._copies: list[Tensor | None] = []  # of the caller's gradients
+        self._written: set[int] = set()  # storages of the passes' gradients, which may be those of DDP's buckets
 
-    def set_aside(self) -> None:
-        """Before the clean pass: copy the caller's gradients and clear `.grad`."""
-        for i, parameter in enumerate(self._parameters):
-            own = self._callers[i]
-            if own is not None:
-                self._copies[i] = own.detach().clone()
-            parameter.grad = None
+    def before(self, k: int) -> float:
+        """Make room in `.grad` for pass k; return the factor of its loss."""
+        if k == 0:
+            if self._has_callers:
+                self._copies = [None if own is None else own.detach().clone() for own in self._callers]
+            self._clear()
+            return self._first
+        self._note_written()
+        if self._method is not None:
+            self._gradients.append([None if p.grad is None else p.grad.detach().clone() for p in self._parameters])
+            self._clear()
+        elif k == 1:
+            self._keep_clean()
+        else:
+            self._take(keep=self._counts_all)
+        if k == self._steps and not self.apart and (self._has_total or self._has_callers):
+            self._put_back()
+        return 1.0 if self._whole else self._share
 
     def passed(self, seen: Pass) -> None:
-        """After a pass: only a fold by a function needs to know the factor of its gradient."""
+        """After a pass. A method needs to know the factor of its gradient."""
+        if self._method is not None:
+            self._scales.append(seen.gradient_scale)
 
-    def make_room(self, k: int) -> None:
-        """Before pass k: add `.grad` to the total, or drop it if the fold does not contain it, and clear `.grad`.
-
-        Before the last pass, put the total and the caller's gradients back into `.grad`. With one step and no gradients
-        of the caller, g_0 stays in `.grad` and is not copied.
-        """
-        if k == 0:
+    @torch.no_grad()
+    def finish(self, finite: Tensor | bool = True) -> None:
+        """After the last pass: what `.grad` lacks. `finite` is whether the step may change what a method keeps."""
+        if not self.apart:
             return
-        if k > 1:
-            self._take(keep=self._mean)
-        elif self._share_clean():
-            return
-        if k == self._steps and not self.separately:
-            self._put_back()
-
-    def finish(self, climbed: Tensor | None = None) -> None:
-        """After the last pass: add its gradient, unless autograd has added it.
-
-        `climbed` is whether the walk moved the weights and everything was finite; None without a walk. Only a fold by a
-        function uses it.
-        """
-        if not self.separately:
-            return
-        self._take()
-        self._multiply_total(self._rescale_total)
+        self._note_written()
+        if self._method is not None:
+            last = [None if p.grad is None else p.grad.detach() for p in self._parameters]
+            # A view of one of DDP's buckets is overwritten when the caller's gradients are put back.
+            self._gradients.append([None if g is None else g.clone() for g in last] if self._has_callers else last)
+            if self._clean_if_overflow:
+                self._clean = [None if g is None else g.clone() for g in self._gradients[0]]
+            self._clear()
+            self._combine(finite)
+        else:
+            self._take(keep=True)
+            if self._by_closure:
+                self._multiply_total(self._share)
         if self._clean_if_overflow:
             self._replace_overflow()
         self._put_back()
@@ -136,7 +148,8 @@ class Fold:
     @torch.no_grad()
     def undo(self) -> None:
         """After a failure: restore `.grad` to its state before the call."""
-        for parameter, own, copy in zip(self._parameters, self._callers, self._copies, strict=True):
+        copies = self._copies or [None] * len(self._parameters)
+        for parameter, own, copy in zip(self._parameters, self._callers, copies, strict=True):
             try:
                 if own is not None and copy is not None and _can_be_written(own):
                     own.detach().copy_(copy)
@@ -144,28 +157,42 @@ class Fold:
             except RuntimeError:  # the failed pass changed the parameter's shape or type
                 continue
 
+    def _note_written(self) -> None:
+        if self._has_callers:
+            here = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
+            self._written |= {storage_identity(local(gradient)) for gradient in here}
+
+    def _clear(self) -> None:
+        deque(map(set_gradient, self._parameters, repeat(None)), maxlen=0)
+
     @torch.no_grad()
-    def _share_clean(self) -> bool:
-        """Multiply g_0 by its factor in the fold; return whether it stays in `.grad`."""
-        rescale = self._rescale_clean
+    def _keep_clean(self) -> None:
+        """Keep g_0, multiplied by its factor, if it counts. With one step it stays in `.grad` if it can."""
+        rescale = self._clean_share / (self._share if self._by_closure else self._first)
         if self._clean_if_overflow:
             self._clean = [None if p.grad is None else p.grad.detach().clone() for p in self._parameters]
-        if self._steps == 1 and self._keeps_clean and not self.separately and self._can_stay():
-            for parameter in self._parameters:
-                if parameter.grad is not None and rescale != 1:
-                    parameter.grad = _multiplied(parameter.grad, rescale)
-            return True
-        self._take(keep=self._keeps_clean)
-        self._multiply_total(rescale)
-        return False
+        stays = self._counts_clean and self._steps == 1 and not self.apart and not self._has_callers
+        gradients = list(map(get_gradient, self._parameters)) if stays else []
+        if stays and not overlap(gradients):
+            for parameter, gradient in zip(self._parameters, gradients, strict=True) if rescale != 1 else ():
+                if gradient is not None:
+                    parameter.grad = _multiplied(gradient, rescale)
+            return
+        if self._counts_clean:
+            self._take(keep=True)
+            self._multiply_total(rescale)
+        else:
+            self._clear()
 
-    def _can_stay(self) -> bool:
-        return all(copy is None for copy in self._copies) and not overlap([p.grad for p in self._parameters])
-
-    def _take(self, keep: bool = True) -> None:
+    @torch.no_grad()
+    def _take(self, keep: bool) -> None:
         """Add `.grad` to the total, or drop it, and clear it, one parameter at a time to free memory early."""
+        if not keep:
+            self._clear()
+            return
+        self._has_total = True
         for i, parameter in enumerate(self._parameters):
-            if keep and parameter.grad is not None:
+            if parameter.grad is not None:
                 self._total[i] = _added(self._total[i], parameter.grad)
             parameter.grad = None
 
@@ -173,7 +200,31 @@ class Fold:
         if factor != 1:
             self._total = [None if total is None else total.mul_(factor) for total in self._total]
 
-    @torch.no_grad()
+    def _combine(self, finite: Tensor | bool) -> None:
+        """Call the method's fold, with lists of the parameters that have a gradient in any pass."""
+        assert self._method is not None
+        assert self._kept is not None
+        last, scales = self._gradients[-1], [_magnitude(scale) for scale in self._scales]
+        here = [i for i in range(len(last)) if any(each[i] is not None for each in self._gradients)]
+        parameters, lists = [self._parameters[i] for i in here], list[Any]()
+        for k, each in enumerate(self._gradients):
+            vectors = [_in_wide_type(each[i], self._parameters[i]) for i in here]
+            lists.append(vectors if _surely_equal(scales[k], scales[-1]) else scaled(vectors, scales[-1] / scales[k]))
+            each.clear()
+        lists += [None] * (self._steps + 1 - len(lists))
+
+        def may_keep() -> Tensor | bool:
+            return torch.as_tensor(finite) & torch.stack([dot(g, g) for g in lists if g is not None]).sum().isfinite()
+
+        clean = [g.clone() for g in lists[0]] if self._weight != 1 else []
+        with self._kept.bound(parameters, scales[-1], may_keep):
+            found = self._method.fold(lists, self._kept, self._strength)
+        check_result(found, parameters, f"{type(self._method).__name__}.fold")
+        if self._weight != 1:  # g_0 + v (fold - g_0)
+            found = add(scaled(clean, 1 - self._weight), found, self._weight)
+        for i, value in zip(here, found, strict=True):
+            self._total[i] = value.to(self._parameters[i].dtype)
+
     def _replace_overflow(self) -> None:
         """If the total is not finite, replace it by the clean gradient. Does not synchronise with the host."""
         finite = all_finite(self._total)
@@ -181,27 +232,50 @@ class Fold:
             if total is not None or clean is not None:
                 like: Any = clean if total is None else total
                 kept = torch.zeros_like(like) if total is None else total
-                other = torch.zeros_like(like) if clean is None else clean * (1 / self.first)
+                other = torch.zeros_like(like) if clean is None else clean * (1 / self._first)
                 self._total[i] = _keep_if(finite, kept, other)
         self._clean = []
 
     @torch.no_grad()
     def _put_back(self) -> None:
-        for own, copy in zip(self._callers, self._copies, strict=True):
-            if own is not None and copy is not None and _can_be_written(own):
-                own.detach().copy_(copy)  # DDP may have overwritten it if it is a view of a bucket
-        lists = self._parameters, self._callers, self._copies, self._total
-        for i, (parameter, own, copy, total) in enumerate(zip(*lists, strict=True)):
-            if own is None or copy is None:
+        """Add the total to the caller's gradients in `.grad`."""
+        for i, (parameter, own, total) in enumerate(zip(self._parameters, self._callers, self._total, strict=True)):
+            self._total[i] = None
+            if own is None:
                 if total is not None:
                     parameter.grad = total
-            elif _can_be_written(own):
-                if total is not None:
-                    own.detach().add_(total)
-                parameter.grad = own
-            else:
+                continue
+            copy: Any = self._copies[i]
+            if not _can_be_written(own):
                 parameter.grad = copy.clone() if total is None else _added(total, copy)
-            self._total[i] = None
+                continue
+            if storage_identity(local(own)) in self._written:  # a view of a bucket that DDP has written
+                own.detach().copy_(copy)
+            if total is not None:
+                own.detach().add_(total)
+            parameter.grad = own
+
+
+def _magnitude(scale: Tensor | float) -> Tensor | float:
+    return scale.abs() if isinstance(scale, Tensor) else abs(scale)
+
+
+def _surely_equal(one: Tensor | float, other: Tensor | float) -> bool:
+    """Whether two scales are equal, if that is known without synchronising."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return one == other
+
+
+def _in_wide_type(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(parameter, dtype=wide(parameter.dtype), requires_grad=False)
+    if gradient.is_sparse:
+        raise TypeError(
+            "a method with its own fold can't combine the sparse gradient of an embedding: use sparse=False, or a walk "
+            "without a method, such as sam(0.05)"
+        )
+    return gradient.to(wide(gradient.dtype))
 
 
 def _added(total: Tensor | None, gradient: Tensor) -> Tensor:
@@ -252,21 +326,3 @@ def _keep_if(condition: Tensor, kept: Tensor, other: Tensor) -> Tensor:
 
 def _can_be_written(gradient: Tensor) -> bool:
     return not gradient.is_sparse and not gradient.is_inference() and not is_expanded(gradient)
-
-
-def overlap(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether two gradients may share memory, which autograd allows: adding in place would then be wrong."""
-    here = [local(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse]
-    storages = [storage_identity(gradient) for gradient in here]
-    if len(set(storages)) == len(storages):
-        return False
-    spans = sorted((at, *_span(gradient)) for at, gradient in zip(storages, here, strict=True) if gradient.numel())
-    return any(one[0] == other[0] and other[1] < one[2] for one, other in pairwise(spans))
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The range of bytes in its storage that the tensor may use."""
-    start, size, length = int(tensor.storage_offset()), tensor.element_size(), tensor.numel()
-    if not tensor.is_contiguous():
-        length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start * size, (start + length) * size

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from gasam.distributed import check_sharding, is_expanded, is_sharded
 from gasam.perturbation import Perturbation, PerturbModule
-from gasam.sharded import check_sharding, is_expanded, is_sharded
 from gasam.weights import Weights
 
 Parameters = (
@@ -78,7 +78,9 @@ def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     return [(names[id(p)], p) for p in movable]
 
 
-def weights_of(entries: list[Entry], perturbation: Perturbation, model: torch.nn.Module | None = None) -> Weights:
+def weights_of(
+    entries: list[Entry], perturbation: Perturbation, model: torch.nn.Module | None = None, *, in_place: bool = False
+) -> Weights:
     """The weights that the walk may move. The perturbation's `perturb` needs the model."""
     if perturbation.perturb is not None:
         entries = _by_module(entries, perturbation.perturb, model)
@@ -89,6 +91,7 @@ def weights_of(entries: list[Entry], perturbation: Perturbation, model: torch.nn
         [entry.tensor for entry in moving],
         names if len(names) == len(moving) else None,
         None if all(strength == 1 for strength in strengths) else strengths,
+        in_place=in_place,
     )
     check_names(perturbation, weights.names)
     if perturbation.granularity == "module":

@@ -1,18 +1,21 @@
-"""One pass: calls the loss function, checks its result, runs backward and reads the factor of the gradient."""
+"""One pass: calls the loss function, checks its result, runs backward and reads the factor; interrupts held back."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from inspect import signature
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gasam.sharded import is_sharded
-from gasam.trace import OFF, Trace, plain_trace
+from gasam.distributed import is_sharded
+from gasam.torch_private import get_gradient
 
 Around = Callable[[int, bool], AbstractContextManager[Any]]
 Backward = Callable[[Tensor], object]
@@ -56,20 +59,59 @@ def now(scale: GradientScale) -> Tensor | float:
     return scale() if callable(scale) else scale
 
 
-def plain_pass(
-    function: Callable[[], Any],
-    backward: Backward,
-    around: Around,
-    gradient_scale: GradientScale = 1.0,
-    strength: float = 1.0,
-    *,
-    reason: int = OFF,
-) -> tuple[Any, Trace]:
-    """Run one pass without a walk; return the result for the caller, and its trace."""
-    with around(0, True):
-        loss, returned = call(function)
-        backward(loss)
-    return returned, plain_trace(loss, strength, now(gradient_scale), reason=reason)
+class uninterrupted:  # noqa: N801 - reads as a function
+    """Holds back SIGINT (Ctrl-C) inside the block, so that it can't cut off a cleanup, except inside `let()`.
+
+    The first signal that is let through closes the gate, so that cleanup runs undisturbed. One that was held back is
+    delivered when the gate opens, or at the end of the block. Other signals are not held back. Python delivers signals
+    in the main thread only, so in other threads there is nothing to do.
+    """
+
+    def __enter__(self) -> uninterrupted:
+        self._open = False
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, self._arrived)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._open = False
+        if self._before is not None:
+            if signal.getsignal(signal.SIGINT) == self._arrived:
+                signal.signal(signal.SIGINT, self._before)
+            self._deliver()
+
+    def let(self) -> _Gate:
+        """A context manager that lets signals through, for passes and other long calls of the user's functions."""
+        return _Gate(self)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._open:
+            self._open = False
+            self._before(number, frame)
+        else:
+            self._pending = number, frame
+
+    def _deliver(self) -> None:
+        if self._pending is not None:
+            pending, self._pending, self._open = self._pending, None, False
+            self._before(*pending)
+
+
+class _Gate:
+    def __init__(self, owner: uninterrupted) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        self._owner._open = True
+        self._owner._deliver()
+
+    def __exit__(self, *failure: object) -> None:
+        self._owner._open = False
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
@@ -123,28 +165,40 @@ def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
     hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
     try:
         backward(loss if part == 1 else loss * part)
+    except RuntimeError as error:
+        explain(error)
+        raise
     finally:
         hook.remove()
     if not factors:
         raise RuntimeError("backward did not differentiate the loss that it received: call .backward() on this loss")
-    return torch.stack(factors).sum()
+    return factors[0].reshape(()) if len(factors) == 1 else torch.stack(factors).sum()
+
+
+def explain(error: RuntimeError) -> None:
+    """If it is torch's message about a freed graph, raise one that names the cause and the cure."""
+    if "backward through the graph a second time" in str(error):
+        raise RuntimeError(
+            "the loss depends on a result of an earlier pass, or on one that was computed before the call: "
+            "compute everything from the inputs inside the function"
+        ) from error
 
 
 def check_untouched(parameters: Sequence[Tensor]) -> None:
-    if any(parameter.grad is not None for parameter in parameters):
+    if any(gradient is not None for gradient in map(get_gradient, parameters)):
         raise RuntimeError("the loss function called backward, which SharpBackward does: only return the loss")
 
 
 def check_kept(parameters: Sequence[Tensor]) -> None:
     """Raise if the loss function cleared the gradients that were there before it ran."""
-    if all(parameter.grad is None for parameter in parameters):
+    if all(gradient is None for gradient in map(get_gradient, parameters)):
         raise RuntimeError(
             "the loss function cleared the gradients of the earlier passes: call zero_grad outside of the loss function"
         )
 
 
 def check_reached(parameters: Sequence[Tensor]) -> None:
-    if any(parameter.grad is not None for parameter in parameters):
+    if any(gradient is not None for gradient in map(get_gradient, parameters)):
         return
     check_reduced(parameters)
     raise RuntimeError("no parameter got a gradient: give SharpBackward the parameters that the loss depends on")

@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from torch import nn
 
+from gasam.family import Method
 from gasam.scales import SCALES, Scale, Weight
 from gasam.schedule import Schedule, StrengthOfStep, is_number, is_whole
-from gasam.step import Method
 
 Risk = Literal["mean", "final"]
 PerturbModule = Callable[[nn.Module], float]
@@ -47,12 +48,12 @@ class Perturbation:
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes.
         step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
-        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. A function of a `Step`
-            returns the gradient for the optimizer, computed from the gradients of all passes. It needs memory for K
-            more gradients, and what it keeps.
+        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. Without effect if the
+            method has a fold.
         floor: Smallest root-mean-square gradient that a scale divides by.
-        ascent: A function of a `Step` that returns what the walk climbs; None means the gradient. T is still computed
-            from the gradient. A budget is the rise along what the walk climbs.
+        method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
+            T is still computed from the gradient, and a budget is the rise along what the walk climbs. A fold needs
+            memory for K more gradients, and what it keeps.
         perturb: A function from a module to the strength of its own parameters, as "perturb" in a parameter group: 0
             means that they do not move, 0.5 half of T. Needs the model. None means that all parameters move.
     """
@@ -65,9 +66,9 @@ class Perturbation:
     granularity: Granularity = "layer"
     steps: int = 1
     step_size: float | None = None
-    risk: Risk | Method = "mean"
+    risk: Risk = "mean"
     floor: float = 1e-8
-    ascent: Method | None = None
+    method: Method | None = None
     perturb: PerturbModule | None = None
 
     def __post_init__(self) -> None:
@@ -96,42 +97,32 @@ class Perturbation:
             raise ValueError(f"only_named needs groups of one tensor, got granularity {self.granularity!r}")
 
     def _check_functions(self) -> None:
-        if not callable(self.risk):
-            _check_choice("risk", self.risk, get_args(Risk), " or a function of a Step")
-        for name in ("ascent", "perturb"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise TypeError(f"{name} must be a function or None, got {getattr(self, name)!r}")
-        for method in (self.ascent, self.risk):
-            if self.steps > 1 and getattr(method, "only_one_step", False):
-                name = type(method).__name__
-                raise ValueError(f"{name} is defined for one ascent step, got steps={self.steps}: leave steps out")
+        _check_choice("risk", self.risk, get_args(Risk))
+        if self.perturb is not None and not callable(self.perturb):
+            raise TypeError(f"perturb must be a function or None, got {self.perturb!r}")
+        if self.method is not None and not isinstance(self.method, Method):
+            raise TypeError(f"method must be a gasam.Method or None, got {self.method!r}")
+        if self.method is not None and self.method.only_steps not in (None, self.steps):
+            name, only = type(self.method).__name__, self.method.only_steps
+            raise ValueError(f"{name} is defined for {only} ascent step, got steps={self.steps}: leave steps out")
 
-    @property
+    # Computed once, because they are read in every step.
+
+    @cached_property
     def scale_function(self) -> Scale:
         return self.scale if callable(self.scale) else SCALES[self.scale]
 
-    @property
-    def risk_function(self) -> Method | None:
-        """The risk if it is a function, else None."""
-        return self.risk if callable(self.risk) else None
+    @cached_property
+    def own_fold(self) -> Method | None:
+        """The method if it has a fold, else None."""
+        return self.method if self.method is not None and self.method.has_fold else None
 
-    @property
-    def usual_schedule(self) -> Schedule | None:
-        """The schedule of the risk function, which is used if the user gives none."""
-        usual: Schedule | None = getattr(self.risk, "usual_schedule", None)
-        return usual
-
-    @property
-    def folds_between(self) -> bool:
-        """Whether the risk also changes the gradient of the steps that a schedule's `every` leaves out."""
-        return bool(getattr(self.risk, "folds_between", False))
-
-    @property
+    @cached_property
     def size(self) -> float:
         """`epsilon` or `budget`, whichever was given."""
         return self.epsilon if self.budget is None else self.budget  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def stride(self) -> float:
         """The step size divided by `size`, because the walk is computed in a ball of radius one."""
         return 1.5 / self.steps if self.step_size is None or self.size == 0 else self.step_size / self.size
@@ -206,7 +197,8 @@ def or_recommended(
     if perturbation is None:
         perturbation, usual = recommended()
         return perturbation, usual if schedule is None else schedule
-    return perturbation, getattr(perturbation, "usual_schedule", None) if schedule is None else schedule
+    method = getattr(perturbation, "method", None)
+    return perturbation, method.usual_schedule if method is not None and schedule is None else schedule
 
 
 def _with_size(size: Mapping[str, Any], **options: Any) -> Perturbation:
@@ -232,11 +224,12 @@ def check_perturbation(value: object) -> None:
 
 
 def check_schedule(perturbation: Perturbation, schedule: object) -> None:
-    """Raise if the risk function can't be used with this schedule."""
-    if not perturbation.folds_between:
+    """Raise if the method can't be used with this schedule."""
+    method = perturbation.method
+    if method is None or not method.between_walks:
         return
     if not isinstance(schedule, Schedule) or schedule.every < 2 or schedule.weight != 1:
-        name = type(perturbation.risk).__name__
+        name = type(method).__name__
         raise ValueError(
             f"{name} changes the steps between walks, got {schedule}: give a Schedule with every >= 2 and weight=1, as "
             "in Schedule(every=5, weight=1)"

@@ -11,9 +11,9 @@ from typing import Any
 
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, together, unchanged_state
+from gasam.family import Kept
 from gasam.schedule import Clock
-from gasam.trace import Trace
-from gasam.watch import Watch
+from gasam.trace import Trace, Watch
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
 """The sizes that are tested by default, as multiples of the perturbation's size."""
@@ -104,7 +104,8 @@ def range_test(
     unit = "epsilon" if walk.budget is None else "budget"
     probe = copy.copy(sharp)
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
-    probe.method_state, probe.around = sharp.method_state.unchanged(), together(same_noise(), sharp.around)
+    probe.kept, probe.around = Kept(), together(same_noise(), sharp.around)
+    probe.kept.load_state_dict(sharp.kept.state_dict(sharp.parameters), sharp.parameters)
     rows, groups = list[Row](), dict[str, None]()
     with unchanged_state(sharp.model, sharp.parameters):
         for size in sorted(sizes):

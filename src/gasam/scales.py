@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gasam.layout import Layout
-from gasam.portions import Portion
+from gasam.groups import Groups
+from gasam.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Group:
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
         names: The names of the groups' tensors or modules.
+        dimensions_of_names: The number of dimensions of each name's tensor.
         measure_gradient: Computes `gradient`.
         measure_weight: Computes `weight`.
-        dimensions_of_names: The number of dimensions of each name's tensor.
-        sizes_of_names: The number of weights of each name's tensor; None if each name is one group.
+        name_of_row: The position in `names` of each row of weights; None if each name is one group.
     """
 
     size: Tensor
     total: int
     floor: float
     names: Sequence[str]
+    dimensions_of_names: Sequence[int]
     measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
-    dimensions_of_names: Sequence[int]
-    sizes_of_names: Sequence[int] | None = None
+    name_of_row: Tensor | None = None
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -56,12 +56,9 @@ class Group:
         return self.for_each(self.dimensions_of_names)
 
     def for_each(self, values: Sequence[float]) -> Tensor:
-        """Convert one value per name into a tensor with one value per group."""
+        """Convert one value per name into a tensor with one value per group, or per row of them."""
         tensor = torch.tensor(values, device=self.size.device)
-        if self.sizes_of_names is None:
-            return tensor
-        repeats = torch.tensor(self.sizes_of_names, device=tensor.device)
-        return tensor.repeat_interleave(repeats, output_size=sum(self.sizes_of_names))
+        return tensor if self.name_of_row is None else tensor[self.name_of_row].unsqueeze(1)
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -136,74 +133,63 @@ SCALES: dict[str, Scale] = {
 }
 
 
-def group_scale(
-    scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
+WITHOUT_WEIGHTS: tuple[Scale, ...] = (one, gradient_strength, inverse_gradient)
+"""Scales that do not read |w_i|, so that it need not be measured."""
+
+
+def scale_of_groups(
+    scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
-    """T of each group, or one T for the whole model, from |g_i| of the mean loss and from |w_i|.
+    """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
+    sizes, names, dimensions = groups.sizes, groups.names, groups.dimensions
+    if by_model := groups.granularity == "model":
+        sizes, names, dimensions = sizes.sum(0, keepdim=True), ["(model)"], [max(dimensions, default=0)]
 
-    It is multiplied by the strengths of the user's parameter groups, if there are any.
-    """
-    found = _group_scale(scale, floor, layout, gradient, measure_weight)
-    return found if layout.strengths is None else found * layout.strengths
+    def norm(squares: Tensor | None) -> Tensor:
+        assert squares is not None
+        return (squares.sum(0, keepdim=True) if by_model else squares).sqrt()
 
-
-def _group_scale(
-    scale: Scale, floor: float, layout: Layout, gradient: Tensor, measure_weight: Callable[[], Tensor]
-) -> Tensor:
-    if layout.groups.granularity != "model":
-        group = Group(
-            size=layout.sizes,
-            total=layout.total,
-            floor=floor,
-            names=layout.groups.names,
-            dimensions_of_names=layout.groups.dimensions,
-            measure_gradient=lambda: gradient,
-            measure_weight=measure_weight,
-        )
-        return scale(group).expand_as(layout.sizes)
-    whole_model = Group(
-        size=layout.sizes.sum(0, keepdim=True),
-        total=layout.total,
+    group = Group(
+        size=sizes,
+        total=groups.total,
         floor=floor,
-        names=["(model)"],
-        dimensions_of_names=[max(layout.groups.dimensions, default=0)],
-        measure_gradient=lambda: _joined(gradient),
-        measure_weight=lambda: _joined(measure_weight()),
+        names=names,
+        dimensions_of_names=dimensions,
+        measure_gradient=lambda: norm(gradient_squares),
+        measure_weight=lambda: norm(weight_squares),
     )
-    return scale(whole_model).sum()
+    found = scale(group)
+    found = found.sum() if by_model else found.expand_as(groups.sizes)
+    return found if groups.strengths is None else found * groups.strengths
 
 
-def element_scale(scale: Scale, floor: float, layout: Layout, factor: Tensor | float) -> list[Tensor]:
-    """Write T of each weight to the portions' buffers, and return their sums. `factor` is that of the gradients."""
-    sums, gradients = list[Tensor](), layout.gradients()
-    strengths = None if layout.strengths is None else layout.to_entries(layout.strengths)
-    for portion in layout.portions:
-        tensors = slice(portion.start, portion.stop)
-        group = Group(
-            size=torch.ones_like(portion.scratch[:1]),
-            total=layout.total,
-            floor=floor,
-            names=layout.groups.names[tensors],
-            dimensions_of_names=layout.groups.dimensions[tensors],
-            sizes_of_names=[tensor.numel() for tensor in portion.operands],
-            measure_gradient=partial(_sizes, portion, gradients, factor),
-            measure_weight=partial(_sizes, portion, layout.operands),
-        )
-        found = portion.buffer("scale").copy_(scale(group))
-        if strengths is not None:
-            found.mul_(portion.spread(strengths))
-        sums.append(portion.sums(found))
-    return sums
+def scale_of_weights(scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor) -> Tensor:
+    """T of each weight of a piece, from the gradient of the mean loss; zero where a packed piece holds no weight."""
+    group = Group(
+        size=gradient.new_ones(1),
+        total=groups.total,
+        floor=floor,
+        names=[groups.names[member] for member in piece.members],
+        dimensions_of_names=[groups.dimensions[member] for member in piece.members],
+        measure_gradient=gradient.abs,
+        measure_weight=lambda: piece.weights().abs(),
+        name_of_row=piece.member_of_row,
+    )
+    found = scale(group)
+    if groups.strengths is not None:
+        found = found * group.for_each([float(groups.operands[member].strength) for member in piece.members])
+    return found if piece.padding is None else found.masked_fill(piece.padding, 0.0)
 
 
-def _joined(norms: Tensor) -> Tensor:
-    """The norm over all groups."""
-    return norms.square().sum(0, keepdim=True).sqrt()
+SMALLEST_WEIGHTS = 0.01
+"""Lower bound on a group's weights, relative to the model's root-mean-square weight, so that zeros can move."""
 
 
-def _sizes(portion: Portion, tensors: list[Tensor], factor: Tensor | float | None = None) -> Tensor:
-    """The absolute values of a portion, divided by the factor that they were multiplied by."""
-    sizes = portion.read(tensors).abs()
-    if factor is None:
-        return sizes
-    return sizes.div_(factor.to(sizes) if isinstance(factor, Tensor) else factor)
+def comparable_norms(weights: Tensor, sizes: Tensor, rms_weight: Tensor) -> Tensor:
+    """max(|w_i|, 0.01 sqrt(n_i) rms(w)), with which |a_i| is compared."""
+    return torch.maximum(weights, SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight)
+
+
+def inverse(value: Tensor) -> Tensor:
+    """1 / value, and 0 for entries that are 0."""
+    return torch.where(value > 0, 1 / value, 0.0)

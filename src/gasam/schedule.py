@@ -10,10 +10,7 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-from gasam.sharded import sharding
+from torch import Tensor
 
 BLOCK = 10
 """Optimizer steps between two updates of the smoothed loss."""
@@ -218,16 +215,6 @@ class Clock:
             raise KeyError(f"the state of a schedule has no {min(missing)!r}: give a SharpBackward.state_dict()")
         losses = self._placed(torch.tensor(state["losses"], dtype=torch.float64))
         self.state = State(**{name: state[name] for name in names} | {"losses": losses})
-
-
-def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
-    """The process group of a DDP or FSDP2 model; None means the default group."""
-    if isinstance(model, DistributedDataParallel):
-        return model.process_group
-    meshes = {shard[0] for shard in map(sharding, tensors) if shard is not None}
-    if len(meshes) == 1 and next(iter(meshes)).ndim == 1:
-        return next(iter(meshes)).get_group()
-    return None
 
 
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:

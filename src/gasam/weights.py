@@ -1,136 +1,230 @@
-"""`Weights`, the weights that a walk moves and restores bit for bit, and `displaced`, which holds an offset."""
+"""`Weights`: where the weights are, where w + a is written, and the exchange of the two; `displaced`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from gasam.layout import Layout
-from gasam.sharded import forget_derived, is_sharded
-from gasam.torch_private import copy_all, local, storage_identity
+from gasam.distributed import is_sharded, reshard_all
+from gasam.groups import Groups, Operand
+from gasam.passes import uninterrupted
+from gasam.pieces import Loose, dense, limits
+from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
 _CURE = "move or convert the model between steps, not in the loss function"
 
 
 class Weights:
-    """All tensors that may move, with buffers that are kept between steps. `strengths` are factors of their T."""
+    """All tensors that may move. In a pass at w + a they point to other memory; their own is never written.
+
+    That memory is kept between steps, so that its address stays the same. Weights of which the pointer can't be
+    exchanged are written in place instead, and copied back: FSDP2's shards, and rows that a sparse gradient touches.
+
+    Args:
+        tensors: The parameters.
+        names: Their names.
+        strengths: Factors of their T; None means that all are 1.
+        in_place: Write all weights in place, for a model that reads their memory by another name.
+    """
 
     def __init__(
-        self, tensors: Sequence[Tensor], names: Sequence[str] | None = None, strengths: Sequence[float] | None = None
+        self,
+        tensors: Sequence[Tensor],
+        names: Sequence[str] | None = None,
+        strengths: Sequence[float] | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.tensors = list(tensors)
         self.names = names
         self.strengths = strengths
+        self.in_place = in_place
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
-        self._layout: Layout | None = None
+        self._moved = False  # whether memory was written that `home` must bring back
+        self._groups: Groups | None = None
+        self._twins: dict[int, Tensor] = {}  # other memory by parameter, for those that are not packed
 
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"walking": False, "_layout": None}
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have the tensors, and make memory of their own."""
+        return {name: getattr(self, name) for name in ("tensors", "names", "strengths", "in_place")}
 
-    def begin(self) -> None:
-        """Begin a walk from the present weights, also if an earlier walk could not restore them."""
-        for portion in () if self._layout is None else self._layout.portions:
-            portion.saved = False
-        self.walking = True
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
-    def taking_part(self, granularity: str) -> Layout:
-        """The layout of the tensors that have a gradient now."""
-        present = [tensor for tensor in self.tensors if tensor.grad is not None and tensor.requires_grad]
-        if self._layout is None or not self._layout.fits(present, granularity):
-            buffers = {} if self._layout is None else self._layout.buffers
-            strengths = self._strengths_of(present)
-            self._layout = Layout(present, self._names_of(present), granularity, buffers, strengths)
-        return self._layout
-
-    def check_in_place(self) -> None:
-        """Raise if a pass replaced a parameter's storage, because the next ascent step would move the old storage."""
-        assert self._layout is not None
-        layout = self._layout
-        for in_place, parameter, storage in zip(layout.in_place(), layout.parameters, layout.storage, strict=True):
-            if not in_place and storage_identity(local(parameter)) != storage_identity(storage):
-                raise RuntimeError(
-                    f"a displaced pass replaced the storage of {self._names_of([parameter])[0]}, so that a walk of "
-                    f"several steps can't continue: {_CURE}"
-                )
-
-    def written(self) -> None:
-        """After portions were written: write the sparse rows, and drop outdated copies of the weights."""
-        if self._layout is not None:
-            for rows in self._layout.sparse.values():
-                rows.write()
-        forget_derived(self.tensors if self._sharded else ())
+    @contextmanager
+    def walk(self) -> Iterator[None]:
+        """One walk. At the end the weights are home, whatever happened."""
+        if self.walking:
+            raise RuntimeError("these weights are on a walk already: do not start another walk in the loss function")
+        self.walking, self._moved = True, False  # from the present weights, also if an earlier walk could not go home
+        try:
+            yield
+        finally:
+            self.walking = False
+            self.home()
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Restore the saved weights bit for bit, even if a pass replaced a parameter's storage.
+    def taking_part(self, granularity: str) -> Groups:
+        """The groups of the tensors that have a gradient now."""
+        gradients = map(get_gradient, self.tensors)
+        present = [t for t, g in zip(self.tensors, gradients, strict=True) if g is not None and t.requires_grad]
+        if self._groups is None or not self._fits(self._groups, present, granularity):
+            self._lay_out(present, granularity)
+        if self._in_place:
+            copy_all(self._copies, self._in_place)
+        groups: Groups = self._groups  # type: ignore[assignment]
+        for packed in groups.packed.values():
+            packed.holds_weights = False
+        return groups
 
-        Portions are restored in reverse order, because tensors may share memory. They stay marked as saved until all
-        are restored, so that everything is written again after an interrupt or a failure that may not last. If one
-        portion fails, the others are still restored, and the failure is raised at the end.
-        """
-        if self._layout is None or not any(portion.saved for portion in self._layout.portions):
-            return
-        failures = list[RuntimeError]()
-        for portion in reversed(self._layout.portions):
-            try:
-                portion.restore()
-            except RuntimeError as failure:
-                failures.append(failure)
-        self.written()
-        if failures:
-            raise failures[0]
-        failures += self._restore_rebound(self._layout)
-        for portion in self._layout.portions:
-            portion.saved = False
-        if failures:
-            raise failures[0]
+    def _fits(self, groups: Groups, present: Sequence[Tensor], granularity: str) -> bool:
+        """Whether another step can reuse the groups: same tensors, same memory, and no sparse gradients."""
+        return (
+            groups.granularity == granularity
+            and list(map(id, present)) == self._present
+            and all(map(Tensor.is_set_to, self._memories, map(local, present) if self._sharded else present))
+            and not self._touched
+            and not any(gradient.is_sparse for gradient in map(get_gradient, present))
+        )
 
-    def _restore_rebound(self, layout: Layout) -> list[RuntimeError]:
-        """If a pass replaced a parameter's storage, also copy the restored values into the new storage.
-
-        If the new storage belongs to another weight, the parameter gets its old storage back instead.
-        """
-        if all(layout.in_place()):
-            return []
-        failures, originals = list[RuntimeError](), set(map(storage_identity, layout.storage))
-        for in_place, parameter, storage in zip(layout.in_place(), layout.parameters, layout.storage, strict=True):
-            if in_place:
-                continue
-            current = local(parameter)
-            if (current.shape, current.dtype, current.device) != (storage.shape, storage.dtype, storage.device):
-                name, before, now = self._names_of([parameter])[0], _described(storage), _described(current)
-                message = f"{name} changed from {before} to {now} in a displaced pass and can't be restored: {_CURE}"
-                failures.append(RuntimeError(message))
-            elif storage_identity(current) in originals:
-                parameter.data = storage
+    def _lay_out(self, present: Sequence[Tensor], granularity: str) -> None:
+        names, strengths = self._names_of(present), self._strengths_of(present)
+        self._present = list(map(id, present))
+        self._memories = [local(tensor).detach() for tensor in present]
+        together = self._shared_twins(present, self._memories)
+        operands = list[Operand]()
+        for tensor, name, strength, memory in zip(present, names, strengths, self._memories, strict=True):
+            if hides_its_memory(tensor) and not is_sharded(tensor):
+                raise TypeError(
+                    f"{name} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into a group "
+                    "with 'perturb': False"
+                )
+            rows = _touched_rows(tensor)
+            if rows is not None:
+                source = memory.index_select(0, rows)
+                operand = Operand(tensor, name, strength, source, torch.empty_like(source), memory, rows)
+            elif self.in_place or is_sharded(tensor):
+                twin = together[id(tensor)] if id(tensor) in together else self._twin(tensor, memory)
+                operand = Operand(tensor, name, strength, twin, memory, memory)
+            elif id(tensor) in together:
+                operand = Operand(tensor, name, strength, memory, together[id(tensor)], memory)
             else:
-                current.copy_(storage)
-        return failures
+                alone = memory.numel() > limits(memory).small or not dense(memory) or not memory.numel()
+                target = self._twin(tensor, memory) if alone else None
+                operand = Operand(tensor, name, strength, memory, target, memory)
+            operands.append(operand)
+        by_storage: dict[int, list[Operand]] = {}
+        for operand in operands:
+            if id(operand.parameter) in together:
+                by_storage.setdefault(storage_identity(operand.memory), []).append(operand)
+        for those in by_storage.values():
+            shares = overlap([operand.memory for operand in those])
+            for operand in those:
+                operand.shares = shares
+        known = {} if self._groups is None else self._groups.packed
+        self._groups = Groups(operands, granularity, known)
+        self._find_places(operands)
+
+    def _find_places(self, operands: Sequence[Operand]) -> None:
+        """Sort the operands by how they move."""
+        plain = [o for o in operands if not is_sharded(o.parameter)]
+        self._plain = [o.parameter for o in plain]
+        self._own = [o.memory for o in plain]
+        self._away: list[Any] = [o.memory if o.rows is not None or o.target is o.memory else o.target for o in plain]
+        in_place = [o for o in operands if o.target is o.memory]
+        self._in_place, self._copies = [o.memory for o in in_place], [o.source for o in in_place]
+        self._touched = [o for o in operands if o.rows is not None]
+        loose = [p for p in self._groups.pieces if isinstance(p, Loose)] if self._groups else []
+        self._loose = [piece.target for piece in loose], [piece.source for piece in loose]
+
+    def _twin(self, tensor: Tensor, memory: Tensor) -> Tensor:
+        """Other memory for a tensor, with the same strides; that of an earlier layout if it still fits."""
+        known = self._twins.get(id(tensor))
+        if known is None or _kind(known) != _kind(memory) or known.stride() != memory.stride():
+            if dense(memory):
+                known = torch.empty_strided(memory.shape, memory.stride(), dtype=memory.dtype, device=memory.device)
+            else:
+                known = _view_of(_clone_of_storage(memory), memory)
+            self._twins[id(tensor)] = known
+        return known
+
+    def _shared_twins(self, present: Sequence[Tensor], memories: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Other memory for tensors that share a storage: views of one clone of it, at the same places."""
+        storages = [storage_identity(memory) for memory in memories]
+        counts, clones, twins = Counter(storages), dict[int, Any](), dict[int, Tensor]()
+        if len(counts) == len(storages):
+            return twins
+        for tensor, memory, storage in zip(present, memories, storages, strict=True):
+            if counts[storage] > 1 and memory.numel() and not tensor.grad.is_sparse:  # type: ignore[union-attr]
+                if storage not in clones:
+                    clones[storage] = _clone_of_storage(memory)
+                twins[id(tensor)] = _view_of(clones[storage], memory)
+        return twins
+
+    def leave(self) -> None:
+        """Before w + a is written: prepare memory to which several offsets are added."""
+        self._moved = True
+        if self._loose[0]:
+            copy_all(*self._loose)
+
+    def arrive(self) -> None:
+        """After w + a was written: let the parameters point to it."""
+        for operand in self._touched:
+            operand.memory.index_copy_(0, operand.rows, operand.target)  # type: ignore[arg-type]
+        self._point(self._away)
+
+    @torch.no_grad()
+    def home(self) -> None:
+        """Bring the weights back, bit for bit. Raise afterwards if a pass changed a shape, a type or the device."""
+        if not self._moved:
+            return
+        changed = list[tuple[Tensor, str]]()
+        for parameter, away, own in zip(self._plain, self._away, self._own, strict=True):
+            if not parameter.is_set_to(away) and _kind(parameter) != _kind(own):
+                changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
+        if self._in_place:
+            copy_all(self._in_place, self._copies)
+        for operand in self._touched:
+            operand.memory.index_copy_(0, operand.rows, operand.source)  # type: ignore[arg-type]
+        self._point(self._own)
+        self._moved = False
+        if changed:
+            name = self._names_of([changed[0][0]])[0]
+            raise RuntimeError(f"{name} changed {changed[0][1]} in a displaced pass: {_CURE}")
+
+    def _point(self, memories: Sequence[Tensor | None]) -> None:
+        deque(map(set_data, self._plain, memories), maxlen=0)
+        # torch does not notice the exchange: without this a graph from before it would give wrong gradients silently.
+        increment_version(self._plain)
+        torch.clear_autocast_cache()
+        if self._sharded:
+            reshard_all()
 
     @torch.no_grad()
     def offset(self) -> list[Tensor]:
-        """The present weights minus the saved ones; zero for tensors that have not moved."""
+        """The present weights minus those at home; zero for tensors that have not moved."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
-        if self._layout is None or not any(portion.saved for portion in self._layout.portions):
-            return offsets
         offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        found = [torch.zeros_like(tensor) for tensor in self._layout.operands]
-        for portion in self._layout.portions:
-            portion.write(portion.read(self._layout.operands) - portion.saved_weights(), found)
-        for i, (parameter, offset) in enumerate(zip(self._layout.parameters, found, strict=True)):
-            if i in self._layout.sparse:
-                self._layout.sparse[i].put(offset, offset_of[id(parameter)])
+        for operand in self._groups.operands if self._moved and self._groups else ():
+            found, target = offset_of[id(operand.parameter)], operand.target
+            assert target is not None
+            if operand.rows is not None:
+                found.index_copy_(0, operand.rows, target - operand.source)
             else:
-                offset_of[id(parameter)].copy_(offset)
+                found.copy_(target - operand.source)
         return offsets
 
     def _strengths_of(self, tensors: Sequence[Tensor]) -> list[float]:
         if self.strengths is None:
-            return []
+            return [1.0] * len(tensors)
         strength_of = {id(tensor): strength for tensor, strength in zip(self.tensors, self.strengths, strict=True)}
         return [strength_of[id(tensor)] for tensor in tensors]
 
@@ -144,39 +238,67 @@ class Weights:
 def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
     """Set the weights to weights + offset inside the block, and restore them bit for bit, also after an exception."""
     saved = [weight.detach().clone() for weight in weights]
-    try:
-        with torch.no_grad():
-            for weight, step in zip(weights, offset, strict=True):
-                weight.add_(step)
-        forget_derived(weights)
-        yield
-    finally:
-        run_again_if_interrupted(lambda: _copy(saved, weights))
+    sharded = any(map(is_sharded, weights))
+    with uninterrupted() as held:
+        try:
+            with torch.no_grad():
+                for weight, step in zip(weights, offset, strict=True):
+                    weight.add_(step)
+            _forget_copies(sharded)
+            with held.let():
+                yield
+        finally:
+            with torch.no_grad():
+                copy_all([local(weight) for weight in weights], [local(each) for each in saved])
+            _forget_copies(sharded)
 
 
-def run_again_if_interrupted(action: Callable[[], object]) -> None:
-    """Call the action, and call it again if it was interrupted, because it may be incomplete."""
-    try:
-        action()
-    except BaseException:
-        action()
-        raise
+def _forget_copies(sharded: bool) -> None:
+    """Drop copies of weights that have been overwritten: autocast's casts and gathered shards."""
+    torch.clear_autocast_cache()
+    if sharded:
+        reshard_all()
 
 
-@contextmanager
-def undone_after_failure(undo: Callable[[], object]) -> Iterator[None]:
-    """Call `undo` if the block fails. Nest two of them, in case an interrupt cuts off the first cleanup."""
-    try:
-        yield
-    except BaseException:
-        run_again_if_interrupted(undo)
-        raise
+def overlap(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether two tensors may share memory, so that writing one would change the other."""
+    here = [local(tensor) for tensor in tensors if tensor is not None and not tensor.is_sparse]
+    storages = [storage_identity(tensor) for tensor in here]
+    if len(set(storages)) == len(storages):
+        return False
+    spans = sorted((at, *_span(tensor)) for at, tensor in zip(storages, here, strict=True) if tensor.numel())
+    return any(one[0] == other[0] and other[1] < one[2] for one, other in pairwise(spans))
 
 
-@torch.no_grad()
-def _copy(saved: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    copy_all([local(weight) for weight in weights], [local(each) for each in saved])
-    forget_derived(weights)
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The range of bytes in its storage that the tensor may use."""
+    start, size, length = int(tensor.storage_offset()), tensor.element_size(), tensor.numel()
+    if not tensor.is_contiguous():
+        length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start * size, (start + length) * size
+
+
+def _clone_of_storage(tensor: Any) -> Any:
+    return tensor.untyped_storage().clone()
+
+
+def _view_of(storage: Any, like: Tensor) -> Tensor:
+    """A view of a storage with the place, shape and strides that a tensor has in its own."""
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def _touched_rows(parameter: Tensor) -> Tensor | None:
+    """The rows of its sparse gradient. None if the gradient is handled as dense: no rows, or sparse within rows."""
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
+        return None
+    rows = gradient.coalesce().indices()[0]
+    return rows if len(rows) else None
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _described(tensor: Tensor) -> str:

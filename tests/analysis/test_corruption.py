@@ -8,7 +8,7 @@ from curvature import bits
 from torch import nn
 
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
-from gasam.portions import wide
+from gasam.pieces import wide
 from problems import network
 from tolerances import EXACT, flat, same_bits
 

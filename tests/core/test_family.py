@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
 from gasam import (
+    Method,
     Schedule,
     SharpBackward,
     SharpnessAware,
@@ -23,7 +24,7 @@ from gasam import (
     sam_on,
     wsam,
 )
-from gasam.family import members
+from gasam.family import members, norm, scaled
 from problems import batch
 from tolerances import EXACT, error, flat, same_bits
 
@@ -71,6 +72,12 @@ def by_closure(model, perturbation, seeds=range(20), *, sharp=None, data=batch, 
 
 
 ENTRIES = [by_backward, by_closure]
+
+
+def kept_by(sharp):
+    """The tensors that the method keeps, by name."""
+    state = sharp.state_dict()
+    return state.get("method", state.get("walk_method", {}))
 
 
 def test_every_file_of_the_folder_has_a_reference_here():
@@ -222,7 +229,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, bad_pa
     if method == "look_sam":
         sharp.clock.begin_step(5)  # the next step with a walk
     parameters = list(model.parameters())
-    kept = copy.deepcopy(sharp.method_state.state_dict(parameters))
+    kept = copy.deepcopy(kept_by(sharp))
     before = [p.detach().clone() for p in parameters]
     gradients = []
 
@@ -248,32 +255,38 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, bad_pa
     assert len(passes) == 2
     assert same_bits(parameters, before)
     assert gradients[0].isfinite().all() == (bad_pass == 0 and method not in ("gsam", "wsam"))
-    for name, tensors in sharp.method_state.state_dict(parameters).items():
+    for name, tensors in kept_by(sharp).items():
         assert flat(tensors).isfinite().all()
         if bad_pass == 0 or method == "look_sam":  # Friendly-SAM's mean has seen the clean gradient
             assert same_bits(tensors, kept[name])
 
 
-@pytest.mark.parametrize("option", ["ascent", "risk"])
-@pytest.mark.parametrize("keeps", [False, True])
-def test_everything_is_restored_if_a_function_raises(option, keeps):
-    model, (x, y) = model_of(), batch()
-
-    def broken(step):
-        step.keep("something", step.gradient)
+class BrokenDirection(Method):
+    def direction(self, g, kept):
         raise ZeroDivisionError
 
-    sharp = SharpBackward(model, replace(sam(0.1), **{option: broken}))
+
+class BrokenFold(Method):
+    def fold(self, gradients, kept, strength):
+        scaled(gradients[0], 0.0)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("broken", [BrokenDirection(), BrokenFold()])
+@pytest.mark.parametrize("holds", [False, True])
+def test_everything_is_restored_if_a_function_raises(broken, holds):
+    model, (x, y) = model_of(), batch()
+    sharp = SharpBackward(model, replace(sam(0.1), method=broken))
     before = [p.detach().clone() for p in model.parameters()]
     for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 3.0) if keeps else None
+        parameter.grad = torch.full_like(parameter, 3.0) if holds else None
     held = [parameter.grad for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError):
         sharp(lambda: cross_entropy(model(x), y))
     assert same_bits(model.parameters(), before)
     assert all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
     assert all(own is None or (own == 3).all() for own in held)
-    assert not sharp.method_state
+    assert not kept_by(sharp)
     sharp.perturbation = sam(0.1)
     sharp(lambda: cross_entropy(model(x), y))
     assert same_bits(model.parameters(), before)
@@ -335,27 +348,15 @@ def test_look_sam_is_plain_where_the_schedule_is_zero():
     assert same_bits(model.parameters(), plain.parameters())
 
 
-@pytest.mark.parametrize("method", ["gsam", "wsam"])
-def test_sparse_gradients_stay_sparse(method):
-    tokens, found = torch.tensor([1, 3, 3, 7]), []
-    for sparse in (True, False):
-        torch.manual_seed(0)
-        words, head = nn.Embedding(10, 4, sparse=sparse, dtype=torch.float64), nn.Linear(4, 3).double()
-        sharp = SharpBackward([*words.parameters(), *head.parameters()], PRESETS[method](0.1))
-        sharp(lambda words=words, head=head: cross_entropy(head(words(tokens)), torch.tensor([0, 1, 2, 0])))
-        assert words.weight.grad.is_sparse == sparse
-        found.append(flat([words.weight.grad.to_dense(), head.weight.grad, head.bias.grad]))
-    assert error(*found) < EXACT
-
-
-@pytest.mark.parametrize("method", ["friendly_sam", "look_sam"])
-def test_state_of_sparse_gradients_is_refused(method):
+@pytest.mark.parametrize("method", ["gsam", "wsam", "friendly_sam", "look_sam"])
+def test_sparse_gradients_are_refused(method):
     words = nn.Embedding(10, 4, sparse=True)
     sharp = SharpBackward(words, PRESETS[method](0.1))
     before = words.weight.detach().clone()
     with pytest.raises(TypeError, match=r"sparse gradient of an embedding: use sparse=False"):
         sharp(lambda: words(torch.tensor([1, 3])).square().sum())
     assert torch.equal(words.weight, before)
+    assert words.weight.grad is None
 
 
 @pytest.mark.parametrize("method", OPTIONS)
@@ -369,6 +370,11 @@ def test_parameters_without_a_gradient_are_left_alone(method):
     assert all(p.grad is None for p in model["unused"].parameters())
 
 
+class NumberFold(Method):
+    def fold(self, gradients, kept, strength):
+        return norm(gradients[0])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -376,10 +382,10 @@ def test_parameters_without_a_gradient_are_left_alone(method):
         (lambda: wsam(0.1, gamma=1.0), r"gamma must be a number in \[0, 1\), got 1.0"),
         (lambda: friendly_sam(0.1, decay=1), r"decay must be a number in \[0, 1\), got 1"),
         (lambda: gsam(rho=0.1), r"rho is called epsilon here: write sam\(epsilon=0.1"),
-        (lambda: replace(look_sam(0.1), steps=2), r"ReusedComponent is defined for one ascent step, got steps=2"),
-        (lambda: replace(friendly_sam(0.1), steps=2), r"WithoutRunningMean is defined for one ascent step"),
-        (lambda: replace(sam(0.1), risk="worst"), r"risk must be one of 'mean', 'final' or a function of a Step"),
-        (lambda: replace(sam(0.1), ascent="up"), r"ascent must be a function or None, got 'up'"),
+        (lambda: replace(look_sam(0.1), steps=2), r"LookSAM is defined for 1 ascent step, got steps=2"),
+        (lambda: replace(friendly_sam(0.1), steps=2), r"FriendlySAM is defined for 1 ascent step"),
+        (lambda: replace(sam(0.1), risk="worst"), r"risk must be one of 'mean', 'final', got 'worst'"),
+        (lambda: replace(sam(0.1), method="up"), r"method must be a gasam.Method or None, got 'up'"),
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule()), r"Schedule\(every=5, weight=1\)"),
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule(every=4)), r"every >= 2 and weight=1"),
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=lambda step: 1.0), r"every >= 2 and weight=1"),
@@ -387,8 +393,8 @@ def test_parameters_without_a_gradient_are_left_alone(method):
         (lambda: SharpBackward(model_of().parameters(), sam_on(0.1)), r"give the model, as in SharpBackward\(model"),
         (lambda: SharpBackward(model_of(), replace(sam(0.1), perturb=lambda m: -1)), r"perturb of Linear must be True"),
         (
-            lambda: by_backward(model_of(), replace(sam(0.1), risk=lambda step: step.gradient.norm()), range(1)),
-            r"the risk function must return a Vector computed from step.gradients, got Tensor",
+            lambda: by_backward(model_of(), replace(sam(0.1), method=NumberFold()), range(1)),
+            r"NumberFold.fold must return a list with one tensor for each parameter.* got Tensor",
         ),
     ],
 )
@@ -415,12 +421,13 @@ def test_gsam_and_wsam_use_the_last_gradient_of_a_longer_walk(method, steps):
     (x, y), model, gradients = batch(), model_of(), []
     parameters = list(model.parameters())
 
-    def spy(step):
-        gradients.extend(flat([vector.entry(i) for i in range(6)]) for vector in step.gradients)
-        return step.gradient
+    class Spy(Method):
+        def fold(self, given, kept, strength):
+            gradients.extend(flat(each).clone() for each in given)
+            return given[-1]
 
     walk = replace(PRESETS[method](0.1, **OPTIONS[method]), steps=steps)
-    SharpBackward(model, replace(walk, risk=spy))(lambda: cross_entropy(model(x), y))
+    SharpBackward(model, replace(walk, method=Spy()))(lambda: cross_entropy(model(x), y))
     model.zero_grad()
     SharpBackward(model, walk)(lambda: cross_entropy(model(x), y))
     assert len(gradients) == steps + 1

@@ -18,6 +18,7 @@ from problems import TEN_WALKS, batch, network, paper_walk, through_backward, th
 from tolerances import EXACT, error, flat, same_bits
 
 WEIGHTS = (0.5, 1.0, 2.0, 4.0)
+pytestmark = pytest.mark.filterwarnings("ignore:the walk is without effect")  # the loss is what it is told
 
 
 class Told:

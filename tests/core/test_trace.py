@@ -91,7 +91,7 @@ class TestWarning:
         sharp = SharpBackward(model, sam(0.05))
         assert messages(sharp, lambda: cross_entropy(model(x), y), 40) == []
         assert sharp.metrics()["largest_ratio"] > 1
-        assert sharp.last.verdict() == "fine"
+        assert sharp.last.verdict().startswith("fine")
 
     def test_recommended_walk_does_not_warn_close_to_a_minimum(self):
         """There the gradient vanishes, and with it the prediction."""
@@ -108,7 +108,7 @@ class TestWarning:
 
         assert caught_in(train) == []
         assert sharp.metrics()["rise"] > 5 * sharp.metrics()["predicted_rise"]
-        assert sharp.last.verdict() == "fine"
+        assert sharp.last.verdict().startswith("fine")
 
     @pytest.mark.parametrize(("walk", "factor", "words"), [
         (sam(30.0), 1.0, ["too large", "20 of the last 20 walks", "recommended()"]),
@@ -131,7 +131,7 @@ class TestWarning:
             weight.add_(100.0)  # on a slope, where the prediction holds
         sharp = SharpBackward([("slope", weight)], sam(0.5))
         assert messages(sharp, lambda: weight.sum()) == []
-        assert sharp.last.verdict() == "fine"
+        assert sharp.last.verdict().startswith("fine")
 
     def test_noise_of_dropout_is_not_taken_for_a_rise(self):
         torch.manual_seed(0)

@@ -112,7 +112,7 @@ def test_a_record_that_lacks_something_is_told(command, tmp_path):
     write_lines(tmp_path / "other.json", ['{"task": "digits"}'])
     ended = command("report", tmp_path)
     assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {tmp_path / 'other.json'} is not a record: it lacks size, method")
+    assert ended.err.startswith(f"gasam: {tmp_path / 'other.json'} is not a record: it lacks name, size")
 
 
 def test_options_that_do_not_exist_are_told(command):

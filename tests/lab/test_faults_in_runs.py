@@ -26,9 +26,9 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 
 from gasam import SharpBackward
-from gasam.lab import provenance, storage
+from gasam.lab import storage
 from gasam.lab.cli import main
-from gasam.lab.training import stored
+from gasam.lab.training import finished, loop
 from gasam.lab.training.loop import Training
 
 KILLED, CRASHED = 137, 70
@@ -265,9 +265,8 @@ def signalled_at(number, which=signal.SIGTERM):
 def undisturbed(tmp_path_factory, shared, data_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GASAM_CACHE", str(shared / "cache"))
-        code, versions = provenance.code(), provenance.versions()  # read once, because that takes a third of the time
-        patch.setattr(provenance, "code", lambda: dict(code))
-        patch.setattr(provenance, "versions", lambda: dict(versions))
+        known = loop.code()  # read once, because that takes a third of the time
+        patch.setattr(loop, "code", lambda: dict(known))
         patch.setattr(sys, "argv", sys.argv)
         before = signal.getsignal(signal.SIGTERM)
         yield Run(tmp_path_factory.mktemp("faults"))
@@ -300,7 +299,7 @@ def after_resume(change):
 
 
 def record_before_the_model():
-    write, clean, waiting = stored.RunFolder.write, storage.Checkpoints.clean, []
+    write, clean, waiting = finished.RunFolder.write, storage.Checkpoints.clean, []
 
     def late(self):
         for folder, given in waiting:
@@ -308,7 +307,7 @@ def record_before_the_model():
         waiting.clear()
         clean(self)
 
-    stored.RunFolder.write = lambda self, *given: waiting.append((self, given))
+    finished.RunFolder.write = lambda self, *given: waiting.append((self, given))
     storage.Checkpoints.clean = late
 
 
@@ -326,7 +325,7 @@ def not_synced(file):
 
 
 def everywhere(replaced):
-    for module in (storage, stored):
+    for module in (storage, finished):
         if hasattr(module, "replaced"):
             module.replaced = replaced
 

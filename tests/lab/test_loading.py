@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from gasam.lab import load as load_to_predict
 from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
@@ -135,9 +134,6 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(own_trained, tmp_path)
     model = file.with_suffix("") / "model.safetensors"
     model.rename(tmp_path / "kept")
     refused(file, f"{file.stem} has no weights", "model.safetensors does not exist")
-    (old := model.with_name("model.pt")).write_bytes(b"not a checkpoint")
-    refused(file, "is not a checkpoint of this program")
-    old.unlink()
     model.write_bytes(b"not a checkpoint")
     refused(file, f"{model} is damaged or does not hold the weights of this run")
     shutil.copy(tmp_path / "kept", model)
@@ -196,18 +192,6 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed
     refused(file, f"{valid}, line 1: no column 'review'", origin=Origin(valid=str(valid)))
     valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
     assert test_score(Origin()) == record.test  # the same examples in another file
-
-
-def test_a_run_of_an_earlier_version_is_loaded_with_its_checkpoint(loaded, trained, tmp_path):
-    """It had model.pt and nothing else in its folder."""
-    file = trained[f"{loaded.record.task} baseline"]
-    copied = shutil.copy(file, tmp_path / file.name)
-    (tmp_path / file.stem).mkdir()
-    torch.save(loaded.model.state_dict(), tmp_path / file.stem / "model.pt")
-    old = load(copied, Origin(), cpu=True)
-    assert same_bits(old.model.state_dict().values(), loaded.model.state_dict().values())
-    with pytest.raises(InputError, match=r"cannot be used without its training data, because .*run\.json does not"):
-        load_to_predict(copied)
 
 
 def test_data_that_is_encoded_otherwise_by_now_is_refused(trained, monkeypatch):

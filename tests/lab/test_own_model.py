@@ -20,7 +20,7 @@ from gasam.lab.data.corpus import SPLITS
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import example_count, on_tensors
-from gasam.lab.report.comparison import comparison
+from gasam.lab.report.comparison import Comparison
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
 from gasam.lab.training.loop import Training, rate_factor
 from gasam.lab.training.plan import make
@@ -120,10 +120,12 @@ def test_a_report_needs_the_records_only(line, tmp_path):
         run(make(file, "baseline", seed=seed), tmp_path / "runs", cpu=True)
     Path(file).unlink()
     found = list(records.read_all(tmp_path / "runs"))
-    table = comparison(found, "line", "own")
-    assert "lower is better" in table.columns[1]
-    assert len(table.rows) == 1
-    assert re.search(r"^\d\.\d{5} ± \d\.\d{5} \(3 seeds\)", table.rows[0][1])
+    [comparison] = Comparison.of(found)
+    table = comparison.table()
+    assert "lower is better" in table.title
+    [row] = table.rows
+    assert row["seeds"] == "3"
+    assert any(re.fullmatch(r"\d\.\d{5} ± \d\.\d{5}", text) for text in row.values())
 
 
 def test_identity_is_of_the_text_not_of_the_place(line, tmp_path):

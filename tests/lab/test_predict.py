@@ -429,7 +429,9 @@ def test_ctrl_c_ends_with_130_and_leaves_no_part_of_a_file(folder, tmp_path):
 
 
 def test_the_lab_is_imported_without_what_it_needs_to_predict():
-    code = "import sys, gasam.lab; sys.exit('transformers' in sys.modules or 'gasam.lab.prediction' in sys.modules)"
+    code = (
+        "import sys, gasam.lab; sys.exit('transformers' in sys.modules or 'gasam.lab.training.finished' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

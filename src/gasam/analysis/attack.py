@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -23,12 +23,10 @@ from gasam.analysis.objective import (
     check_whole,
     examined,
 )
-from gasam.ball import Start, uniform_start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
-from gasam.trace import NOT_FINITE
-from gasam.walk import Visit, climb
+from gasam.walk import Start, climb, uniform_start
 from gasam.weights import Weights
 
 
@@ -117,36 +115,45 @@ def attack(
         return seen
 
     starts = [None, *[random_start(perturbation.norm, seed)] * restarts]
-    walks: list[tuple[float, ...]] = []
-    highest, offset = -math.inf, list[Tensor]()
+    highest, worst = -math.inf, list[Tensor]()
+
+    def keep_worst(loss: float, offset: Callable[[], list[Tensor]]) -> None:
+        nonlocal highest, worst
+        if highest < loss < math.inf:
+            highest, worst = loss, offset()
+
     with examined(model, batches) as named:
         weights = weights_of(read(named.items()), perturbation)
-        for start in starts:
-            losses = []
-            with closing(visits_of(weights, evaluate, perturbation, start)) as visits:
-                for visit in visits:
-                    losses.append(float(visit.loss))
-                    if highest < losses[-1] < math.inf:
-                        highest, offset = losses[-1], visit.offset()
-            walks.append(tuple(losses))
-    return Attack(perturbation, walks[0][0], highest, dict(zip(named, offset, strict=True)), tuple(walks))
+        walks = [tuple(losses_of(weights, evaluate, perturbation, start, keep_worst)) for start in starts]
+    return Attack(perturbation, walks[0][0], highest, dict(zip(named, worst, strict=True)), tuple(walks))
 
 
-def visits_of(
-    weights: Weights, evaluate: Callable[[int], Pass], perturbation: Perturbation, start: Start | None
-) -> Generator[Visit, None, None]:
-    """The visits of a walk, up to the first loss that is not finite, after which the weights no longer move."""
-    with closing(climb(weights, evaluate, perturbation, start)) as visits:  # type: ignore[type-var]
-        for visit in visits:
-            if visit.k == 0 and visit.walk.seen.state == NOT_FINITE:
-                # The walk can't begin; without an error it would look as if no higher loss existed.
-                raise ValueError(
-                    "the loss, the gradient or the scale is not finite at the model's weights "
-                    f"(loss {float(visit.loss):g}): give a model and batches with a finite loss and gradient"
-                )
-            yield visit
-            if not visit.loss.isfinite():
-                return
+def losses_of(
+    weights: Weights,
+    evaluate: Callable[[int], Pass | None],
+    perturbation: Perturbation,
+    start: Start | None,
+    visit: Callable[[float, Callable[[], list[Tensor]]], None] = lambda loss, offset: None,
+) -> list[float]:
+    """The losses of a walk, up to the first that is not finite; `visit` is called with each, and with its offset."""
+    losses = list[float]()
+
+    def run(k: int, offset: Callable[[], list[Tensor]]) -> Pass | None:
+        seen = evaluate(k)
+        if seen is None:
+            return None
+        losses.append(float(seen.loss))
+        visit(losses[-1], offset)
+        return seen if k == 0 or math.isfinite(losses[-1]) else None
+
+    trace = climb(weights, run, perturbation, start)
+    if trace.not_finite and not any(trace.norms):
+        # The walk could not begin; without an error it would look as if no higher loss existed.
+        raise ValueError(
+            "the loss, the gradient or the scale is not finite at the model's weights "
+            f"(loss {losses[0]:g}): give a model and batches with a finite loss and gradient"
+        )
+    return losses
 
 
 def passes_of(perturbation: Perturbation, restarts: int) -> int:

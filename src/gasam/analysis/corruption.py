@@ -19,9 +19,9 @@ from gasam.analysis.objective import (
     check_whole,
     trained,
 )
-from gasam.ball import uniform_start
 from gasam.perturbation import Perturbation
-from gasam.portions import wide
+from gasam.pieces import wide
+from gasam.walk import uniform_start
 from gasam.weights import displaced
 
 Offset = Mapping[str, Tensor]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gasam.portions import sum_of_squares, wide
+from gasam.pieces import sum_of_squares, wide
 
 Layers = Mapping[str, str] | Callable[[str], str]
 NamedTensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]

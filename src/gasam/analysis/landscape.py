@@ -25,8 +25,8 @@ from gasam.analysis.objective import (
     propagate,
     trained,
 )
-from gasam.ball import inverse
-from gasam.portions import wide
+from gasam.pieces import wide
+from gasam.scales import inverse
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from gasam.passes import Pass
-from gasam.weights import run_again_if_interrupted
+from gasam.passes import Pass, uninterrupted
 
 Batches = Iterable[Any]
 Named = dict[str, nn.Parameter]
@@ -159,18 +158,17 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(weight, weight.grad) for weight in model.parameters()]
 
-    def restore() -> None:
-        for module, mode in modes:
-            module.training = mode
-        for weight, gradient in gradients:
-            weight.grad = gradient
-
-    try:
-        model.eval()
-        model.zero_grad()
-        yield
-    finally:
-        run_again_if_interrupted(restore)
+    with uninterrupted() as held:
+        try:
+            model.eval()
+            model.zero_grad()
+            with held.let():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for weight, gradient in gradients:
+                weight.grad = gradient
 
 
 def each(batches: Batches) -> Iterator[Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from torch import nn
 
-from gasam.analysis.attack import random_start, visits_of
+from gasam.analysis.attack import losses_of, random_start
 from gasam.analysis.objective import (
     Batches,
     Objective,
@@ -24,10 +22,10 @@ from gasam.analysis.objective import (
     examined,
     propagate,
 )
-from gasam.ball import Start
 from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
+from gasam.walk import Start
 from gasam.weights import Weights
 
 
@@ -143,16 +141,17 @@ def _rises(
     """
     home = back_propagate(model, objective, [batch])
 
-    def evaluate_loss(k: int) -> Pass:
+    def evaluate_loss(k: int) -> Pass | None:
+        if k > 1:
+            return None
         return Pass(home.loss.new_tensor(propagate(model, objective, [batch]))) if k else home
 
     def evaluate_gradient(k: int) -> Pass:
         return back_propagate(model, objective, [batch]) if k else home
 
-    def rises(evaluate: Callable[[int], Pass], start: Start | None, visits: int | None) -> list[float]:
-        with closing(visits_of(weights, evaluate, perturbation, start)) as walk:
-            losses = [float(visit.loss) for visit in islice(walk, visits)]
+    def rises(evaluate: Callable[[int], Pass | None], start: Start | None) -> list[float]:
+        losses = losses_of(weights, evaluate, perturbation, start)
         return [loss - losses[0] if math.isfinite(loss) else math.inf for loss in losses]
 
-    at_random = [rises(evaluate_loss, start, 2)[1] for _ in range(draws)]
-    return float(home.loss), at_random, rises(evaluate_gradient, None, None)
+    at_random = [rises(evaluate_loss, start)[1] for _ in range(draws)]
+    return float(home.loss), at_random, rises(evaluate_gradient, None)

@@ -1,13 +1,219 @@
-"""The sharpness-aware family: one file for each method, with a preset of the same name. Files are found by folder."""
+"""The sharpness-aware family: `Method`, what a published method changes in a step; one file for each method.
+
+Vectors are lists with one tensor for each parameter. Write formulas with `dot`, `norm`, `add` and `scaled`, which
+include the shards of all processes and never synchronise with the host. Files of methods are found by folder.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from gasam.perturbation import Perturbation
+import torch
+from torch import Tensor
+
+from gasam.distributed import over_processes, sharding
+from gasam.pieces import wide
+from gasam.scales import inverse
+from gasam.torch_private import local
+
+if TYPE_CHECKING:
+    from gasam.perturbation import Perturbation
+    from gasam.schedule import Schedule
+
+__all__ = ["Kept", "Method", "Tensors", "add", "dot", "inverse", "norm", "scaled"]
+
+Tensors = list[Tensor]
+
+
+class Method:
+    """Override what differs from SAM: `direction`, `fold`, or both. Gradients share one unknown positive factor.
+
+    Attributes:
+        between_walks: `fold` is also called in the steps that a schedule's `every` leaves out.
+        only_steps: The only number of ascent steps that the method defines; None means any.
+        usual_schedule: The schedule if the user gives none.
+    """
+
+    between_walks: ClassVar[bool] = False
+    only_steps: ClassVar[int | None] = None
+    usual_schedule: ClassVar[Schedule | None] = None
+
+    def direction(self, g: Tensors, kept: Kept) -> Tensors:
+        """What the first ascent step climbs, from the gradient at w. Do not write to it."""
+        return g
+
+    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+        """The gradient for the optimizer, from those of all K+1 passes, which you may overwrite.
+
+        An entry is None if its pass did not run: in a step between walks all but the first. `strength` is that of the
+        schedule.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_direction(self) -> bool:
+        return type(self).direction is not Method.direction
+
+    @property
+    def has_fold(self) -> bool:
+        return type(self).fold is not Method.fold
+
+
+class Kept:
+    """The tensors that a method keeps between steps, by name: one for each parameter, zeros before the first.
+
+    They are allocated once, in float32 or the wider type of the parameter, and sharded like it. A step with a loss or
+    gradient that is not finite does not change them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[Tensor, Tensor]] = {}
+        self._parameters: Sequence[Tensor] = ()
+        self._is_finite: Callable[[], Tensor | bool] = _always
+        self.factor: Tensor | float = 1.0
+        """The gradients of this step divided by those of the mean loss, such as a loss scale."""
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    @contextmanager
+    def bound(
+        self, parameters: Sequence[Tensor], factor: Tensor | float, is_finite: Callable[[], Tensor | bool]
+    ) -> Iterator[None]:
+        """Inside the block lists belong to these parameters."""
+        self._parameters, self.factor, self._is_finite = parameters, factor, is_finite
+        try:
+            yield
+        finally:
+            self._parameters, self.factor, self._is_finite = (), 1.0, _always
+
+    def __getitem__(self, name: str) -> Tensors:
+        known = self._kept.setdefault(name, {})
+        for parameter in self._parameters:
+            if parameter not in known:
+                known[parameter] = _zeros(parameter)
+            elif known[parameter].device != parameter.device:  # the model has moved
+                known[parameter] = known[parameter].to(parameter.device)
+        return [known[parameter] for parameter in self._parameters]
+
+    @torch.no_grad()
+    def mix(self, name: str, decay: float, g: Tensors) -> Tensors:
+        """Keep decay * kept + (1 - decay) * g, where g is divided by this step's factor; return what is kept."""
+        finite, found = self._is_finite(), self[name]
+        for i, (own, each) in enumerate(zip(found, g, strict=True)):
+            new = local(each).to(own.dtype) / _on(self.factor, own)
+            found[i] = self._kept_or_new(own, torch.lerp(new, local(own), decay), finite)
+        return found
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensors) -> Tensors:
+        """Keep these tensors, and return what is kept."""
+        finite = self._is_finite()
+        return [self._kept_or_new(own, local(each), finite) for own, each in zip(self[name], value, strict=True)]
+
+    def _kept_or_new(self, own: Tensor, new: Tensor, finite: Tensor | bool) -> Tensor:
+        if isinstance(finite, Tensor):
+            new = torch.where(finite.to(own.device), new, local(own))
+        if finite is not False:
+            local(own).copy_(new)
+        return own
+
+    def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, list[Tensor | None]]:
+        """The kept tensors in the order of the parameters."""
+        return {name: [known.get(parameter) for parameter in parameters] for name, known in self._kept.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
+        loaded: dict[str, dict[Tensor, Tensor]] = {}
+        for name, tensors in state.items():
+            if len(tensors) != len(parameters):
+                raise ValueError(f"the saved {name!r} has {len(tensors)} tensors, but there are {len(parameters)}")
+            loaded[name] = {}
+            for parameter, tensor in zip(parameters, tensors, strict=True):
+                if tensor is not None and tensor.shape != parameter.shape:
+                    raise ValueError(
+                        f"the saved {name!r} has the shape {tuple(tensor.shape)} for a parameter of the shape "
+                        f"{tuple(parameter.shape)}: load the state of the same model"
+                    )
+                if tensor is not None:
+                    loaded[name][parameter] = _zeros(parameter)
+                    local(loaded[name][parameter]).copy_(local(tensor))
+        self._kept = loaded
+
+
+def dot(a: Tensors, b: Tensors) -> Tensor:
+    """The sum of the products of all entries, over all processes, as a scalar tensor."""
+    sums: dict[Any, Tensor] = {}
+    for x, y in zip(a, b, strict=True):
+        here = _product(local(x), local(y))
+        sums[sharding(x)] = here + sums.get(sharding(x), torch.zeros_like(here)).to(here.device)
+    totals = [over_processes(here, kind) for kind, here in sums.items()]
+    return torch.stack([total.to(totals[0].device) for total in totals]).sum() if totals else torch.zeros(())
+
+
+def norm(a: Tensors) -> Tensor:
+    """The Euclidean norm over all parameters."""
+    return dot(a, a).sqrt()
+
+
+def add(a: Tensors, b: Tensors, factor: Tensor | float, *, new: bool = False) -> Tensors:
+    """a + factor * b, in place unless `new`."""
+    found = [x.clone() if new else x for x in a]
+    for x, y in zip(found, b, strict=True):
+        x_here, y_here = local(x), local(y)
+        if isinstance(factor, Tensor):
+            x_here.addcmul_(y_here.to(x_here.dtype), factor.to(x_here))
+        else:
+            x_here.add_(y_here, alpha=factor)
+    return found
+
+
+def scaled(a: Tensors, factor: Tensor | float) -> Tensors:
+    """factor * a, in place."""
+    for x in a:
+        local(x).mul_(_on(factor, x))
+    return a
+
+
+def check_dense(parameters: Sequence[Tensor]) -> Tensors:
+    """The gradients of the parameters, in float32 or wider. Raises if one is sparse."""
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        raise TypeError(
+            "a method with its own direction or fold can't combine the sparse gradient of an embedding: use "
+            "sparse=False, or a walk without a method, such as sam(0.05)"
+        )
+    return [torch.zeros_like(p) if p.grad is None else p.grad.to(wide(p.grad.dtype)) for p in parameters]
+
+
+def check_result(found: object, parameters: Sequence[Tensor], who: str) -> None:
+    """Raise unless a method returned a list with one tensor for each parameter."""
+    if not isinstance(found, list) or [getattr(x, "shape", None) for x in found] != [p.shape for p in parameters]:
+        raise TypeError(
+            f"{who} must return a list with one tensor for each parameter, as `add` and `scaled` do, got "
+            f"{type(found).__name__}"
+        )
+
+
+def _product(x: Any, y: Any) -> Tensor:
+    kind = torch.float32 if x.device.type == "mps" else torch.float64
+    parts = zip(x.reshape(-1).split(1 << 18), y.reshape(-1).to(x.dtype).split(1 << 18), strict=True)
+    return torch.stack([torch.dot(one, other) for one, other in parts]).to(kind).sum()
+
+
+def _on(factor: Tensor | float, like: Tensor) -> Tensor | float:
+    return factor.to(like.device, like.dtype) if isinstance(factor, Tensor) else factor
+
+
+def _always() -> bool:
+    return True
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, dtype=wide(parameter.dtype), requires_grad=False)
 
 
 class Member(NamedTuple):

@@ -12,31 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from gasam.family import Kept, Method, Tensors, add
 from gasam.perturbation import Perturbation, Size, check_at_least_zero, check_below_one, sam
-from gasam.step import Step
-from gasam.vectors import Vector
 
 
 @dataclass(frozen=True)
-class WithoutRunningMean:
-    """The ascent of Friendly-SAM.
-
-    Args:
-        sigma: The share of the running mean that is removed. 0 means SAM.
-        decay: lambda, the decay of the running mean.
-    """
-
+class FriendlySAM(Method):
     sigma: float
     decay: float
-    only_one_step = True
+    only_steps = 1
 
     def __post_init__(self) -> None:
         check_at_least_zero("sigma", self.sigma)
         check_below_one("decay", self.decay)
 
-    def __call__(self, step: Step) -> Vector:
-        mean = step.keep("running mean", self.decay * step.kept("running mean") + (1 - self.decay) * step.gradient)
-        return step.gradient - self.sigma * mean
+    def direction(self, g: Tensors, kept: Kept) -> Tensors:
+        """g_0 - sigma m,  m <- decay m + (1 - decay) g_0"""
+        return add(g, kept.mix("running mean", self.decay, g), -self.sigma * kept.factor, new=True)
 
 
 def friendly_sam(
@@ -51,7 +43,7 @@ def friendly_sam(
 
     Li et al., CVPR 2024, Algorithm 1. m is the mean over the calls that walk, so micro-batches count one by one. With
     `per_worker` each worker has the mean of its own gradients, and saves and loads its own state. Refuses more than one
-    ascent step, because the paper has one.
+    ascent step, because the paper has one. A budget is the rise along what is climbed.
 
     Args:
         epsilon: As in `Perturbation`.
@@ -60,4 +52,4 @@ def friendly_sam(
         decay: lambda, the decay of the running mean.
         **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, **size), ascent=WithoutRunningMean(sigma, decay))
+    return replace(sam(epsilon, norm, **size), method=FriendlySAM(sigma, decay))

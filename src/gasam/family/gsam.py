@@ -12,45 +12,37 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from gasam.family import Kept, Method, Tensors, add, dot, inverse, scaled
 from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
-from gasam.step import Step
-from gasam.vectors import Vector
 
 
 @dataclass(frozen=True)
-class SurrogateGap:
-    """The risk of GSAM. With K > 1, g_1 is the gradient of the last pass.
-
-    Args:
-        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM.
-    """
-
+class GSAM(Method):
     alpha: float
 
     def __post_init__(self) -> None:
         check_at_least_zero("alpha", self.alpha)
 
-    def __call__(self, step: Step) -> Vector:
-        clean, displaced = step.gradients[0], step.gradients[-1]
-        return displaced - self.alpha * clean.orthogonal_to(displaced)
+    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+        """g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1)"""
+        g_0, *_, g_1 = gradients
+        assert g_0 is not None
+        assert g_1 is not None
+        along = dot(g_0, g_1) * inverse(dot(g_1, g_1))
+        return add(scaled(g_1, 1 + self.alpha * along), g_0, -self.alpha)
 
 
-def gsam(
-    epsilon: float | None = None,
-    norm: float = 2.0,
-    *,
-    alpha: float = 0.4,
-    **size: Unpack[Size],
-) -> Perturbation:
+def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **size: Unpack[Size]) -> Perturbation:
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
     Zhuang et al., ICLR 2022, Algorithm 1: the gradient is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all
-    parameters. Can't be used with `per_worker`.
+    parameters. With K > 1, g_1 is the gradient of the last pass. Can't be used with `per_worker`.
 
     Args:
         epsilon: As in `Perturbation`.
         norm: As in `Perturbation`.
-        alpha: Weight of the surrogate gap. 0 means SAM. The paper searches from 0.01 to 0.4.
+        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The
+            paper searches from 0.01 to 0.4.
         **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, **size), risk=SurrogateGap(alpha))
+    return replace(sam(epsilon, norm, **size), method=GSAM(alpha))

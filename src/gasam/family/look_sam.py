@@ -13,42 +13,35 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from gasam.family import Kept, Method, Tensors, add, dot, inverse
+from gasam.family import norm as norm_of
 from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
 from gasam.schedule import Schedule
-from gasam.step import Step
-from gasam.vectors import Vector
 
 
 @dataclass(frozen=True)
-class ReusedComponent:
-    """The risk of LookSAM.
-
-    Args:
-        alpha: Length of the reused component, relative to the gradient. The schedule's strength multiplies it.
-    """
-
+class LookSAM(Method):
     alpha: float
-    only_one_step = True
-    folds_between = True
+    between_walks = True
+    only_steps = 1
     usual_schedule = Schedule(every=5, weight=1)
 
     def __post_init__(self) -> None:
         check_at_least_zero("alpha", self.alpha)
 
-    def __call__(self, step: Step) -> Vector:
-        clean, newest = step.gradients[0], step.gradient
-        if step.k == 0:  # a step between two walks
-            return clean + step.kept("component").with_norm(self.alpha * step.strength * clean.norm())
-        step.keep("component", newest.orthogonal_to(clean))
-        return newest
+    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+        """In a walk g_1, and keep g_1 - (g_0.g_1 / g_0.g_0) g_0; between walks g_0 + alpha |g_0| / |g_v| g_v"""
+        g_0, g_1 = gradients
+        assert g_0 is not None
+        if g_1 is None:
+            g_v = kept["component"]
+            return add(g_0, g_v, self.alpha * strength * norm_of(g_0) * inverse(norm_of(g_v)))
+        kept.put("component", add(g_1, g_0, -dot(g_0, g_1) * inverse(dot(g_0, g_0)), new=True))
+        return g_1
 
 
 def look_sam(
-    epsilon: float | None = None,
-    norm: float = 2.0,
-    *,
-    alpha: float = 0.7,
-    **size: Unpack[Size],
+    epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.7, **size: Unpack[Size]
 ) -> Perturbation:
     """LookSAM: SAM on every k-th step, and its kept orthogonal component in the steps between.
 
@@ -59,7 +52,8 @@ def look_sam(
     Args:
         epsilon: As in `Perturbation`.
         norm: As in `Perturbation`.
-        alpha: Length of the kept component in the steps between, relative to the gradient.
+        alpha: Length of the kept component in the steps between, relative to the gradient. The schedule's strength
+            multiplies it.
         **size: `budget` and `cap`, as in `Perturbation`.
     """
-    return replace(sam(epsilon, norm, **size), risk=ReusedComponent(alpha))
+    return replace(sam(epsilon, norm, **size), method=LookSAM(alpha))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
-from gasam.contexts import includes, per_worker, shared_walk, synchronised, together
-from gasam.fold import shares
+from gasam.contexts import includes, together
+from gasam.distributed import per_worker, shared_walk, synchronised
+from gasam.fold import clean_factor
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, now
 
@@ -25,9 +26,9 @@ class FirstPass:
         self.loss: Tensor | None = None
         self._around = sharp.around
         if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
-            # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A risk function
+            # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A method's fold
             # needs the reduced gradient of the last pass as well.
-            share = shared_walk if sharp.perturbation.risk_function is None else synchronised
+            share = shared_walk if sharp.perturbation.own_fold is None else synchronised
             self._around = together(share(model), sharp.around)
         self._stack = ExitStack()
         self._stack.enter_context(self._around(0, not sharp.walks()))
@@ -47,7 +48,7 @@ class FirstPass:
                 two hooks read in the clean backward pass.
             items: The loss divided by the mean over its examples. Multiplies the user's `gradient_scale`.
         """
-        loss, scale = self.loss, self.sharp.gradient_scale
+        loss, scale, plan = self.loss, self.sharp.gradient_scale, self.sharp.perturbation
         assert loss is not None
         factors: list[Tensor] = []
 
@@ -57,7 +58,7 @@ class FirstPass:
                 backward(share * factors[0])
                 return
             with _derivative(loss) as at_loss, _derivative(made) as at_made:
-                backward(made if share is loss else made * shares(self.sharp.perturbation).first)
+                backward(made if share is loss else made * clean_factor(plan.steps, plan.risk))
             if not at_loss:
                 raise RuntimeError(
                     "the tensor given to backward does not depend on the loss of the clean pass: do not detach it"
@@ -65,7 +66,7 @@ class FirstPass:
             factors.append(at_loss[0] / at_made[0])
 
         replaced = {"backward": scaled_backward, "around": self._pass, "gradient_scale": lambda: now(scale) * items}
-        with shadowed(self.sharp, _knows_function=True, **replaced):
+        with shadowed(self.sharp, knows_function=True, **replaced):
             self.sharp(lambda: again() if factors else loss)
         return factors[0]
 

@@ -214,7 +214,7 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
 
 def _is_blind(perturbation: Perturbation) -> bool:
     """Whether neither T nor epsilon depends on the size of the gradient. False for functions of the user."""
-    if perturbation.budget is not None or perturbation.ascent is not None or perturbation.risk_function is not None:
+    if perturbation.budget is not None or perturbation.method is not None:
         return False
     scale = perturbation.scale_function
     return scale in (one, weight_rms) or isinstance(scale, Weight)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gasam.lab.api import Origin, RunFailedError, compare, runs, tune
-    from gasam.lab.prediction import load
+    from gasam.lab.training.finished import load
 
 __all__ = ["Origin", "RunFailedError", "compare", "load", "runs", "tune"]
 
@@ -19,5 +19,5 @@ __all__ = ["Origin", "RunFailedError", "compare", "load", "runs", "tune"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "gasam.lab.prediction" if name == "load" else "gasam.lab.api"
+    module = "gasam.lab.training.finished" if name == "load" else "gasam.lab.api"
     return getattr(importlib.import_module(module), name)

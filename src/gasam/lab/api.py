@@ -14,7 +14,8 @@ from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines.choice import engine
 from gasam.lab.errors import checked
 from gasam.lab.methods import TABLE1
-from gasam.lab.report.run_list import ListedRun, read_runs, run_table
+from gasam.lab.report.comparison import run_list
+from gasam.lab.report.html import read_runs
 from gasam.lab.search.question import Search
 from gasam.lab.tasks import Origin
 
@@ -78,7 +79,7 @@ def compare(
     failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
     if failed:
         raise RunFailedError("; ".join(failed))
-    return _frame([ListedRun(folder / f"{job.name}.json", job.record) for job in done], folder)
+    return DataFrame(run_list([job.record for job in done], "").values)
 
 
 def tune(
@@ -149,8 +150,4 @@ def tune(
 def runs(folder: str | Path = "runs") -> DataFrame:
     """The finished runs of a folder as a frame, with the columns of `gasam report --csv`."""
     found, _ = read_runs(Path(folder))
-    return _frame(found, Path(folder))
-
-
-def _frame(found: Sequence[ListedRun], folder: Path) -> DataFrame:
-    return DataFrame(list(run_table(found, folder).values))
+    return DataFrame(run_list(list(found.values()), "").values)

@@ -72,7 +72,7 @@ class Method:
 
     @property
     def risk(self) -> str:
-        return OWN_RISK if callable(self.preset.risk) else self.preset.risk
+        return OWN_RISK if self.preset.own_fold is not None else self.preset.risk
 
 
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
@@ -239,7 +239,7 @@ class Walk(BaseModel):
         return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
 
     def perturbation(self) -> Perturbation:
-        names = {field.name for field in fields(Perturbation)} & type(self).model_fields.keys()
+        names = {field.name for field in fields(Perturbation)} & type(self).model_fields.keys() - {"method"}
         given = {name: getattr(self, name) for name in names if (name, self.risk) != ("risk", OWN_RISK)}
         if self.budget is None and self.epsilon is None:
             given["epsilon"] = 0.0
@@ -325,7 +325,8 @@ def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | Non
 
 def _usual(method: Method) -> dict[str, Any]:
     """The options of a method's preset, without a size."""
-    preset, schedule = method.preset, method.preset.usual_schedule or Schedule()
+    preset = method.preset
+    schedule = (preset.method and preset.method.usual_schedule) or Schedule()
     return {
         "method": method.name,
         "norm": preset.norm,

@@ -20,8 +20,8 @@ from gasam.lab.engines.shipping import Files, read_files
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
+from gasam.lab.training.finished import find_run
 from gasam.lab.training.loop import OnUpdate
-from gasam.lab.training.stored import find_run
 
 
 @dataclass

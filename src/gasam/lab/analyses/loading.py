@@ -18,8 +18,8 @@ from gasam.lab.families.family import Family
 from gasam.lab.record import Record
 from gasam.lab.storage import Weights
 from gasam.lab.tasks import Origin
+from gasam.lab.training.finished import FinishedRun, OwnFile, find_run
 from gasam.lab.training.plan import Plan, make
-from gasam.lab.training.stored import FinishedRun, OwnFile, find_run
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from gasam.lab import output
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.output import Table as OutputTable
 from gasam.lab.record import Record
 from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.loop import Update
@@ -29,9 +30,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(table: Table) -> None:
+def print_table(table: Table | OutputTable) -> None:
     """Print a table. One that is wider than the terminal is printed in blocks that begin with the same columns."""
     say(table.title)
+    if isinstance(table, OutputTable):
+        console.print(table.terminal())
+        for note in table.notes:
+            say(f"- {note}")
+        return
     for block in in_blocks(table, console.width):
         shown = RichTable(width=total_width(block))  # rich would shorten a path that is longer than the terminal
         for place, title in enumerate(block.columns):

@@ -24,18 +24,21 @@ data_app = typer.Typer(
 def tasks(json: opt.Json = False) -> None:
     """List the tasks with their data and metrics; --json adds the settings of each size."""
     from gasam.lab.cli.display import print_json, print_table
-    from gasam.lab.tables import Table
+    from gasam.lab.output import Table
     from gasam.lab.tasks import TASKS
 
     if json:
         print_json({name: _task(name) for name in TASKS})
         return
-    rows = [(name, task.kind, task.about, task.family.metric.name) for name, task in TASKS.items()]
+    rows = [
+        {"task": name, "data": task.kind, "what": task.about, "metric": task.family.metric.name}
+        for name, task in TASKS.items()
+    ]
     notes = (
         "Sizes: paper, small (default), tiny; ptb also has medium.",
         "A twin needs no download. `gasam data` shows the files that the paper's tasks need.",
     )
-    print_table(Table("Tasks", ("task", "data", "what", "metric"), tuple(rows), notes))
+    print_table(Table("Tasks", rows, notes))
 
 
 def methods(
@@ -46,7 +49,7 @@ def methods(
     """List the methods with the walk that each uses on a task, and the source of its size."""
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.methods import METHODS
-    from gasam.lab.tables import Table
+    from gasam.lab.output import Table
     from gasam.lab.tasks import find
     from gasam.lab.training.plan import make
 
@@ -62,9 +65,11 @@ def methods(
     if json:
         print_json(found)
         return
-    rows = tuple((name, entry["about"], _walk(entry)) for name, entry in found.items())
-    columns = ("method", "minimises", "walk (who chose its size)")
-    print_table(Table(f"Methods, as used for {task} in size {size}", columns, rows))
+    rows = [
+        {"method": name, "minimises": entry["about"], "walk (who chose its size)": _walk(entry)}
+        for name, entry in found.items()
+    ]
+    print_table(Table(f"Methods, as used for {task} in size {size}", rows))
 
 
 @data_app.callback()
@@ -75,7 +80,7 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
     from gasam.lab.cli.display import print_json, print_table
     from gasam.lab.data.corpus import data_directory
     from gasam.lab.data.published import inspect
-    from gasam.lab.tables import Table
+    from gasam.lab.output import Table
     from gasam.lab.tasks import TASKS
 
     directory = data_directory(data_dir)
@@ -84,12 +89,17 @@ def data(context: typer.Context, data_dir: opt.DataDir = None, json: opt.Json = 
         found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
         print_json({"directory": str(directory), "tasks": found})
         return
-    rows = [(task, file.name, *_state(file)) for task, files in states.items() for file in files]
+    columns = ("task", "file", "size", "checksum")
+    rows = [
+        dict(zip(columns, (task, file.name, *_state(file)), strict=True))
+        for task, files in states.items()
+        for file in files
+    ]
     notes = (
         f"searched in {directory}; --data-dir or GASAM_DATA sets another folder",
         "`gasam data get TASK` downloads the files of a task; the twins and your own data do not need them",
     )
-    print_table(Table("Data", ("task", "file", "size", "checksum"), tuple(rows), notes))
+    print_table(Table("Data", rows, notes))
 
 
 @data_app.command()

@@ -19,7 +19,7 @@ from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.engines.execution import Engine
 from gasam.lab.engines.jobs import Event, Job
 from gasam.lab.record import AnalysisRecord
-from gasam.lab.report.labels import configuration_labels
+from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.tasks import Origin
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]

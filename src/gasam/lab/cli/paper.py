@@ -71,7 +71,7 @@ def _table(
 ) -> None:
     from gasam.lab.cli.sessions import run_many, show
     from gasam.lab.paper import studies
-    from gasam.lab.report.paper_tables import study_table
+    from gasam.lab.paper.results import paper_table
 
     study = studies.load(name)
     plans = study.plans(size, tasks, seeds, origin=origin, tuned=output.out if tuned else None)
@@ -79,7 +79,8 @@ def _table(
         done = run_many(plans, output.out, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
     told = "-".join([f"{name}-{size}", *(tasks or ()), *(["tuned"] if tuned else [])])
-    show(study_table(study, found, size), found, done, output.out / "tables" / told, output.json)
+    table = paper_table(study, found, size, output.out if tuned else None)
+    show(table, found, done, output.out / "tables" / told, output.json)
 
 
 def _figure(
@@ -95,7 +96,7 @@ def _figure(
     from gasam.lab.cli.measuring import measured
     from gasam.lab.cli.sessions import failure, run_many
     from gasam.lab.paper.figures import FIGURES
-    from gasam.lab.report.labels import configuration_labels
+    from gasam.lab.report.comparison import configuration_labels
 
     study = FIGURES[name]
     folder = output.out / "gradient-norms" if bool(study.norms) else output.out

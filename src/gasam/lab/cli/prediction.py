@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gasam.lab.data.files import InputFile
     from gasam.lab.families.family import PredictionOptions
-    from gasam.lab.prediction import TrainedRun
+    from gasam.lab.training.finished import TrainedRun
 
 TEXT = "The text of a language model"
 
@@ -77,7 +77,7 @@ def predict(
     from gasam.lab.cli.display import errors
     from gasam.lab.data.files import InputFile, parsed_delimiter
     from gasam.lab.families.family import PredictionOptions
-    from gasam.lab.prediction import load
+    from gasam.lab.training.finished import load
 
     if out is not None and out.is_dir():
         raise InputError(f"--out must name a file, but {out} is a folder")

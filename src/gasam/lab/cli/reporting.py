@@ -20,29 +20,28 @@ def report(
 ) -> None:
     """List the runs in a folder, and write an HTML page about them with charts and tables. Nothing is trained.
 
-    Examples: `gasam report runs --html results.html`, `gasam report runs --csv > runs.csv`
+    Examples: `gasam report runs --html results.html`, `gasam report runs --csv`
     """
     from gasam.lab.cli.display import console, errors, print_json, print_table
-    from gasam.lab.report import html_page
-    from gasam.lab.report.run_list import read_runs, run_table, runs_as_csv
+    from gasam.lab.report import html as page
+    from gasam.lab.report.comparison import run_list
 
     if csv and json:
         raise InputError("give either --csv or --json")
-    file = folder / html_page.PAGE if html is None else html
+    file = folder / page.PAGE if html is None else html
     with errors.status("writing the report"):
-        runs, faults = read_runs(folder)
-        found = html_page.of_runs(runs, folder)
-        html_page.write(found, file)
+        sections, runs, faults = page.of_folder(folder)
+        page.write(sections, runs, file)
     for fault in faults:
         errors.print(f"not listed: {fault}", style="red", soft_wrap=True)
-    table = run_table(runs, folder)
+    table = run_list(list(runs.values()), f"Runs in {folder}")
     if csv:
-        sys.stdout.write(runs_as_csv(table))
+        sys.stdout.write(table.csv())
     elif json:
-        answers = [{"task": each.task, "size": each.size, "answer": each.answer.sentence} for each in found]
+        answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in sections]
         print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
     else:
         print_table(table)
-        for each in found:
-            console.print(f"{each.title}: {each.answer.sentence}", soft_wrap=True)
+        for each in sections:
+            console.print(f"{each.title}: {each.answer}", soft_wrap=True)
         console.print(f"saved: {file}", soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from gasam.lab.engines.jobs import Job, prepare
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_time import mean_step_times, step_times_by
 from gasam.lab.errors import InputError
+from gasam.lab.output import Table, save
 from gasam.lab.record import Record
 from gasam.lab.record import as_json as as_record
-from gasam.lab.report.pictures import comparison_figures
+from gasam.lab.report.comparison import Comparison
 from gasam.lab.search.finding import FOLDER, Finding
 from gasam.lab.search.question import Search
 from gasam.lab.search.study import tune
 from gasam.lab.storage import replaced, write_json
-from gasam.lab.tables import Table, as_json, markdown
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
 
@@ -96,11 +97,7 @@ def show_search(finding: Finding, output: OutputOptions) -> None:
     if output.json:
         print_json(finding.model_dump(mode="json") | {"file": str(file)})
         return
-    table = finding.table()
-    console.print(table.title)
-    console.print(table.terminal())
-    for note in table.notes:
-        say(f"- {note}")
+    print_table(finding.table())
     say(finding.sentence)
     console.print(f"saved: {file} and .journal", soft_wrap=True)
 
@@ -142,31 +139,33 @@ def table_name(front: str, jobs: Sequence[Job]) -> str:
 
 def show(
     table: Table,
-    records: list[Record],
+    records: Sequence[Record],
     jobs: Sequence[Job],
     place: Path,
     json: bool,
-    times: Mapping[str, float] | None = None,
     report: Callable[[Path], None] | None = None,
 ) -> None:
     """Print and save the table; exit with code 1 if a run failed. `report` writes an HTML page beside it."""
     failed = [job for job in jobs if job.record is None]
     page = place.with_name(f"{place.name}.html")
     if records:
-        write_json(place.with_suffix(".json"), as_json(table))
-        with replaced(place.with_suffix(".md")) as partial:
-            partial.write_text(markdown(table), encoding="utf-8")
-        figures = comparison_figures(records, place.with_suffix(".png"), times or {})
+        write_json(place.with_name(f"{place.name}.json"), table.as_json())
+        with replaced(place.with_name(f"{place.name}.md")) as partial:
+            partial.write_text(table.markdown(), encoding="utf-8")
+        charts = [
+            replace(chart, title=f"{each.title}: {chart.title}")
+            for each in Comparison.of(records)
+            for chart in each.charts()
+        ]
+        save(charts, place, columns=2)
         if report is not None:
             report(page)
     if json:
-        print_json(as_json(table) | {"failed": [failure(job) for job in failed]})
+        print_json(table.as_json() | {"failed": [failure(job) for job in failed]})
     else:
         print_table(table)
         if records:
-            console.print(f"saved: {place}.md, .json and .png", soft_wrap=True)
-            for file in figures[1:]:
-                console.print(f"saved: {file}", soft_wrap=True)
+            console.print(f"saved: {place}.md, .json, .png and .svg", soft_wrap=True)
         if records and report is not None:
             console.print(f"report: {page}", soft_wrap=True)
         for job in failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -85,9 +86,9 @@ def compare(
     from gasam.lab.cli.sessions import run_many, show, table_name, timed
     from gasam.lab.comparisons import comparison_plans
     from gasam.lab.methods import TABLE1
-    from gasam.lab.report import html_page
-    from gasam.lab.report.comparison import comparison
-    from gasam.lab.report.html_sections import Run, sections
+    from gasam.lab.output import Table
+    from gasam.lab.report import html
+    from gasam.lab.report.comparison import Comparison
 
     option_values.check_tracker(track)
     names = option_values.methods_of(task, "--methods", methods) if methods is not None else list(TABLE1)
@@ -107,12 +108,11 @@ def compare(
         done = run_many(plans, output.out, engine, output.cpu, track=track)
         times = timed(done, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    flags = option_values.flags(data.origin, settings, output.out)
-    table = comparison(found, name, size, flags, times)
-    runs = [Run(output.out / f"{job.name}.json", job.record) for job in done if job.record is not None]
+    tune = f"gasam tune {shlex.quote(task)} --size {size}{option_values.flags(data.origin, settings, output.out)}"
+    tables = [each.table(times, tune) for each in Comparison.of(found)] or [Table(f"{name}, size {size}", [])]
 
     def report(page: Path) -> None:
-        known = {(name, size): html_page.step_times(table.values)}
-        html_page.write(sections(runs, step_times=known, flags=flags), page)
+        runs = {output.out / f"{record.name}.json": record for record in found}
+        html.write(html.sections(found, times), runs, page)
 
-    show(table, found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, times, report)
+    show(tables[0], found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, report)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gasam.lab.errors import InputError
+from gasam.lab.methods import Walks
 from gasam.lab.paper import figures
 from gasam.lab.search.finding import with_tuned_walk
 from gasam.lab.tasks import Origin, find
@@ -81,7 +82,15 @@ class Row:
     expected: Expected
     times: float | None = None
 
-    def plan(self, size: str, seed: int, *, origin: Origin | None = None, tuned: Path | None = None) -> Plan:
+    def plan(
+        self,
+        size: str,
+        seed: int,
+        *,
+        origin: Origin | None = None,
+        tuned: Path | None = None,
+        walks: Walks = "paper",
+    ) -> Plan:
         """The plan of this row.
 
         Args:
@@ -89,8 +98,9 @@ class Row:
             seed: The seed of the run.
             origin: Where the data is.
             tuned: A folder of records; the size of the walk is taken from its searches instead of the paper.
+            walks: "paper" or "recommended": whose walk a row has that sets no epsilon itself.
         """
-        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks="paper")
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks=walks)
         if tuned is not None:
             return with_tuned_walk(made, tuned, self.times)
         if self.times is None:

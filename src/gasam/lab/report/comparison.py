@@ -1,212 +1,485 @@
-"""The table of a task and size: a row a configuration, beside its baseline and the paper, with what each costs."""
+"""A comparison: the runs of one task, size and data, a row for each configuration beside plain training."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
-from gasam.lab.paper.studies import Expected
-from gasam.lab.paper.verdicts import Verdict
-from gasam.lab.record import Metric, Record
-from gasam.lab.report.frame import as_expensive, groups_of, with_longer_baselines
-from gasam.lab.report.group import Group
-from gasam.lab.report.judgement import collapsed, torn
-from gasam.lab.report.labels import differing, duration, named
-from gasam.lab.report.matching import paper_of
-from gasam.lab.report.notes import notes
-from gasam.lab.statistics import FEW, counted, number
-from gasam.lab.tables import Cell, Column, Table, tabulated
+from gasam.lab.methods import METHODS, Walk, find_method
+from gasam.lab.output import FEW, Chart, Table, intervals, lines
+from gasam.lab.record import AnalysisRecord, Metric, Record
 
+Standing = Literal["better", "worse", "no clear difference"]
+DURATION = {"epochs", "halve_after"}
+"""The settings that change with the length of training."""
+NEAR = 0.1
+"""How far two costs may be apart, as a share, to count as equal."""
+COLLAPSED = 0.1
+"""A method that loses more than this share of what plain training has learnt, and more than twice the noise of the test
+split, has collapsed."""
 SAME = "same weights"
-"""Stands for the difference to a longer baseline that selected the epochs of the short one."""
+"""Stands for the difference to longer plain training that selected an epoch of the shorter one."""
+WALKS = {
+    "ratio": "Displacement |a| / |w|",
+    "strength": "Strength of the schedule",
+    "rise": "Rise of the loss in a walk",
+}
+"""The means over an epoch's walks that records hold."""
 
-SEE_LEFT = "see left"
-"""Stands for the difference to a baseline that both has as many gradient evaluations and takes as long."""
+
+class Difference(NamedTuple):
+    """A mean difference and its 95% interval, which is None with fewer than three pairs."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    def standing(self, higher_is_better: bool) -> Standing | None:
+        """Whether it is better or worse than zero; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        if self.low <= 0 <= self.high:
+            return "no clear difference"
+        return "better" if (self.mean > 0) == higher_is_better else "worse"
+
+    def text(self, metric: Metric) -> str:
+        if self.low is None or self.high is None:
+            return metric.difference(self.mean)
+        return f"{metric.difference(self.mean)} [{metric.difference(self.low)}, {metric.difference(self.high)}]"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of a table: a group of runs, or None for what was not run, and what the paper prints for it.
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """The mean of ours - theirs over their common seeds, with Student's 95% interval; None without a common seed.
 
-    `step_time` is how many times as long as the baseline's a step takes, where it was measured. Then `equally_long` is
-    plain training that took as long. In a table of the paper `speaks` marks the group that is judged for its row.
+    Pairing by seed cancels the effects that a seed has on both.
+    """
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    mean = statistics.fmean(differences)
+    if len(seeds) < FEW:
+        return Difference(mean, None, None, len(seeds))
+    from scipy import stats  # type: ignore[import-untyped]  # a second that most commands do not need
+
+    # `stats.ttest_rel` gives the same interval, and a warning if the differences are nearly equal.
+    reach = float(stats.t.ppf(0.975, len(seeds) - 1)) * statistics.stdev(differences) / math.sqrt(len(seeds))
+    return Difference(mean, mean - reach, mean + reach, len(seeds))
+
+
+class Row:
+    """The runs of one configuration, by seed.
+
+    Attributes:
+        label: The method, and what sets it apart from the other rows.
+        baseline: Plain training with the same settings; of plain training with other settings, the first row.
+        equal_cost: Plain training that cost as much, because it had more epochs.
     """
 
-    task: str
-    method: str
-    name: str
-    differing: str
-    group: Group | None
-    paper: Expected | None
-    step_time: float | None = None
-    equally_long: Group | None = None
-    verdict: Verdict | None = None
-    speaks: bool = True
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = sorted(records, key=lambda record: record.seed)
+        self.first = self.records[0]
+        self.title = find_method(self.first.method).title
+        self.key, self.method, self.metric = self.first.key, self.first.method, self.first.metric
+        self.walk = Walk.model_validate(self.first.walk)
+        self.scores = {record.seed: record.test for record in self.records if record.test is not None}
+        self.lost = {record.seed for record in self.records} - self.scores.keys()
+        self.label = ""
+        self.baseline: Row | None = None
+        self.equal_cost: Row | None = None
+
+    @cached_property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.scores.values()) if self.scores else None
+
+    @property
+    def spread(self) -> float | None:
+        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+
+    def cost(self, name: str = "gradient_evaluations") -> float:
+        """A mean over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
+        ended = [record for record in self.records if record.test is not None] or self.records
+        return statistics.fmean(getattr(record, name) for record in ended)
+
+    @property
+    def relative_cost(self) -> float | None:
+        if self.baseline is None or not self.baseline.scores:
+            return None
+        return self.cost() / self.baseline.cost()
+
+    def difference(self, other: Row | None) -> Difference | None:
+        return None if other is None else paired(self.scores, other.scores)
+
+    def standing(self, other: Row | None) -> Standing | None:
+        """None where runs diverged: the seeds that did not are no sample."""
+        found = self.difference(other)
+        if found is None or self.lost or (other is not None and other.lost):
+            return None
+        return found.standing(self.metric.higher_is_better)
+
+    def same_weights(self, other: Row | None) -> bool:
+        return other is not None and all(other.scores.get(seed) == score for seed, score in self.scores.items())
+
+    def versus(self, other: Row | None) -> str:
+        """The difference in words: with the number of common seeds where some are missing."""
+        found = self.difference(other)
+        if found is None:
+            return ""
+        seeds = "" if found.pairs == len(self.scores) else f" ({counted(found.pairs, 'common seed')})"
+        return found.text(self.metric) + seeds
+
+    @property
+    def score(self) -> str:
+        """Mean and standard deviation on the test split, or the scores of few seeds, and how many runs diverged."""
+        late = sum(record.diverged for record in self.records if record.test is not None)
+        more = [f"{late} diverged later"] if late else []
+        more += [f"{len(self.lost)} diverged"] if self.lost and self.scores else []
+        return ", ".join([self.numbers, *more, *["collapsed"] * self.collapsed])
+
+    @property
+    def numbers(self) -> str:
+        shown = [f"{score:,.{self.metric.decimals}f}" for score in self.scores.values()]
+        if self.mean is None or self.spread is None or len(shown) < FEW:
+            return ", ".join(shown) or "diverged"
+        return f"{self.mean:,.{self.metric.decimals}f} ± {self.spread:.{self.metric.decimals}f}"
+
+    @property
+    def test_error(self) -> float:
+        """The standard error of the test score, from the choice of the split's examples."""
+        return max((record.test_error or 0.0 for record in self.records), default=0.0)
+
+    def learnt(self, score: float) -> float:
+        """How far a score is above guessing; of a perplexity, how far below."""
+        worthless = self.first.worthless or 0.0
+        return score - worthless if self.metric.higher_is_better else worthless - score
+
+    @property
+    def guesses(self) -> bool:
+        known = self.mean is not None and self.first.worthless is not None and self.test_error
+        return bool(known and self.learnt(self.mean or 0.0) <= 2 * self.test_error)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a method ends clearly below plain training."""
+        plain = self.baseline
+        if self.method == "baseline" or plain is None or plain.mean is None or not plain.test_error:
+            return False
+        if self.mean is None:
+            return True
+        worth = abs(plain.learnt(plain.mean)) if self.metric.higher_is_better else abs(plain.mean)
+        loss = plain.learnt(plain.mean) - plain.learnt(self.mean)
+        return loss > max(COLLAPSED * worth, 2 * math.sqrt(2) * plain.test_error)
+
+    @property
+    def never_walked(self) -> bool:
+        """Whether a method that waits for progress took as many gradients as updates."""
+        waits = self.walk.walk_progress is not None
+        return waits and all(record.gradient_evaluations == record.updates for record in self.records)
 
 
-def score_cell(group: Group) -> Cell:
-    """Mean and standard deviation on the test split, or the scores of few seeds, and how many runs diverged."""
-    mean, std, _ = group.summary or (None, None, 0)
-    late, lost = group.diverged_later, len(group.lost)
-    seeds = {str(seed): score for seed, score in group.scores.items()}
-    if group.summary is None:
-        text = f"diverged ({counted(lost, 'seed')})"
-    else:
-        decimals = group.metric.decimals
-        scores = ", ".join(number(score, decimals) for score in seeds.values())
-        few = len(seeds) < FEW
-        counts = [counted(len(seeds), "seed") + (f": {scores}" if not few and torn(group) else "")]
-        counts += [f"{late} of them diverged later"] if late else []
-        counts += [f"{lost} more diverged"] if lost else []
-        text = f"{scores if few else group.summary.text(decimals)} ({', '.join(counts)})"
-    text += ", collapsed" if collapsed(group) else ""
-    return Cell(text, {"mean": mean, "std": std, "seeds": seeds, "diverged": lost + late})
+class Comparison:
+    """Records of one task, size and data.
 
-
-def _difference(group: Group) -> Cell:
-    found, plain = group.difference(group.baseline), group.baseline
-    if found is None or plain is None:
-        return Cell()
-    if group.method == "baseline":
-        return Cell(SAME if group.has_scores_of(plain) else group.versus(plain), found._asdict())
-    return Cell(_against(group, plain), found._asdict())
-
-
-def _at_equal_time(line: Line) -> str:
-    """The difference to plain training that took as long, unless the column before already has it."""
-    if line.group is None or line.equally_long is None:
-        return ""
-    found = _against(line.group, line.equally_long)
-    return SEE_LEFT if found and line.equally_long is line.group.longer else found
-
-
-def _at_equal_evaluations(group: Group) -> str:
-    if group.longer is None:
-        return ""
-    return SAME if group.longer_is_the_same else _against(group, group.longer)
-
-
-def _against(group: Group, opponent: Group) -> str:
-    """The difference to plain training, and how long that was trained if not as long as the first row."""
-    found = group.versus(opponent)
-    return ", ".join(filter(None, (found, duration(opponent)))) if found else ""
-
-
-def _evaluations(group: Group) -> Cell:
-    spent, relative = group.mean("gradient_evaluations"), group.relative_cost
-    times = "" if relative is None else f" ({relative:.2f}x)"
-    return Cell(f"{spent:,.0f}{times}", {"mean": spent, "relative": relative})
-
-
-def _paper(line: Line) -> Cell:
-    paper = line.paper
-    return Cell(paper.text, {"mean": float(paper.mean), "std": float(paper.std)}) if paper else Cell()
-
-
-def _paper_difference(line: Line) -> Cell:
-    if line.paper is None or line.paper.difference is None:
-        return Cell()
-    slip = f" (printed {line.paper.slip})" if line.paper.slip else ""
-    return Cell(f"{line.paper.difference:+}{slip}", float(line.paper.difference))
-
-
-def _optional(found: float | None, form: str) -> Cell:
-    return Cell() if found is None else Cell(form.format(found), found)
-
-
-def of_runs(cell: Callable[[Group], Cell | str], missing: str = "") -> Callable[[Line], Cell | str]:
-    return lambda line: missing if line.group is None else cell(line.group)
-
-
-LABEL: Column[Line] = Column("", lambda line: Cell("", named(line.name, line.differing)), "label")
-NAME: Column[Line] = Column("method", lambda line: Cell(line.name, line.method), "method")
-SETTINGS: Column[Line] = Column("settings", lambda line: line.differing)
-TEST = Column("test", of_runs(score_cell, "not run"), "test")
-DIFFERENCE = Column("vs baseline [95% interval]", of_runs(_difference), "difference")
-PAPER: tuple[Column[Line], ...] = (
-    Column("paper", _paper, "paper"),
-    Column("paper's difference", _paper_difference, "paper_difference"),
-)
-COST: tuple[Column[Line], ...] = (
-    Column("gradient evaluations", of_runs(_evaluations), "gradient_evaluations"),
-    Column("passes a step", of_runs(lambda group: _optional(group.passes, "{:.2f}")), "passes"),
-    Column("step time", lambda line: _optional(line.step_time, "{:.2f}x"), "step_time"),
-)
-BUDGETS: tuple[Column[Line], ...] = (
-    Column("vs baseline, equal gradient evaluations", of_runs(_at_equal_evaluations)),
-    Column("vs baseline, equal time", _at_equal_time),
-    Column("vs fresh masks", of_runs(lambda group: group.versus(group.fresh))),
-)
-
-
-def comparison(
-    records: Iterable[Record],
-    task: str,
-    size: str,
-    flags: str | None = None,
-    step_times: Mapping[str, float] | None = None,
-) -> Table:
-    """Every configuration that was run on a task in a size, a row each, in the order of the methods.
-
-    Args:
-        records: Those of other tasks and sizes are left out.
-        task: The task.
-        size: The size, as records name it.
-        flags: What `gasam tune` needs to use the same data and settings; None if it is not known.
-        step_times: Those of `step_time.step_times`, by configuration.
+    Attributes:
+        title: The task, the size and the user's own files.
+        rows: A row for each configuration, in the order of the methods.
+        settings: The settings that most runs have.
     """
-    return comparison_of(groups_of(records, task, size), task, size, flags, step_times)
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        first = records[0]
+        self.records, self.metric = records, first.metric
+        self.title = ", ".join([first.task, f"size {first.size}", *first.data.files])
+        groups: dict[str, dict[int, Record]] = {}
+        for record in records:
+            groups.setdefault(record.key, {}).setdefault(record.seed, record)
+        rows = [Row(group.values()) for group in groups.values()]
+        common = Counter(str(sorted(record.settings.items())) for record in records).most_common(1)[0][0]
+        self.settings = next(each.settings for each in records if str(sorted(each.settings.items())) == common)
+        self.rows = sorted(rows, key=self._place)
+        for row in self.rows:
+            row.baseline = self._baseline(row)
+            row.equal_cost = self._equal_cost(row, Row.cost)
+            row.label = self._label(row)
+
+    @classmethod
+    def of(cls, records: Iterable[Any]) -> list[Comparison]:
+        """A comparison for each task, size and data, in the order of the records."""
+        kinds: dict[tuple[str, str, str], list[Any]] = {}
+        for record in records:
+            kinds.setdefault((record.task, record.size, record.data.hash), []).append(record)
+        return [cls(some) for some in kinds.values()]
+
+    def _changed(self, row: Row) -> dict[str, Any]:
+        """The settings that differ from those of most runs."""
+        return {
+            name: value
+            for name, value in row.first.settings.items()
+            if name not in self.settings or self.settings[name] != value
+        }
+
+    def _place(self, row: Row) -> tuple[Any, ...]:
+        """In the order of methods; first the settings of most runs, and the usual walk."""
+        walk, sources = row.walk, ("none", "recommended", "tuned", "paper", "given")
+        odd = len(self._changed(row)), sources.index(walk.source), walk.same_noise, walk.every, walk.steps
+        return list(METHODS).index(row.method), *odd, walk.size
+
+    def _baseline(self, row: Row) -> Row | None:
+        plain = [other for other in self.rows if other.method == "baseline"]
+        if row.method == "baseline":
+            return plain[0] if plain[0] is not row else None
+        alike = [other for other in plain if other.first.settings == row.first.settings]
+        return min(alike, key=lambda other: other.walk.same_noise != row.walk.same_noise, default=None)
+
+    def _equal_cost(self, row: Row, cost: Callable[[Row], float]) -> Row | None:
+        """Of the plain training that cost about as much the one that validation prefers."""
+        if row.method == "baseline":
+            return None
+        equal = [
+            other
+            for other in self.rows
+            if other.method == "baseline" and other.scores and _same_but_duration(other, row)
+            and abs(cost(other) / cost(row) - 1) <= NEAR
+        ]  # fmt: skip
+        return self.metric.best(equal, lambda other: other.cost("valid")) if equal else None
+
+    def _label(self, row: Row) -> str:
+        """The title of the method, whether its walk was tuned, and what differs from the other rows."""
+        others = [other.walk for other in self.rows if other.method == row.method]
+        walk = [str(row.walk)] if len({str(other) for other in others}) > 1 and str(row.walk) else []
+        tuned = ["tuned"] if row.walk.source == "tuned" else []
+        settings = [in_words(name, value) for name, value in self._changed(row).items()]
+        parts = ", ".join([*tuned, *walk, *settings])
+        return f"{row.title} ({parts})" if parts else row.title
+
+    @property
+    def lead(self) -> Row | None:
+        """The row that the answer is about: GA-SAM's first, or else that of the first method."""
+        walking = [row for row in self.rows if row.method != "baseline"]
+        return min(walking, key=lambda row: (not row.scores, row.method != "ga-sam"), default=None)
+
+    @cached_property
+    def standing(self) -> Standing | Literal["too few seeds", "undecided"]:
+        lead = self.lead
+        found = lead.difference(lead.baseline) if lead else None
+        if lead is None or found is None:
+            return "undecided"
+        return "too few seeds" if found.pairs < FEW else lead.standing(lead.baseline) or "undecided"
+
+    @cached_property
+    def answer(self) -> str:
+        """What the runs say, in one or two sentences."""
+        lead, metric = self.lead, self.metric
+        scored = f"Test {metric.name}{f', {metric.unit}' if metric.unit else ''}"
+        if lead is None:
+            return f"Only plain training was run. {scored}: {self.rows[0].score}."
+        found, plain = lead.difference(lead.baseline), lead.baseline
+        if found is None or plain is None:
+            missing = "has no baseline with a common seed" if lead.scores else "diverged with every seed"
+            return f"{lead.label} {missing}. {scored}: {lead.score}."
+        if found.pairs < FEW:
+            few = "One seed decides" if found.pairs == 1 else "Two seeds decide"
+            return (
+                f"{scored}: {lead.label} {lead.numbers}, {plain.label} {plain.numbers}. {few} nothing; use --seeds 4."
+            )
+        told = f"{lead.label} is {self.standing} than {plain.label}"
+        if self.standing == "no clear difference":
+            told = f"No clear difference between {lead.label} and {plain.label}"
+        elif self.standing == "undecided":
+            told = f"Undecided, because runs of {lead.label} or {plain.label} diverged"
+        told += f": {lead.versus(plain)} {metric.unit_of_differences} over {found.pairs} seeds."
+        return f"{told}{self._at_equal_cost(lead)}"
+
+    def _at_equal_cost(self, lead: Row) -> str:
+        cost = lead.relative_cost
+        times = "" if cost is None else f" It took {cost:.2f} times as many gradient evaluations."
+        opponent = lead.equal_cost
+        standing = lead.standing(opponent)
+        if opponent is None or standing is None or opponent is lead.baseline or opponent.same_weights(lead.baseline):
+            return times
+        return f"{times} At equal cost, compared with {opponent.label}: {standing}, {lead.versus(opponent)}."
+
+    def notes(self, tune: str | None = None) -> list[str]:
+        """Warnings about rows, and what readers must know of the data.
+
+        Args:
+            tune: The command that searches on the same task and data, without its method; None if it is not known.
+        """
+        return [self.answer, *self._warnings(tune), *self._about_data()]
+
+    def _warnings(self, tune: str | None) -> Iterator[str]:
+        for row in self.rows:
+            if row.guesses:
+                yield f"{row.label} is no better than guessing ({self.metric.shown(row.first.worthless or 0.0)})."
+            if row.never_walked:
+                yield f"{row.label} never walked: its loss did not fall enough for the schedule. Train longer."
+            if row.collapsed:
+                known = tune is not None and row.walk.source != "tuned"
+                cure = f": run `{tune} --method {row.method}`, then compare with --tuned" if known else ""
+                yield f"{row.label} collapsed{cure}."
+
+    def _about_data(self) -> Iterator[str]:
+        notes = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
+        yield from (f"Data: {note}." for note in notes)
+        copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
+        yield from (f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1])
+
+    def table(self, step_times: Mapping[str, float] | None = None, tune: str | None = None) -> Table:
+        """A line for each row.
+
+        Args:
+            step_times: Times of a step relative to plain training, by the key of the record.
+            tune: As for `notes`.
+        """
+        times = self.step_times(step_times or {})
+        score = f"{self.metric.name}{f', {self.metric.unit}' if self.metric.unit else ''}"
+        unit = self.metric.unit_of_differences
+        shown, values = [], []
+        for row in self.rows:
+            cost, time = row.relative_cost, times.get(row.key)
+            opponent = row.equal_cost if row.equal_cost is not row.baseline else None
+            shown.append(
+                {
+                    "method": row.label,
+                    score: row.score,
+                    "seeds": str(len(row.records)),
+                    f"minus baseline, {unit} [95%]": row.versus(row.baseline),
+                    "at equal cost": self._against_longer(row, opponent),
+                    "passes": "" if cost is None else f"{cost:.2f}x",
+                    "step time": "" if time is None else f"{time:.2f}x",
+                }
+            )
+            found = {"difference": row.difference(row.baseline), "at_equal_cost": row.difference(opponent)}
+            values.append(
+                {
+                    "key": row.key,
+                    "label": row.label,
+                    "method": row.method,
+                    "test": {"mean": row.mean, "std": row.spread, "seeds": row.scores, "diverged": len(row.lost)},
+                    **{name: None if each is None else each._asdict() for name, each in found.items()},
+                    "gradient_evaluations": {"mean": row.cost(), "relative": cost},
+                    "step_time": time,
+                }
+            )
+        return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(tune), values)
+
+    def _against_longer(self, row: Row, opponent: Row | None) -> str:
+        if opponent is None or opponent.same_weights(row.baseline):
+            return "" if opponent is None else SAME
+        told = [in_words(name, value) for name, value in self._changed(opponent).items() if name in DURATION]
+        return ", ".join([row.versus(opponent), *told])
+
+    def step_times(self, measured: Mapping[str, float]) -> dict[str, float]:
+        """Also those of plain training that differs from a measured one only in its length."""
+        plain = [row for row in self.rows if row.method == "baseline"]
+        known = [row for row in plain if row.key in measured]
+        longer = {row.key: measured[other.key] for row in plain for other in known if _same_but_duration(row, other)}
+        return {**longer, **measured}
+
+    def charts(self) -> list[Chart]:
+        """Learning curves over their cost, and differences to plain training."""
+        methods = {row.label: row.method for row in self.rows}
+        unit = f", {self.metric.unit}" if self.metric.unit else ""
+        better = "right" if self.metric.higher_is_better else "left"
+        drawn = [
+            lines(
+                self._curve("gradient_evaluations", lambda point: point.get("valid")),
+                methods,
+                title="Validation",
+                x="gradient evaluations",
+                y=f"validation {self.metric.name}{unit}",
+                log="" if self.metric.higher_is_better else "y",
+                caption="After every epoch. Lines are means over seeds, and bands reach from the lowest to the highest "
+                "seed. With one or two seeds every line is a seed.",
+            )
+        ]
+        if rows := list(self._differences()):
+            caption = (
+                "Test score minus that of plain training with the same seed. Dots are seeds. From three seeds on, a "
+                "diamond is their mean and the bar its 95% interval: a bar that crosses 0 shows no clear difference."
+            )
+            title = f"difference in {self.metric.name}{unit}; {better} of 0 is better"
+            drawn.append(intervals(rows, methods, title="Test: difference to plain training", x=title, caption=caption))
+        return drawn
+
+    def walks(self) -> list[Chart]:
+        """What was recorded about the walks of every epoch."""
+        methods, found = {row.label: row.method for row in self.rows if row.method != "baseline"}, []
+        for name, title in WALKS.items():
+
+            def value(point: dict[str, Any], name: str = name) -> float | None:
+                return (point.get("walk") or {}).get(name)
+
+            rows = [row for row in self._curve("epoch", value) if row["label"] in methods and row["y"] is not None]
+            if rows:
+                found.append(lines(rows, methods, title=title, x="epoch", y="", height=170))
+        return found
+
+    def _curve(self, x: str, value: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
+        return [
+            {"label": row.label, "seed": record.seed, "step": point["epoch"], "x": point[x], "y": value(point)}
+            for row in self.rows
+            for record in row.records
+            for point in record.curve
+            if x in point
+        ]
+
+    def _differences(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            found, base = row.difference(row.baseline), row.baseline
+            if found is None or base is None:
+                continue
+            text = SAME if row.method == "baseline" and row.same_weights(base) else row.versus(base)
+            told = f"{text}, minus {base.label}"
+            yield {"label": row.label, "kind": "mean", "value": found.mean, "text": text, "told": told} | (
+                {} if found.low is None else {"low": found.low, "high": found.high}
+            )
+            for seed, score in row.scores.items():
+                if seed in base.scores:
+                    value = score - base.scores[seed]
+                    told = f"{self.metric.difference(value)} (seed {seed})"
+                    yield {"label": row.label, "kind": "seed", "value": value, "told": told}
 
 
-def comparison_of(
-    groups: Sequence[Group],
-    task: str,
-    size: str,
-    flags: str | None = None,
-    step_times: Mapping[str, float] | None = None,
-) -> Table:
-    """A table with a row for each group.
-
-    Args:
-        groups: Groups of this task and size, of which some may be left out.
-        task: As for `comparison`.
-        size: As for `comparison`.
-        flags: As for `comparison`.
-        step_times: As for `comparison`.
-    """
-    times = with_longer_baselines(groups, step_times or {})
-
-    def time_of(group: Group) -> float:
-        return times.get(group.configuration, math.nan) * group.mean("updates")
-
-    lines = [
-        Line(
-            task,
-            group.method,
-            group.title,
-            differing(group, group.other_walk()),
-            group,
-            paper_of(group) if group.usual else None,
-            times.get(group.configuration),
-            as_expensive(group, groups, time_of) if group.method != "baseline" else None,
-        )
-        for group in groups
-    ]
-    scores = _with_units(groups[0].metric) if groups else (TEST, DIFFERENCE, *PAPER)
-    columns = [LABEL, NAME, SETTINGS, *scores, *COST, *BUDGETS]
-    return tabulated(f"{task}, size {size}", columns, lines, notes(task, size, groups, flags))
+def run_list(records: Sequence[Record], title: str) -> Table:
+    """A row for each run: texts for people, all values for JSON and CSV."""
+    rows, values = [], []
+    for record in records:
+        walk, epochs = str(Walk.model_validate(record.walk)), record.settings["epochs"]
+        scores = {"valid": record.valid, "test": record.test}
+        shown = {name: "diverged" if score is None else record.metric.shown(score) for name, score in scores.items()}
+        rows.append({"run": record.name, "walk": walk, "epochs": str(epochs)} | shown)
+        named = {name: getattr(record, name) for name in ("name", "task", "size", "method", "seed")}
+        data = {"data": ", ".join(record.data.files), "walk": walk, "epochs": epochs, "metric": record.metric.name}
+        cost = {"gradient_evaluations": record.gradient_evaluations, "seconds": record.seconds}
+        values.append(named | data | scores | cost)
+    return Table(title, rows, values=values)
 
 
-def _with_units(metric: Metric) -> Iterator[Column[Line]]:
-    """The columns that hold the metric, with its unit in their titles."""
-    yield TEST._replace(title=described(metric))
-    yield DIFFERENCE._replace(title=DIFFERENCE.title.replace(" [", f", {metric.unit_of_differences} ["))
-    paper, difference = PAPER
-    yield paper._replace(title=f"{paper.title}, {metric.unit}" if metric.unit else paper.title)
-    yield difference._replace(title=f"{difference.title}, {metric.unit_of_differences}")
+def configuration_labels(found: Sequence[AnalysisRecord]) -> dict[str, str]:
+    """The label of each configuration of analysed runs, by the key of the run."""
+    return {row.key: row.label for each in Comparison.of([a.run for a in found]) for row in each.rows}
 
 
 def described(metric: Metric) -> str:
     unit = f", {metric.unit}" if metric.unit else ""
     return f"{metric.name}{unit} ({'higher' if metric.higher_is_better else 'lower'} is better)"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def in_words(name: str, value: Any) -> str:
+    words = name.replace("_", " ")
+    return f"no {words}" if value is None else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
+
+
+def _same_but_duration(one: Row, other: Row) -> bool:
+    ours, theirs = one.first.settings, other.first.settings
+    return all(ours.get(name) == theirs.get(name) for name in (ours.keys() | theirs.keys()) - DURATION)

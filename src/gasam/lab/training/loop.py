@@ -315,7 +315,7 @@ class Training:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
         state["walks"] = vars(self.walks)
-        if isinstance(self.sharp, SharpBackward) and (self.sharp.clock.schedule or self.sharp.method_state):
+        if isinstance(self.sharp, SharpBackward) and (self.sharp.clock.schedule or self.sharp.kept):
             state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
         norms = self.norms.state_dict() if self.norms is not None else None
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})

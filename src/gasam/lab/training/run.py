@@ -13,9 +13,9 @@ from gasam.lab.data.corpus import Split
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import is_file
+from gasam.lab.training.finished import OwnFile, RunFolder, own_files
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
-from gasam.lab.training.stored import OwnFile, RunFolder, own_files
 from gasam.lab.training.tracking import Tracker
 
 
@@ -32,7 +32,7 @@ def run(
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
     The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model
-    with everything that its use needs, see `training.stored`. It is complete before the record is written.
+    with everything that its use needs, see `training.finished`. It is complete before the record is written.
     If torchrun or accelerate started several processes, they share every batch; all must see the same folder.
 
     Args:

@@ -11,6 +11,8 @@ const config = {
   axisX: { grid: false, tickCount: 5, labelOverlap: true },
   axisY: { tickCount: 5, labelOverlap: true },
   text: { color: text, fontSize: 12.5 },
+  rule: { color: muted },
+  legend: { disable: true },
 };
 // Only errors are logged: a chart whose configurations are all hidden has no extent, which is no mistake.
 const options = { mode: "vega-lite", renderer: "svg", actions: false, logLevel: 1, config };
@@ -34,11 +36,24 @@ paint();
 
 // Charts are drawn one after another, so that the page answers meanwhile; those in a closed part when it opens.
 const views = new Map();
+// The charts are those of the pictures. Here they fill the page, follow the theme, and their configurations can be hidden.
+function live(text) {
+  const spec = JSON.parse(text.replace(/"(#[0-9A-F]{6})"/g, (_, colour) => `"var(--series-${colour.slice(1)}, ${colour})"`));
+  const points = spec.layer.filter((layer) => layer.mark.type === "point" && layer.encoding.tooltip);
+  // A point itself is hard to hit, so a larger one without a colour lies above it.
+  spec.layer.push(...points.map((layer) => ({ ...layer, mark: { ...layer.mark, fill: undefined, opacity: 0, size: 250 } })));
+  for (const layer of points) if (layer.mark.fill === "white") layer.mark.fill = "var(--card)";
+  const labels = [...new Set(spec.data.values.map((row) => row.label).filter((label) => label !== undefined))];
+  if (labels.length) {
+    spec.params = [{ name: "shown", value: labels }];
+    spec.transform = [{ filter: "indexof(shown, datum.label) >= 0" }];
+  }
+  return { ...spec, width: "container", autosize: { type: "fit-x", contains: "padding" } };
+}
 async function draw(place) {
   if (views.has(place)) return;
   views.set(place, null);
-  const spec = JSON.parse(place.querySelector("script").textContent);
-  const drawn = await vegaEmbed(place, spec, options);
+  const drawn = await vegaEmbed(place, live(place.querySelector("script").textContent), options);
   views.set(place, drawn.view);
   await show(place.closest(".linked"), [place]);
 }
@@ -49,7 +64,7 @@ async function show(part, places) {
   const labels = shownIn(part);
   for (const place of places) {
     const view = views.get(place);
-    if (view) await view.signal("shown", labels).resize().runAsync();
+    if (view && "shown" in view.getState().signals) await view.signal("shown", labels).resize().runAsync();
   }
 }
 async function drawAll() {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,12 @@ import gasam
 from gasam.lab import record as records
 from gasam.lab import tasks
 from gasam.lab.data.corpus import SPLITS, Split
-from gasam.lab.errors import InputError
+from gasam.lab.errors import InputError, checked
 from gasam.lab.families import encoded as encoding
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.family import Family
+from gasam.lab.families.family import Family, PredictionOptions, WholeInput
 from gasam.lab.record import Record
-from gasam.lab.storage import Checkpoints, read_json, replaced, write_json
+from gasam.lab.storage import read_json, replaced, write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
 
@@ -80,8 +81,6 @@ class RunFolder:
         self.encoding = path / "encoding.json"
         self.description = path / DESCRIPTION
         self.task = path / TASK_COPY
-        self.old_weights = path / "model.pt"
-        """The weights of a run of an earlier version, which stored nothing else."""
 
     def write(
         self,
@@ -126,25 +125,14 @@ class RunFolder:
 
     def load_weights(self, model: nn.Module) -> None:
         """Load the weights into a model; raise `InputError` if there are none, or if they are of another model."""
-        old = not self.weights.exists() and self.old_weights.exists()
-        file = self.old_weights if old else self.weights
         try:
-            if old:
-                model.load_state_dict(Checkpoints(self.path).load(file) or {})
-            else:
-                load_model(model, file)
+            load_model(model, self.weights)
         except (RuntimeError, TypeError, safetensors.SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(
-                f"{file} is damaged or does not hold the weights of this run ({reason}): copy it again, "
+                f"{self.weights} is damaged or does not hold the weights of this run ({reason}): copy it again, "
                 "or train again with another --out"
             ) from None
-
-    @property
-    def has_weights(self) -> bool:
-        if self.weights.exists():
-            return True
-        return self.old_weights.exists() and bool(Checkpoints(self.path).load(self.old_weights))
 
 
 @dataclass(frozen=True)
@@ -193,9 +181,9 @@ class FinishedRun:
         return task.family(settings, Encoded(shared, {}, record.data.hash, tuple(record.data.notes)))
 
     def check_encoding(self, version: int) -> None:
-        """Raise unless the run's data was encoded by this version; the first records do not hold the version."""
+        """Raise unless the run's data was encoded by this version."""
         then = self.record.data.encoding
-        if then not in (None, version):
+        if then != version:
             raise InputError(
                 f"the encoding of {self.record.task} has changed since this run (now version {version}, then {then}): "
                 "run it again with another --out, or use the gasam that trained it"
@@ -203,7 +191,7 @@ class FinishedRun:
 
     def check_weights(self) -> None:
         """Raise if there are no weights, before anything expensive is done."""
-        if not self.folder.has_weights:
+        if not self.folder.weights.exists():
             reason = "the run diverged" if self.record.test is None else f"{self.folder.weights} does not exist"
             raise InputError(f"{self.name} has no weights: {reason}; run it again with another --out")
 
@@ -277,3 +265,111 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         fault = str(error)
     raise InputError(f"{file} is damaged ({fault}): copy it again, or train again with another --out")
+
+
+Answer = tuple[int, dict[str, Any] | None]
+"""The line number of an input and its prediction; None for a blank input."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A trained model with its record; `load` reads it from disk.
+
+    Args:
+        name: The name of the run.
+        record: The record of the run, with its settings and scores.
+        family: The family of the model, without the training data.
+        model: The trained model, a torch module in eval mode.
+        text_column: The column of the texts that it was trained on, if it was trained on a table.
+    """
+
+    name: str
+    record: Record
+    family: Family[Any]
+    model: nn.Module
+    text_column: str = "text"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the model and its training."""
+        return self.record.settings
+
+    def predict(
+        self,
+        inputs: Sequence[Any],
+        *,
+        words: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        batch: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """What the model says about each input, as `gasam predict --json` prints it.
+
+        A dictionary has the names `class` and `probabilities`, `translation`, or `perplexity`, `words` and
+        `continuation`; for an own model those of its task file.
+
+        Args:
+            inputs: Texts; for images their pixels, whole numbers from 0 to 255, as lists, bytes or arrays.
+            words: Maximum number of words that a language model adds to each text; by default 10.
+            temperature: Draw these words, at 1 with their probabilities, below 1 with a preference for likely words.
+                By default, or at 0, the most likely word is taken each time.
+            seed: Seed of drawn words, by default 0. A seed without a temperature draws at temperature 1.
+            batch: Number of inputs that the model reads at once; by default as many as in evaluation.
+        """
+        if isinstance(inputs, str | bytes):
+            raise InputError(f"inputs must be a list, such as [{inputs[:20]!r}], got one {type(inputs).__name__}")
+        for number, each in enumerate(inputs, start=1):
+            if isinstance(each, str) and not each.strip():
+                raise InputError(f"input {number} of {len(inputs)} is blank: leave it out")
+        options = self.checked(checked(PredictionOptions, batch=batch, words=words, temperature=temperature, seed=seed))
+        return self.family.predict(self.model, inputs, options) if len(inputs) else []
+
+    def checked(self, options: PredictionOptions) -> PredictionOptions:
+        """The options; raise if they are not for this model."""
+        if options.continues and not self.family.continues_text:
+            raise InputError(f"words, temperature and seed are for language models, but {self.name} is none")
+        return options
+
+    def answers(
+        self,
+        numbered: Iterable[tuple[int, Any]],
+        options: PredictionOptions,
+        *,
+        whole: WholeInput | None = None,
+        at_once: int | None = None,
+    ) -> Iterator[Answer]:
+        """Predict inputs one after another, with only a few batches of them in memory.
+
+        Args:
+            numbered: The inputs with their line numbers, such as `family.read_inputs` gives them.
+            options: The options of the prediction.
+            whole: Collects what is said about all inputs together.
+            at_once: Number of inputs that are read before the first is predicted; by default what the family needs.
+        """
+        count = at_once or (options.batch or self.family.prediction_batch) * self.family.batches_at_once
+        source = iter(numbered)
+        while chunk := list(islice(source, count)):
+            inputs = [value for _, value in chunk if value is not None]
+            found = iter(self.family.predict(self.model, inputs, options) if inputs else [])
+            if whole is not None:
+                whole.add(inputs)
+            for line, value in chunk:
+                yield line, None if value is None else next(found)
+
+
+def load(run: str | Path, *, cpu: bool = False) -> TrainedRun:
+    """Load a trained model. Its folder is enough: neither its training data nor its record beside it is needed.
+
+    Args:
+        run: The record of a finished run, "runs/NAME.json", or its folder, "runs/NAME".
+        cpu: Use the CPU even if there is a GPU.
+    """
+    found = find_run(Path(run))
+    found.check_weights()
+    family = found.family()
+    try:
+        model = found.trained(family.model(), cpu=cpu)
+    except KeyError as error:
+        raise InputError(f"{found.folder.encoding} is damaged (it lacks {error}): copy it again") from None
+    column = found.description.origin.text_column if found.description is not None else "text"
+    return TrainedRun(found.name, found.record, family, model, column)

@@ -1,0 +1,166 @@
+"""Several processes: `per_worker` and `shared_walk` for DDP; layout, sums and refresh of weights that FSDP2 shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gasam.torch_private import awaits_first_reduction, fsdp_modules, local
+
+if TYPE_CHECKING:
+    from gasam.passes import Around
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return local(tensor) is not tensor
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several entries share memory, so that the tensor can't be written."""
+    part = local(tensor)
+    if part.is_sparse:
+        return False
+    return any(stride == 0 and n > 1 for n, stride in zip(part.shape, part.stride(), strict=True))
+
+
+def sharding(tensor: Any) -> Any:
+    """(mesh, placements) of a sharded tensor, None for any other. Tensors with equal shardings share one collective."""
+    return (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
+
+
+def by_sharding(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Sort the tensors by sharding, unsharded ones last. The order is the same in all processes."""
+    order: list[Any] = sorted(dict.fromkeys(map(sharding, tensors)), key=lambda each: each is None)
+    return [tensor for each in order for tensor in tensors if sharding(tensor) == each]
+
+
+def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
+    """The "sum" or "max" over the processes of this sharding: one collective, with the same bits in every process.
+
+    torch.distributed is imported here because most models are not sharded.
+    """
+    if own_sharding is None:
+        return here
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+    mesh, placements = own_sharding
+    pending: list[Placement] = [Partial(how) if isinstance(p, Shard) else Replicate() for p in placements]
+    return DTensor.from_local(here.to(mesh.device_type), mesh, pending, run_check=False).full_tensor().to(here)
+
+
+def first_row(tensor: Any) -> int:
+    """The index, in the whole tensor, of the first row in this process, for shardings that `check_sharding` allows.
+
+    Each process has ceil(rows / processes) rows, except the last ones, which have fewer or none.
+    """
+    if is_sharded(tensor):
+        for dimension, placement in enumerate(tensor.placements):
+            if placement.is_shard():
+                mesh, rows = tensor.device_mesh, tensor.shape[0]
+                rows_of_each = math.ceil(rows / mesh.size(dimension))
+                return int(min(rows, rows_of_each * mesh.get_local_rank(dimension)))
+    return 0
+
+
+def check_sharding(tensor: Any, who: str) -> None:
+    """Raise unless the tensor is sharded by whole rows, because filters are rows."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole_rows = [type(p) is Replicate or (type(p) is Shard and p.dim == 0) for p in tensor.placements]
+    if not all(whole_rows) or sum(type(p) is Shard for p in tensor.placements) > 1:
+        raise TypeError(
+            f"{who} is a DTensor placed as {tensor.placements}, but the walk can move only weights with Shard(0) on "
+            "one dimension of the mesh, as fully_shard places them, and Replicate() on the others: put it into a group "
+            "with 'perturb': False"
+        )
+
+
+def check_gradient(tensor: Any) -> None:
+    if tensor.grad.placements != tensor.placements:
+        raise RuntimeError(
+            f"the gradient of a sharded parameter is placed as {tensor.grad.placements}, but the parameter as "
+            f"{tensor.placements}: reduce the gradient before the walk reads it, as fully_shard does"
+        )
+
+
+def reshard_all() -> None:
+    """Drop the gathered copies of weights that have been overwritten; of all modules, even without need."""
+    for module in fsdp_modules():
+        module.reshard()
+
+
+def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
+    """The process group of a DDP or FSDP2 model; None means the default group."""
+    if isinstance(model, DistributedDataParallel):
+        return model.process_group
+    meshes = {shard[0] for shard in map(sharding, tensors) if shard is not None}
+    if len(meshes) == 1 and next(iter(meshes)).ndim == 1:
+        return next(iter(meshes)).get_group()
+    return None
+
+
+class per_worker:  # noqa: N801
+    """Each worker of a DistributedDataParallel model computes its own perturbation: one all-reduce per step for any K.
+
+    All passes except the last run under `no_sync`. The last pass reduces the sum of all gradients in `.grad`, so the
+    result is the mean of the workers' combined gradients. If you call it under `no_sync`, the last pass is not reduced
+    either.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        _check_distributed("per_worker", model)
+        self.model = model
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        if last:
+            return nullcontext()
+        if awaits_first_reduction(self.model):
+            raise RuntimeError(
+                "a DistributedDataParallel model with static_graph=True needs one synchronised backward pass before "
+                "per_worker can skip synchronisation: run the first step with sharp.enabled = False, or remove "
+                "static_graph=True"
+            )
+        return self.model.no_sync()
+
+
+class shared_walk:  # noqa: N801
+    """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
+
+    You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
+    already. The passes before the last are always reduced, because the walk reads their gradients. The last pass
+    follows your `no_sync`.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        _check_distributed("shared_walk", model)
+        self.model = model
+
+    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else synchronised(self.model)(k, last)
+
+
+def synchronised(model: DistributedDataParallel) -> Around:
+    """Every pass is reduced over the workers, even in `no_sync`."""
+
+    @contextmanager
+    def around(k: int, last: bool) -> Iterator[None]:
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = before
+
+    return around
+
+
+def _check_distributed(name: str, model: object) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"{name} needs a DistributedDataParallel model, got {type(model).__name__}: wrap the model first, or leave "
+            f"{name} out with FSDP, where all workers always share one walk"
+        )

@@ -1,0 +1,310 @@
+"""`Groups`: the weights that take part in a walk, as pieces; which of them share a T; sums over groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
+from gasam.pieces import Loose, Packed, Piece, TouchedRows, dense, in_memory_order, limits
+from gasam.torch_private import local, storage_identity
+
+
+@dataclass
+class Operand:
+    """A parameter that takes part: its weights are read from `source`, and w + a is written to `target`.
+
+    Args:
+        parameter: The parameter, which has a gradient.
+        name: Its name.
+        strength: Factor of its T.
+        source: The weights of this process.
+        target: Memory of the same layout; None if the pieces may allocate it.
+        rows: The rows that its sparse gradient touches; source and target have only these.
+        memory: All weights of this process.
+        shares: Whether the weights share memory with those of other operands.
+    """
+
+    parameter: Tensor
+    name: str
+    strength: float
+    source: Tensor
+    target: Tensor | None
+    memory: Tensor
+    rows: Tensor | None = None
+    shares: bool = False
+
+    def gradient(self) -> Tensor:
+        """The gradient of these weights; zeros if a later pass gave none."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return torch.zeros_like(self.source)
+        if self.rows is not None:
+            gradient = gradient.coalesce() if gradient.is_sparse else gradient
+            return gradient.index_select(0, self.rows).to_dense()
+        if is_sharded(gradient):
+            check_gradient(self.parameter)
+        return local(gradient).to_dense()
+
+
+class Groups:
+    """The groups of the operands, numbered from 0, and the pieces in which their weights are handled.
+
+    With granularity "element" or "model" each tensor is a group here, for the cap and the trace. T is then one per
+    weight or one for the model.
+    """
+
+    def __init__(self, operands: Sequence[Operand], granularity: str, known: dict[object, Packed]) -> None:
+        self.operands, self.granularity = operands, granularity
+        self.total = sum(operand.parameter.numel() for operand in operands)  # n
+        self.names: list[str] = []
+        self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
+        sizes, strengths = self._number()
+        device = operands[0].source.device if operands else torch.device("cpu")
+        kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
+        self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
+        self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
+        self._plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
+        self.packed: dict[object, Packed] = {}
+        self._cuts: list[tuple[int, Callable[[Tensor], Sequence[Tensor]]]] = []
+        self.pieces = self._cut(known)
+        self._share_scratch()
+        self._find_rows()
+
+    def by_rows(self, tensor: Tensor) -> bool:
+        return self.granularity == "filter" and tensor.ndim >= 2
+
+    def _number(self) -> tuple[list[int], list[float]]:
+        """Number the groups; return their sizes and strengths. `_of` has an operand's group, or those of its rows."""
+        self._of: list[int | range] = []
+        self._rows: list[tuple[int, Iterable[int]]] = []  # (first group, rows) of operands whose rows are groups
+        numbers: dict[object, int] = {}
+        sizes, strengths = list[int](), list[float]()
+
+        def add(operand: Operand, name: str, size: int, times: int = 1) -> None:
+            self.names.extend([name] * times)
+            self.dimensions.extend([operand.parameter.ndim] * times)
+            sizes.extend([size] * times)
+            strengths.extend([operand.strength] * times)
+
+        for operand in self.operands:
+            parameter, first = operand.parameter, len(sizes)
+            if self.by_rows(parameter):
+                rows: Any = range(len(parameter)) if operand.rows is None else operand.rows
+                here = range(first, first + len(rows))
+                if operand.rows is None:  # this process holds only some rows of a sharded parameter
+                    here = here[first_row(parameter) :][: len(operand.source)]
+                self._of.append(here)
+                self._rows.append((first, rows))
+                add(operand, operand.name, math.prod(parameter.shape[1:]), len(rows))
+                continue
+            by_module = self.granularity == "module"
+            name = operand.name.rpartition(".")[0] if by_module else operand.name
+            number = numbers.setdefault(name if by_module else id(parameter), first)
+            if number == first:
+                add(operand, name, 0)
+            sizes[number] += parameter.numel()
+            self.dimensions[number] = max(self.dimensions[number], parameter.ndim)
+            self._of.append(number)
+        return sizes, strengths
+
+    @property
+    def find_labels(self) -> Callable[[], list[str]]:
+        return partial(_labels, self.names, self._rows)
+
+    def _cut(self, known: dict[object, Packed]) -> list[Piece]:
+        """Make the pieces: those with several rows first, because sums are joined in this order."""
+        together: dict[Any, list[int]] = {}
+        found = list[tuple[int, list[Piece], Cut]]()
+        for i, operand in enumerate(self.operands):
+            source = operand.source
+            columns = math.prod(source.shape[1:]) if self.by_rows(operand.parameter) else None
+            if operand.target is None:
+                kind = columns, source.device, source.dtype, sharding(operand.parameter)
+                together.setdefault(kind, []).append(i)
+            else:
+                pieces, cut = _pieces_of(operand, i, columns)
+                found.append((i, pieces, cut))
+        for pack, members in together.items():
+            sources = [self.operands[i].source for i in members]
+            places = [(storage_identity(s), s.storage_offset(), s.shape, s.stride()) for s in sources]
+            key = pack, *places
+            packed = known.get(key) or Packed(sources, members, pack[0])
+            packed.members, self.packed[key] = members, packed
+            for i, target in zip(members, packed.targets, strict=True):
+                self.operands[i].target = target
+        found.sort(key=lambda each: -max((len(piece.shape) for piece in each[1]), default=1))
+        self._cuts = [(i, cut) for i, _, cut in found]
+        return [*self.packed.values(), *(piece for _, pieces, _ in found for piece in pieces)]
+
+    def _share_scratch(self) -> None:
+        """Two scratch tensors for each device and type, because allocation costs more than the arithmetic."""
+        for kind in {(piece.target.device, piece.wide) for piece in self.pieces}:
+            alike = [piece for piece in self.pieces if (piece.target.device, piece.wide) == kind]
+            scratch, spare = torch.empty(2, max(map(len_of, alike)), device=kind[0], dtype=kind[1])
+            for piece in alike:
+                piece.scratch = scratch[: len_of(piece)].view(piece.shape)
+                piece.spare = spare[: len_of(piece)].view(piece.shape)
+
+    def _find_rows(self) -> None:
+        """Find the group of each row, and which sums are added up over which processes."""
+        numbers, kinds = list[int](), dict[Any, int]()
+        places = list[int]()
+        for piece in self.pieces:
+            for position, member in enumerate(piece.members):
+                of = self._of[member]
+                count = piece.counts[position] if isinstance(piece, Packed) else piece.rows
+                kind = kinds.setdefault(sharding(self.operands[member].parameter), len(kinds))
+                here = [of] * count if isinstance(of, int) else of[piece.first_row :][:count]
+                numbers += here
+                places += [kind * len(self.sizes) + number for number in here]
+        self._matrices = sum(len(piece.shape) == 2 for piece in self.pieces)
+        self._shardings = list(kinds)
+        self._group_of_row = torch.tensor(numbers, dtype=torch.int64, device=self.sizes.device)
+        self._place_of_row = self._group_of_row
+        if len(kinds) > 1:
+            self._place_of_row = torch.tensor(places, dtype=torch.int64, device=self.sizes.device)
+        self._types = {(piece.target.device, piece.wide) for piece in self.pieces}
+        self._one_device = len({device for device, _ in self._types}) <= 1
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of each operand."""
+        if self._plain:
+            found = [operand.parameter.grad for operand in self.operands]
+            if not any(gradient is None or gradient.is_sparse for gradient in found):
+                return found  # type: ignore[return-value]
+        return [operand.gradient() for operand in self.operands]
+
+    def split(self, vectors: Sequence[Tensor], name: str = "gradient") -> list[Tensor]:
+        """Cut a list that is parallel to the operands into the parts of the pieces, in any type.
+
+        Do not write to the parts, because they may be the tensors themselves. The parts of packed tensors are valid
+        until the next call with this name.
+        """
+        parts = [packed.read([vectors[i] for i in packed.members], name) for packed in self.packed.values()]
+        for i, cut in self._cuts:
+            parts += cut(vectors[i])
+        return parts
+
+    def each(self, parts: Sequence[Tensor]) -> Iterator[tuple[Piece, Tensor]]:
+        """The pieces with their parts, in the type of the walk."""
+        for piece, part in zip(self.pieces, parts, strict=True):
+            yield piece, part if part.dtype == piece.wide else part.to(piece.wide)
+
+    def sums(self, measured: Iterable[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
+        """Add up, by group and over all processes, what was measured for each piece: one number for each of its rows.
+
+        Returns one row per measure. All rows share one collective for each kind of sharding. `doubt` is 0, or NaN if
+        the loss of this process is not finite; it is added, so that NaN reaches every process.
+        """
+        columns = list(zip(*measured, strict=True))
+        groups, kinds = len(self.sizes), len(self._shardings)
+        total = self.sizes.new_zeros(len(columns), kinds * groups)
+        if columns:
+            rows = [self._joined(list(column)) for column in columns]
+            total.index_add_(1, self._place_of_row, torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0))
+        total = total + doubt
+        if self._plain:
+            return total
+        parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
+        return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)
+
+    def _joined(self, column: list[Tensor]) -> Tensor:
+        """The numbers of all rows as one vector."""
+        if not self._one_device:
+            column = [each.to(self.sizes) for each in column]
+        parts = [each.to(self.sizes.dtype) for each in column[: self._matrices]]
+        if len(column) > self._matrices:
+            parts.append(torch.stack(column[self._matrices :]).to(self.sizes))
+        return parts[0].to(self.sizes) if len(parts) == 1 else torch.cat(parts)
+
+    def largest(self, vectors: Iterable[Tensor]) -> Tensor:
+        """The largest absolute value in the pieces' vectors, over all processes."""
+        found = [values.abs().amax().to(self.sizes) for values in vectors if values.numel()]
+        largest = torch.stack([self.sizes.new_zeros(()), *found]).amax()
+        for kind in self._shardings:
+            largest = over_processes(largest, kind, "max")
+        return largest
+
+    def spread(self, numbers: Tensor) -> list[Tensor]:
+        """A number for each group, or one for all groups, as a factor for each piece."""
+        if numbers.ndim == 0:
+            of_type = {kind: numbers.to(*kind) for kind in self._types}
+            return [of_type[piece.target.device, piece.wide] for piece in self.pieces]
+        if len(self._types) == 1:
+            numbers = numbers.to(*next(iter(self._types)))
+        rows, factors, at = numbers[self._group_of_row], list[Tensor](), 0
+        for piece in self.pieces[: self._matrices]:
+            factors.append(rows[at : at + piece.rows].unsqueeze(1))
+            at += piece.rows
+        factors += rows[at:].unbind()
+        if len(self._types) == 1:
+            return factors
+        return [f.to(piece.target.device, piece.wide) for f, piece in zip(factors, self.pieces, strict=True)]
+
+    def untouched_squares(self) -> Tensor:
+        """The sum of squares of the weights outside all groups: rows without a gradient, if rows are groups."""
+        total = self.sizes.new_zeros(())
+        for operand in self.operands:
+            if operand.rows is not None and self.by_rows(operand.parameter):
+                others = operand.memory.index_fill(0, operand.rows, 0.0)
+                total = total + others.to(total.dtype).square().sum().to(total)
+        return total
+
+
+Cut = Callable[[Tensor], Sequence[Tensor]]
+"""Cuts a tensor of an operand into the parts of its pieces."""
+
+
+def _labels(names: list[str], rows_of: list[tuple[int, Iterable[int]]]) -> list[str]:
+    """The names of the groups, with the number of the row if the group is a row."""
+    labels = list(names)
+    for first, rows in rows_of:
+        for i, row in enumerate(rows.tolist() if isinstance(rows, Tensor) else rows, start=first):
+            labels[i] = f"{labels[i]}[{row}]"
+    return labels
+
+
+def len_of(piece: Piece) -> int:
+    return math.prod(piece.shape)
+
+
+def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list[Piece], Cut]:
+    """Cut one operand. `columns` is the number of weights in a row, if rows are groups."""
+    source, target = operand.source, operand.target
+    assert target is not None
+    if source.numel() == 0:
+        return [], lambda vector: ()
+    if operand.rows is not None:
+        shape = source.shape if columns else (source.numel(),)
+        whole = None if columns else operand.memory
+        touched = TouchedRows(source.reshape(shape), target.view(shape), whole, member)
+        return [touched], lambda vector: [vector.reshape(shape)]
+    in_rows = columns is not None
+    outermost = not in_rows or source.stride(0) == max(source.stride())
+    if operand.shares or not dense(source) or not outermost:
+        whole_shape = source.reshape(len(source), -1).shape if in_rows else source.reshape(-1).shape
+        return [Loose(source, target, whole_shape, member)], lambda vector: [vector.reshape(whole_shape)]
+    cut = partial(_cut, like=source, columns=columns, largest=limits(source).largest)
+    pieces, before = [Piece(*part, [member]) for part in zip(cut(source), cut(target), strict=True)], 0
+    for piece in pieces if columns else ():
+        piece.first_row = before // columns  # type: ignore[operator]
+        before += len_of(piece)
+    return pieces, cut
+
+
+def _cut(tensor: Any, like: Tensor, columns: int | None, largest: int) -> Sequence[Tensor]:
+    flat: Any = in_memory_order(tensor, like)
+    if columns is None:
+        return flat.split(largest) if len(flat) > largest else (flat,)
+    rows = flat.view(-1, columns)
+    if columns <= largest:
+        return rows.split(largest // columns)  # type: ignore[no-any-return]
+    parts: list[Tensor] = [part for row in rows for part in row.split(largest)]
+    return parts

@@ -1,0 +1,209 @@
+"""Pieces of the weights: matrices whose rows belong to one group each, small enough for a CPU's caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gasam.torch_private import copy_all
+
+
+class Limits(NamedTuple):
+    """Sizes in weights: tensors of up to `small` share a piece; tensors larger than `largest` are cut."""
+
+    small: int
+    largest: int
+
+
+# On a CPU a piece and its intermediate results should fit the caches.
+CPU = Limits(small=1 << 14, largest=1 << 17)
+# On an accelerator every call is expensive, so the limits only bound the memory of intermediate results.
+ACCELERATOR = Limits(small=1 << 18, largest=1 << 24)
+COLUMNS = 64
+"""Of a piece that small tensors share. Each begins with a new row, which also keeps it aligned."""
+
+
+def limits(tensor: Tensor) -> Limits:
+    return CPU if tensor.device.type == "cpu" else ACCELERATOR
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a walk over weights of this type is computed: float32, or their type if it is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """Summed in parts, because one float32 sum over 20 million values has a relative error of 0.001 on a CPU."""
+    if flat.numel() <= 1 << 18:
+        return torch.dot(flat, flat)
+    return torch.stack([torch.dot(part, part) for part in torch.split(flat, 1 << 18)]).sum()
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of x * y in each row of a matrix; one number for a vector."""
+    return torch.dot(x, y) if x.ndim == 1 else (x * y).sum(1)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The sum of squares in each row of a matrix; one number for a vector."""
+    if x.ndim == 1:
+        return torch.dot(x, x)
+    # The norm needs no temporary tensor, but adds long float32 rows up one after another.
+    return torch.linalg.vector_norm(x, dim=1).square_() if x.shape[1] <= 1 << 10 else (x * x).sum(1)
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether the tensor fills its part of the memory, in any order of its dimensions, without a gap or an overlap."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor as a vector in the order in which `like` lies in memory; a view if both lie alike."""
+    if like.is_contiguous():
+        return tensor.reshape(-1)
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    return tensor.permute(order).reshape(-1)
+
+
+class Piece:
+    """A part of one tensor as a vector of one group, or as a matrix with a group for each row.
+
+    `weights` and `displace` compute in the type of the walk, and round once to the type of the weights.
+    """
+
+    def __init__(self, source: Tensor, target: Tensor, members: Sequence[int]) -> None:
+        self.source, self.target = source, target  # w, and where w + a is written
+        self.members = members  # the numbers of the tensors
+        self.member_of_row: Tensor | None = None  # the position in `members` of each row; None for a single member
+        self.first_row = 0  # in its tensor, if rows are groups
+        self.padding: Tensor | None = None  # where a packed piece holds no weight
+        self.wide = wide(target.dtype)
+        self.shape = target.shape
+        self._direct = self.wide == target.dtype
+        self._buffers: dict[str, Tensor] = {}
+        self.scratch = self.spare = target.new_empty(())  # shared by all pieces of a device and type; see Groups
+
+    @property
+    def rows(self) -> int:
+        return 1 if len(self.shape) == 1 else self.shape[0]
+
+    def buffer(self, name: str) -> Tensor:
+        """A tensor of this shape that is kept between steps; zeros at first."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros(self.shape, dtype=self.wide, device=self.target.device)
+        return self._buffers[name]
+
+    def weights(self) -> Tensor:
+        """w. Do not write to it, because it may be the weights themselves."""
+        return self.source if self._direct else self.source.to(self.wide)
+
+    def squared_weights(self) -> Tensor:
+        return squares(self.weights())
+
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        """Write w + factor * values."""
+        if self._direct:
+            torch.addcmul(self.source, values, factor, out=self.target)
+        else:
+            self.target.copy_(torch.addcmul(self.weights(), values, factor))
+
+    def offset(self) -> Tensor:
+        """a after rounding, valid after `displace`."""
+        return self.target.to(self.wide) - self.weights()
+
+
+class Loose(Piece):
+    """A tensor that is no plain vector in memory, or that shares memory with others: handled as a whole, by copies.
+
+    Its target is set to w before the offsets of all of them are added.
+    """
+
+    def __init__(self, source: Tensor, target: Tensor, shape: Sequence[int], member: int) -> None:
+        super().__init__(source, target, [member])
+        self.shape = torch.Size(shape)
+
+    def weights(self) -> Tensor:
+        return self.source.to(self.wide).reshape(self.shape)
+
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        moved = torch.addcmul(self.target.to(self.wide).reshape(self.shape), values, factor)
+        self.target.copy_(moved.view(self.target.shape))
+
+    def offset(self) -> Tensor:
+        return self.target.to(self.wide).reshape(self.shape) - self.weights()
+
+
+class TouchedRows(Piece):
+    """The rows of an embedding that a sparse gradient touches. `whole` is None if each of them is a group."""
+
+    def __init__(self, source: Tensor, target: Tensor, whole: Tensor | None, member: int) -> None:
+        super().__init__(source, target, [member])
+        self._whole = whole
+
+    def squared_weights(self) -> Tensor:
+        """Including rows that the gradient does not touch, unless rows are groups."""
+        if self._whole is None:
+            return super().squared_weights()
+        return sum_of_squares(self._whole.to(self.wide).reshape(-1))
+
+
+class Packed(Piece):
+    """Small tensors in one matrix. With `columns` given, their rows are groups of this many weights each."""
+
+    def __init__(self, tensors: Sequence[Tensor], members: Sequence[int], columns: int | None) -> None:
+        width = columns or COLUMNS
+        counts = [-(-tensor.numel() // width) for tensor in tensors]
+        like = tensors[0]
+        super().__init__(like, like.new_zeros(sum(counts), width), members)
+        self.counts = counts
+        self.sources = list(tensors)
+        self.targets = self._views(self.target)
+        rows = [position for position, count in enumerate(counts) for _ in range(count)]
+        self.member_of_row = torch.tensor(rows, device=like.device)
+        self._read: dict[str, list[Tensor]] = {}
+        self.holds_weights = False
+        if any(tensor.numel() % width for tensor in tensors):
+            self.padding = torch.ones_like(self.target, dtype=torch.bool)
+            copy_all(self._views(self.padding), [torch.zeros_like(t, dtype=torch.bool) for t in tensors])
+
+    def _views(self, matrix: Tensor) -> list[Tensor]:
+        """A view of the matrix for each tensor, with the strides of the tensor."""
+        views, at, width = list[Tensor](), 0, matrix.shape[1]
+        for tensor, count in zip(self.sources, self.counts, strict=True):
+            views.append(matrix.as_strided(tensor.shape, tensor.stride(), at * width))
+            at += count
+        return views
+
+    def read(self, tensors: list[Tensor], name: str) -> Tensor:
+        """The tensors as a matrix with zeros in its padding. It is kept under this name until the next call."""
+        if name not in self._read:
+            self._read[name] = self._views(self.buffer(name))
+        copy_all(self._read[name], tensors)
+        return self.buffer(name)
+
+    def weights(self) -> Tensor:
+        if not self.holds_weights:
+            copy_all(self.targets, self.sources)
+            self.holds_weights = True
+        return self.target if self._direct else self.target.to(self.wide)
+
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        home = self.weights()
+        self.holds_weights = False
+        if self._direct:
+            home.addcmul_(values, factor)
+        else:
+            self.target.copy_(torch.addcmul(home, values, factor))
+
+    def offset(self) -> Tensor:
+        home = torch.zeros_like(self.target)
+        copy_all(self._views(home), self.sources)
+        return self.target.to(self.wide) - home.to(self.wide)
