@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept, whatever the shell says: importing torch and its friends takes half the time.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: test test-all style lint browser bench demo docs dist clean
+.PHONY: test test-all style lint browser bench demo docs dist results clean
 
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e
 
@@ -69,6 +69,10 @@ dist: $(VENV)/.ready
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m tools.check_distribution dist
+
+# Write docs/results.md from results/*.jsonl; `python -m tools.results add RUNS` first appends finished runs.
+results: $(VENV)/.ready
+	$(BIN)/python -m tools.results
 
 clean:
 	rm -rf $(VENV) runs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -71,7 +71,7 @@ def check_installed(wheel: Path, place: Path) -> None:
     call(*install, f"{wheel}[lab]")
     assert "docstrings" in call(str(binaries / "gasam"), "tasks")
     call(str(binaries / "gasam"), "compare", "digits", "--size", "tiny", "--methods", "baseline,ga-sam", "--cpu")
-    assert "GA-SAM" in call(python, "-m", "gasam", "results", "runs")
+    assert "GA-SAM" in call(python, "-m", "gasam", "report", "runs")
     assert "table1" in call(str(binaries / "gasam"), "reproduce", "table9", code=2)  # the studies are TOML files
 
 

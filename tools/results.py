@@ -143,7 +143,7 @@ def table_of_the_paper(name: str, runs: Sequence[Record]) -> str:
     told = [f"Not run on {task}: {'; '.join(rows)}." for task, rows in missing.items() if len(rows) < len(study.rows)]
     whole = [task for task in study.tasks if not any(row["task"] == task for row in ran)]
     told += [f"Not run at all: {', '.join(whole)}."] if whole else []
-    cost = f"At the paper's size it would cost {study.cost}."
+    cost = f"At the paper's size: {study.cost.removesuffix(' at size paper')}."
     return f"## {study.title}\n\n{Table(table.title, ran, [*told, cost]).markdown()}"
 
 
@@ -192,7 +192,7 @@ def searches(lines: Sequence[Mapping[str, Any]]) -> str:
             "task": line["task"],
             "method": line["method"],
             "what": line["quantity"],
-            "trials": str(len(line["trials"])),
+            "trials": str(sum(trial["seed"] == line["seed"] for trial in line["trials"])),
             "plain training": f"{line['plain']['valid']:.2f}",
             "best trial": f"{best(line):.2f}",
             "gradient evaluations": f"{line['gradient_evaluations']:,}",
@@ -204,7 +204,9 @@ def searches(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best(line: Mapping[str, Any]) -> float:
-    scores = [trial["valid"] for trial in line["trials"] if trial["valid"] is not None]
+    scores = [
+        trial["valid"] for trial in line["trials"] if trial["valid"] is not None and trial["seed"] == line["seed"]
+    ]
     return min(scores) if line["task"] == "ptb" else max(scores)
 
 

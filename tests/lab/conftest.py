@@ -39,10 +39,9 @@ def _places(shared, data_dir, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _short_measurements(monkeypatch, request):
-    """Comparisons measure the step times of their methods, which only some tests look at."""
-    if request.path.stem != "test_step_time":
-        monkeypatch.setattr("gasam.lab.engines.step_time.ROUNDS", 1)
+def _short_measurements(monkeypatch):
+    """Comparisons measure the step times of their methods."""
+    monkeypatch.setattr("gasam.lab.engines.step_times.ROUNDS", 1)
 
 
 class Ended(NamedTuple):

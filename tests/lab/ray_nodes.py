@@ -26,6 +26,7 @@ class Nodes:
     address: str
     raylets: list[int]
     folder: str
+    port: int = 0
 
     def kill_a_busy_one(self):
         """Kill a node that executes a run, as a power cut would. Between two runs no node is busy."""
@@ -91,7 +92,7 @@ def main(info, client_port=None):
         raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
         found = Nodes(cluster.address, raylets, os.environ["RAY_TMPDIR"])
         partial = info.with_suffix(".partial")
-        partial.write_text(json.dumps(found.__dict__))
+        partial.write_text(json.dumps(vars(found)))
         partial.replace(info)
         sys.stdin.read()
     finally:

@@ -20,7 +20,6 @@ from gasam.analysis.pictures import (
     save_all,
     sheet,
 )
-from gasam.analysis.plane_pictures import PlaneScale, draw_plane
 
 
 def drawn(*lines, **described):
@@ -116,39 +115,12 @@ def test_many_panels_are_several_figures(tmp_path):
     assert [file.name for file in files] == ["p.png", "p-2.png"]
 
 
-def test_planes_share_a_scale_that_is_logarithmic_if_it_is_wide():
-    assert PlaneScale.of([[[1.0, 2.0]], [[3.0, math.inf]]]) == (1.0, 3.0, False)
-    assert PlaneScale.of([[[1.0, 2.0]], [[30.0, math.nan]]]) == (1.0, 30.0, True)
-    assert PlaneScale.of([[[0.0, 30.0]]]) == (0.0, 30.0, False)
-    assert PlaneScale.of([[[2.0, 2.0]]]) is None
-
-
-def test_a_plane_has_contours_a_bar_and_a_cross_where_the_model_is():
-    figure, [axes] = sheet(1)
-    heights = [[x + 10 * y for x in (-1, 0, 1)] for y in (-1, 0, 1)]
-    draw_plane(axes, [-1, 0, 1], [-1, 0, 1], heights, title="plane")
-    filled = axes.collections[0]
-    assert (filled.get_clim()[0] <= -11, filled.get_clim()[1] >= 11) == (True, True)
-    assert [list(data) for data in axes.lines[0].get_data()] == [[0], [0]]
-    assert [each.get_ylabel() for each in figure.axes] == ["second direction", "loss"]
-
-
-@pytest.mark.parametrize("height", [math.nan, math.inf, 2.0])
-def test_a_plane_without_slopes_or_numbers_is_drawn_without_a_warning(height, tmp_path):
-    for first in (2.0, 3.0):
-        figure, [axes] = sheet(1)
-        heights = [[height] * 3, [first, 2.0, 1.0], [height] * 3]
-        draw_plane(axes, [-1, 0, 1], [-1, 0, 1], heights, title="")
-        draw_plane(sheet(1)[1][0], [-1, 0, 1], [-1, 0, 1], [[height] * 3] * 3, title="")
-        assert all(file.stat().st_size > 1000 for file in save(figure, tmp_path / "p"))
-
-
 def test_the_same_figure_gives_the_same_bytes_as_png_and_svg(tmp_path):
     files = []
     for name in ("one.tiny", "two.tiny"):
         figure, [left, right] = sheet(2)
         draw_lines(left, [PlotLine("a", [1, 2], [3.0, 4.0])], title="t", x="x", y="y", log="xy")
-        draw_plane(right, [0, 1], [0, 1], [[0.0, 1.0], [2.0, 3.0]], title="p")
+        draw_lines(right, [PlotLine("b", [1, 2], [5.0, 4.0])], title="p", x="x", y="y")
         files.append(save(figure, tmp_path / "folder" / name))
     assert [file.name for file in files[0]] == ["one.tiny.png", "one.tiny.svg"]
     for first, second in zip(*files, strict=True):

@@ -8,74 +8,59 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import ray_nodes
 import torch
-from filelock import FileLock
 
 from gasam import __version__ as gasam_version
-from gasam.lab.engines.choice import engine
-from gasam.lab.engines.execution import run_all
-from gasam.lab.engines.jobs import prepare
+from gasam.lab.engines.engine import do_all, opened, prepare, read_files, train, write_files
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
-from gasam.lab.record import read, read_analysis
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 pytest.importorskip("ray")
-EPOCHS = 100
+EPOCHS = 60
 """Epochs of a run that lasts long enough to be interrupted."""
-MINE = []
-"""The cluster that this process has started."""
-
-
-@pytest.fixture(scope="session")
-def started(shared):
-    """Starts the one cluster of all processes of the session at its first use, and stops it at the end."""
-
-    def start():
-        info = shared / "ray.json"
-        if not info.exists():
-            MINE.append(ray_nodes.Cluster(info))
-            MINE[-1].wait()
-        return ray_nodes.read(info)
-
-    yield start
-    with FileLock(shared / "ray.lock"):  # another process may use it
-        for cluster in MINE:
-            cluster.stop()
+ON_CPU = partial(train, cpu=True)
 
 
 @pytest.fixture
-def nodes(started, shared, monkeypatch):
-    """The cluster, for one test at a time."""
+def nodes(tmp_path, monkeypatch):
+    """A cluster of the test's own, with a server for clients at `nodes.port`."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with FileLock(shared / "ray.lock"):
-        found = started()
-        monkeypatch.setenv("RAY_TMPDIR", found.folder)
+    cluster = ray_nodes.Cluster(tmp_path / "ray.json", port)
+    try:
+        cluster.wait()
+        monkeypatch.setenv("RAY_TMPDIR", cluster.folder)
+        found = ray_nodes.read(cluster.info)
+        found.port = port
         yield found
+    finally:
+        cluster.stop()
 
 
-def plans_of(*methods, **settings):
-    return [make("digits", method, "tiny", settings=settings) for method in methods]
+def jobs_of(folder, *methods, **settings):
+    return prepare([make("digits", method, "tiny", settings=settings) for method in methods], folder)
 
 
-def gasam(*arguments, **options):
+def gasam(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "gasam", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **options,
     )
 
 
-def comparison(nodes, out, methods, task="digits"):
-    options = {"size": "tiny", "methods": methods, "on": nodes.address, "out": out}
-    return ("compare", task, "--cpu", *(f"--{name}={value}" for name, value in options.items()))
+def comparison(where, out, methods, task="digits", *options):
+    named = {"size": "tiny", "methods": methods, "on": where, "out": out}
+    return gasam("compare", task, "--cpu", *(f"--{name}={value}" for name, value in named.items()), *options)
 
 
 def ended(process, code=0):
@@ -87,17 +72,16 @@ def ended(process, code=0):
 
 def result(record):
     """What must not depend on where a run is executed."""
-    curve = [{name: value for name, value in row.items() if name != "seconds"} for row in record.curve]
-    return record.valid, record.test, record.name, record.gradient_evaluations, curve
+    curve = [{name: value for name, value in row.items() if name != "seconds"} for row in record["curve"]]
+    return record["valid"], record["test"], record["gradient_evaluations"], curve
 
 
-def expected(plans, folder):
-    return {plan.walk.method: result(run(plan, folder, cpu=True)) for plan in plans}
+def results(folder):
+    return {file.name: result(json.loads(file.read_text())) for file in folder.glob("*.json")}
 
 
-def found_in(folder, plans):
-    names = {plan.walk.method: f"{plan.name(plan.data().hash)}.json" for plan in plans}
-    return {method: result(read(folder / name)) for method, name in names.items()}
+def progress(folder, job):
+    return torch.load(folder / job.name / "last.pt", weights_only=True)["progress"]
 
 
 def wait_for(condition, seconds=240):
@@ -107,96 +91,60 @@ def wait_for(condition, seconds=240):
         time.sleep(0.05)
 
 
+class Watch:
+    """Notes the events of jobs, and calls `then` once, after an update of a job that the driver has a checkpoint of."""
+
+    def __init__(self, folder, then):
+        self.folder, self.then, self.kinds = folder, then, {}
+
+    def __call__(self, job, event):
+        self.kinds.setdefault(job.name, []).append(event[0])
+        if self.then and event[0] == "update" and (self.folder / job.name / "last.pt").exists():
+            then, self.then = self.then, None
+            then(job)
+
+
 def interrupt(job):
     raise KeyboardInterrupt
 
 
-def once(act, method):
-    """Calls `act` once, at the first event of this method."""
-    calls = []
-    return lambda job: calls.append(act()) if job.plan.walk.method == method and not calls else None
-
-
-class Watch:
-    """Notes the events of jobs, and calls `then` after an update of a job that the driver has a checkpoint of."""
-
-    def __init__(self, folder, then=lambda job: None):
-        self.folder, self.then, self.kinds = folder, then, {}
-
-    def __call__(self, job, event):
-        self.kinds.setdefault(job.plan.walk.method, []).append(event[0])
-        if event[0] == "update" and (self.folder / job.name / "last.pt").exists():
-            self.then(job)
-
-
-def test_a_comparison_in_a_cluster_gives_the_records_of_this_machine(nodes, tmp_path):
-    plans = plans_of("baseline", "ga-sam")
+def test_runs_are_interrupted_cancelled_and_moved_and_are_those_of_this_machine(nodes, tmp_path):
+    """Ctrl-C keeps a checkpoint, a killed node's run continues on another, and a damaged run fails alone."""
     out = tmp_path / "ray"
-    table, _ = ended(gasam(*comparison(nodes, out, "baseline,ga-sam"), "--json"))
-    assert [row["method"] for row in json.loads(table)["rows"]] == ["baseline", "ga-sam"]
-    assert found_in(out, plans) == expected(plans, tmp_path / "local")
-    for plan in plans:
-        name = plan.name(plan.data().hash)
-        record, local = read(out / f"{name}.json"), read(tmp_path / "local" / f"{name}.json")
-        assert (record.machine, record.commit) == (local.machine, local.commit)
-        sent = {file.name: file.read_bytes() for file in (out / name).iterdir() if file.name != ".lock"}
-        kept = {file.name: file.read_bytes() for file in (tmp_path / "local" / name).iterdir() if file.name != ".lock"}
-        assert sent.keys() == kept.keys()
-        assert all(sent[name] == kept[name] for name in sent if name != "run.json")  # it holds times
+    long, cancelled = jobs_of(out, "baseline", "ga-sam", epochs=EPOCHS)
+    [damaged] = jobs_of(out, "sam")
+    bad = out / damaged.name / "last.pt"
+    bad.parent.mkdir(parents=True)
+    bad.write_bytes(b"garbage")
 
-
-def test_runs_continue_after_an_interruption_and_when_their_node_dies(nodes, tmp_path):
-    """Two runs are interrupted, and continued on two nodes, one of which is killed. A damaged run fails alone."""
-    plans = plans_of("baseline", "ga-sam", epochs=EPOCHS)
-    [bad] = plans_of("sam")
-    damaged = tmp_path / bad.name(bad.data().hash) / "last.pt"
-    damaged.parent.mkdir()
-    damaged.write_bytes(b"garbage")
-    jobs = prepare([*plans, bad], tmp_path)
-    interrupted, killed = Watch(tmp_path, interrupt), Watch(tmp_path, once(nodes.kill_a_busy_one, "ga-sam"))
-    with engine(nodes.address, cpu=True) as opened:
+    with opened(nodes.address, cpu=True) as engine:
         with pytest.raises(KeyboardInterrupt):
-            run_all(jobs[:1], tmp_path, opened, interrupted, cpu=True)
-        saved = torch.load(tmp_path / jobs[0].name / "last.pt", weights_only=True)["progress"]
-        assert 0 < saved["epoch"] < EPOCHS
-        run_all(jobs, tmp_path, opened, killed, cpu=True)
-    assert sum("moved" in kinds for kinds in killed.kinds.values()) == 1
-    assert [kinds.count("start") for kinds in killed.kinds.values()] == [1, 1, 1]
-    assert found_in(tmp_path, plans) == expected(plans, tmp_path / "local")
-    assert jobs[2].error == f"{damaged} is not a checkpoint of this program: delete {damaged.parent} to start again"
-    assert jobs[2].log.read_text() == f"{jobs[2].error}\n"
+            do_all([long], out, engine, Watch(out, interrupt), ON_CPU)
+        assert 0 < progress(out, long)["epoch"] < EPOCHS
 
+        do_all([cancelled], out, engine, Watch(out, engine.cancel), ON_CPU)
+        assert (cancelled.record, cancelled.error) == (None, None)
+        assert 0 < progress(out, cancelled)["epoch"] < EPOCHS
 
-def test_a_driver_that_was_killed_is_started_again(nodes, tmp_path):
-    [plan] = plans = plans_of("ga-sam", epochs=EPOCHS)
-    checkpoint = tmp_path / plan.name(plan.data().hash) / "last.pt"
-    arguments = (*comparison(nodes, tmp_path, "ga-sam"), f"--epochs={EPOCHS}")
-    process = gasam(*arguments)
-    wait_for(checkpoint.exists)
-    process.kill()
-    process.communicate()
-    reached = torch.load(checkpoint, weights_only=True)["progress"]["epoch"]
-    assert 0 < reached < EPOCHS
+        watch = Watch(out, lambda job: nodes.kill_a_busy_one())
+        do_all([long, cancelled, damaged], out, engine, watch, ON_CPU)
+    assert sum(kinds.count("moved") for kinds in watch.kinds.values()) == 1
+    assert [kinds.count("start") for kinds in watch.kinds.values()] == [1, 1, 1]
+    assert damaged.error == f"{bad} is not a checkpoint of this program: delete {bad.parent} to start again"
 
-    told = ended(gasam(*arguments))[1]
-    first = int(re.search(rf"epoch (\d+)/{EPOCHS}", told).group(1))
-    assert first > reached  # some epochs may end between two reports
-    assert f"epoch {reached - 1}/{EPOCHS}" not in told
-    assert found_in(tmp_path, plans) == expected(plans, tmp_path / "local")
-    assert {file.name for file in checkpoint.parent.iterdir()} == {
-        ".lock",
-        "encoding.json",
-        "model.safetensors",
-        "run.json",
-    }
+    for job in (long, cancelled):
+        run(job.plan, tmp_path / "local", cpu=True)
+    assert results(out) == results(tmp_path / "local")
+    sent, kept = (read_files(folder, long.name) for folder in (out, tmp_path / "local"))
+    assert sent.keys() == kept.keys()
+    assert all(sent[name] == kept[name] for name in sent if not name.endswith(".json"))  # these hold times
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("--on", "ray"), "no Ray cluster runs on this machine: start one with `ray start --head`"),
-        (("--on", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1: start one with `ray start --head`"),
-        (("--on", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1"),
+        (("--on", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1: start one with"),
         (("--on", "moon"), "--on must be local, ray, auto, HOST:PORT or ray://HOST:PORT, got 'moon'"),
         (("--cpus-per-run", 2), "--cpus-per-run and --gpus-per-run are for a Ray cluster: add --on ray"),
         (("--on", "ray", "--cpus-per-run", 0), "--cpus-per-run must be a whole number >= 1, got 0"),
@@ -206,121 +154,121 @@ def test_a_driver_that_was_killed_is_started_again(nodes, tmp_path):
 def test_bad_places_are_told_in_one_sentence(options, sentence, command, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    ended = command("compare", "digits", "--size", "tiny", "--out", tmp_path, *options)
-    assert ended.code == 2
-    assert sentence in ended.err
-    assert len(ended.err.splitlines()) == 1
+    told = command("compare", "digits", "--size", "tiny", "--out", tmp_path, *options)
+    assert told.code == 2
+    assert sentence in told.err
+    assert len(told.err.splitlines()) == 1
 
 
-def test_a_cluster_without_room_for_a_run_is_told(nodes):
-    with pytest.raises(InputError, match=r"none of the cluster's \d nodes has 64 CPUs: lower --cpus-per-run"):
-        with engine(nodes.address, cpus=64, cpu=True):
-            pass
+def test_files_are_sent_whole_in_the_order_of_writing_and_those_that_are_gone_are_deleted(tmp_path):
+    from gasam.lab.engines.ray_node import SentFiles, version_difference
 
+    job, driver, node = "task-tiny-1-0123", tmp_path / "driver", tmp_path / "node"
+    for name in (".lock", "error.txt", "best.pt", "last.pt", ".last.pt.partial"):
+        (driver / job).mkdir(parents=True, exist_ok=True)
+        (driver / job / name).write_bytes(b"before")
+    (driver / f".{job}.json").write_bytes(b"kept")
+    node.mkdir()
+    sent = SentFiles(node, read_files(driver, job))
+    assert read_files(node, job).keys() == {f"{job}/best.pt", f"{job}/last.pt", f".{job}.json"}
+    assert sent.changes() is None
+    for name in (f"{job}/zebra.pt", f"{job}/last.pt", f"{job}.json"):
+        (node / name).write_bytes(b"after")
+    (node / job / "best.pt").unlink()
+    changes = sent.changes()
+    assert list(changes.files) == [f"{job}/zebra.pt", f"{job}/last.pt", f"{job}.json"]
+    assert sent.changes() is None
+    write_files(driver, job, *changes)
+    assert read_files(driver, job) == read_files(node, job)
+    assert (driver / job / ".lock").exists()
 
-@pytest.fixture
-def own_nodes(tmp_path, monkeypatch):
-    """A cluster of the test's own, with a server for clients."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cluster = ray_nodes.Cluster(tmp_path / "ray.json", port)
-    try:
-        cluster.wait()
-        monkeypatch.setenv("RAY_TMPDIR", cluster.folder)
-        yield ray_nodes.read(cluster.info), port
-    finally:
-        cluster.stop()
+    ours = {"torch": "2.0", "gasam": "1", "commit": "a" * 40}
+    assert version_difference(ours, ours | {"commit": None}) == ""
+    expected = "has torch 2.1 and we have 2.0: install the same versions on every node"
+    assert version_difference(ours, ours | {"torch": "2.1"}) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_six_methods_and_two_seeds_survive_a_dead_node_and_a_dead_driver(own_nodes, tmp_path):
-    """The demonstration: alone, with a node that is killed half-way, and with a driver that is killed half-way."""
-    nodes, _ = own_nodes
-    methods = ",".join(TABLE1)
-    count = 2 * len(TABLE1)
+def test_six_methods_and_two_seeds_survive_a_dead_node_and_a_dead_driver(nodes, tmp_path):
+    """Alone, with a driver that is killed half-way, and with a node that is killed half-way."""
+    methods, count = ",".join(TABLE1), 2 * len(TABLE1)
 
-    def start(folder, *options):
-        return gasam(*comparison(nodes, tmp_path / folder, methods, "docstrings"), "--seeds=2", "--epochs=6", *options)
-
-    def scores(folder):
-        return {file.name: result(read(file)) for file in (tmp_path / folder).glob("*.json")}
+    def start(folder, where=nodes.address, *options):
+        return comparison(where, tmp_path / folder, methods, "docstrings", "--seeds=2", "--epochs=6", *options)
 
     def half_way(folder):
-        return lambda: len(scores(folder)) >= count // 2
+        return lambda: len(results(tmp_path / folder)) >= count // 2
 
-    ended(start("local", "--on=local"))
-    assert len(scores("local")) == count
+    ended(start("local", "local"))
     ended(start("alone"))
-    assert scores("alone") == scores("local")
+    assert results(tmp_path / "alone") == results(tmp_path / "local")
+    assert len(results(tmp_path / "local")) == count
 
     process = start("driver")
     wait_for(half_way("driver"), 600)
     process.kill()
     process.communicate()
-    assert len(scores("driver")) < count
+    assert len(results(tmp_path / "driver")) < count
     told = ended(start("driver"))[1]
-    assert re.search(rf"\d+ of {count} runs are finished already", told)
-    assert scores("driver") == scores("local")
+    assert re.search(rf"\d+ of {count} runs are already there", told)
+    assert results(tmp_path / "driver") == results(tmp_path / "local")
 
-    process = start("node", "--json")
+    process = start("node", nodes.address, "--json")
     wait_for(half_way("node"), 600)
     nodes.kill_a_busy_one()
-    table, told = ended(process)
-    assert "its node died; it continues on another one" in told
-    assert scores("node") == scores("local")
-    assert len(json.loads(table)["rows"]) == len(TABLE1)
+    assert "its node died; it continues on another one" in ended(process)[1]
+    assert results(tmp_path / "node") == results(tmp_path / "local")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_searches_analyses_and_clients(own_nodes, tmp_path):
+def test_searches_analyses_and_clients(nodes, tmp_path):
     """By the running cluster and by its server for clients; Ctrl-C ends with 130 and keeps the last step."""
-    _, port = own_nodes
-    client = f"ray://127.0.0.1:{port}"
+    client = f"ray://127.0.0.1:{nodes.port}"
     search = ("tune", "digits", "--size", "tiny", "--cpu", "--method", "ga-sam", "--trials", 2, "--json")
-    for folder, *where in (("local", "--jobs", 1), ("ray", "--on", "ray")):
-        ended(gasam(*search, "--out", tmp_path / folder, *where))
-    found = [json.loads(next((tmp_path / folder / "tuning").glob("*.json")).read_text()) for folder in ("local", "ray")]
-    here, there = ([each["valid"] for each in finding["tries"]] for finding in found)
+    found = [
+        ended(gasam(*search, "--out", tmp_path / where, "--on", where, "--jobs", 1))[0] for where in ("local", "ray")
+    ]
+    here, there = (re.findall(r'"valid": (\S+)', text) for text in found)
     assert here == there
 
-    [plan] = plans_of("ga-sam", epochs=EPOCHS)
-    checkpoint = tmp_path / "client" / plan.name(plan.data().hash) / "last.pt"
-    arguments = ("compare", "digits", "--size=tiny", "--cpu", "--methods=ga-sam", f"--epochs={EPOCHS}")
-    process = gasam(*arguments, "--on", client, "--out", tmp_path / "client")
-    wait_for(checkpoint.exists)
+    [job] = jobs_of(tmp_path / "client", "ga-sam", epochs=EPOCHS)
+    process = comparison(client, tmp_path / "client", "ga-sam", "digits", f"--epochs={EPOCHS}")
+    wait_for((tmp_path / "client" / job.name / "last.pt").exists)
     process.send_signal(signal.SIGINT)
-    _, told = ended(process, 130)
+    told = ended(process, 130)[1]
     assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told
-    assert torch.load(checkpoint, weights_only=True)["progress"]["epoch"] > 0
-    ended(gasam(*arguments, "--on", client, "--out", tmp_path / "client"))
-    assert found_in(tmp_path / "client", [plan]) == expected([plan], tmp_path / "whole")
+    assert progress(tmp_path / "client", job)["epoch"] > 0
+    ended(comparison(client, tmp_path / "client", "ga-sam", "digits", f"--epochs={EPOCHS}"))
+    run(job.plan, tmp_path / "whole", cpu=True)
+    assert results(tmp_path / "client") == results(tmp_path / "whole")
 
-    run_file = checkpoint.parent.with_suffix(".json")
-    for command, *options in (("sharpness",), ("landscape", "--to", run_file, "--points", 3)):
+    record = tmp_path / "client" / f"{job.name}.json"
+    for command, *options in (("sharpness",), ("landscape", "--to", record, "--points", 3)):
         measured = []
         for where in ("local", "auto"):
             out = tmp_path / "analysis" / where
-            ended(gasam(command, run_file, "--cpu", "--rows", 32, *options, "--on", where, "--out", out))
-            measured.append([read_analysis(file).found for file in out.glob("*-digits-tiny-ga-sam-*.json")])
+            ended(gasam(command, record, "--cpu", "--rows", 32, *options, "--on", where, "--out", out))
+            files = sorted(out.glob("*-digits-tiny-ga-sam-*.json"))
+            measured.append([json.loads(file.read_text())["found"] for file in files])
         assert measured[0] == measured[1]
         assert len(measured[0]) == (1 if command == "sharpness" else 2)
 
 
 @pytest.mark.slow
-def test_a_node_with_another_version_is_named(tmp_path, monkeypatch):
-    """The nodes have a copy of gasam with another version."""
+def test_nodes_that_are_too_small_or_of_another_version_are_named(nodes, tmp_path):
+    with pytest.raises(InputError, match=r"none of the cluster's \d nodes has 64 CPUs: lower --cpus-per-run"):
+        with opened(nodes.address, cpus=64, cpu=True):
+            pass
     source = shutil.copytree(ray_nodes.SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     package = source / "gasam" / "__init__.py"
     package.write_text(re.sub(r'__version__ = ".*"', '__version__ = "9.9"', package.read_text()))
-    cluster = ray_nodes.Cluster(tmp_path / "ray.json", source=str(source))
+    cluster = ray_nodes.Cluster(tmp_path / "other.json", source=str(source))
     try:
         cluster.wait()
-        process = gasam(*comparison(ray_nodes.read(cluster.info), tmp_path / "out", "baseline"))
-        _, told = ended(process, 2)
+        _, told = ended(comparison(ray_nodes.read(cluster.info).address, tmp_path / "out", "baseline"), 2)
     finally:
         cluster.stop()
     assert f"has gasam 9.9 and we have {gasam_version}: install the same versions on every node" in told

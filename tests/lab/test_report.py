@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from synthetic import STEPS, record, records_of
+from tools import results
 
+from gasam.lab import record as records
 from gasam.lab.errors import InputError
 from gasam.lab.report.comparison import SAME, Comparison, paired, run_list
 
@@ -215,3 +217,20 @@ def test_the_list_of_runs_has_texts_for_people_and_values_for_programs():
     assert [row["test"] for row in table.rows] == ["80.50%", "diverged"]
     assert [row["test"] for row in table.values] == [80.5, None]
     assert table.csv().startswith("name,task,size,method,seed,")
+
+
+def test_the_page_of_results_is_what_the_records_give():
+    page = (results.ROOT / results.PAGE).read_text(encoding="utf-8")
+    assert page == results.page(results.ROOT), "run `make results`"
+    assert len([word for line in page.splitlines() if not line.startswith("|") for word in line.split()]) <= 2000
+
+
+def test_finished_runs_are_added_once_and_without_their_details(tmp_path):
+    runs = tmp_path / "runs"
+    for each in records_of("imdb", {"baseline": [80.0, 81.0]}):
+        records.write(runs / f"{each.name}.json", each)
+    for _ in range(2):
+        results.add(runs, tmp_path)
+    found = results.read(tmp_path / results.RUNS)
+    assert [line["test"] for line in sorted(found, key=lambda line: line["seed"])] == [80.0, 81.0]
+    assert all(point.keys() == {"epoch", "valid"} for point in found[0]["curve"])

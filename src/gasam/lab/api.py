@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
-from gasam.lab.engines.choice import engine
+from gasam.lab.engines.engine import opened
 from gasam.lab.errors import checked
 from gasam.lab.methods import TABLE1
 from gasam.lab.report.comparison import run_list
@@ -74,7 +74,7 @@ def compare(
         walks=walks,
         tuned=folder if tuned else None,
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         done = run_many(plans, folder, place, cpu)
     failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
     if failed:
@@ -135,7 +135,7 @@ def tune(
         settings=dict(settings or {}),
         origin=data or Origin(),
     )
-    with engine(on, parallel=jobs, cpu=cpu) as place:
+    with opened(on, parallel=jobs, cpu=cpu) as place:
         found = search(asked, Path(out), place, cpu)
     rows = []
     for each in found.trials:

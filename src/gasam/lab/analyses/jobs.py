@@ -13,10 +13,8 @@ from gasam.analysis.objective import plain_value
 from gasam.lab import record
 from gasam.lab.analyses.analysis import Analysis, Progress
 from gasam.lab.analyses.loading import load, plan_of, planned
-from gasam.lab.engines.execution import Engine, do_all
-from gasam.lab.engines.jobs import Job, OnEvent
+from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.engines.shipping import Files, read_files
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin

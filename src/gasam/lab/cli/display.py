@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from gasam.lab import output
 from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
-from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.engines.engine import Event, Job
 from gasam.lab.output import Table as OutputTable
 from gasam.lab.record import Record
 from gasam.lab.tables import Table, holds_numbers
@@ -135,8 +135,8 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            results = {"done": lambda: self.describe(job, value), "failed": lambda: failed_because(job)}
-            result = results.get(kind, lambda: str(value))()
+            lost = failed_because(job) if kind == "failed" else "stopped early, among the worst quarter of the trials"
+            result = self.describe(job, value) if kind == "done" else lost
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
             say(f"{count} {label(job)}: {result}", errors, STYLES.get(kind))
 

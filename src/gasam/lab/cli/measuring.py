@@ -16,8 +16,7 @@ from gasam.lab.cli import options as opt
 from gasam.lab.cli.display import console, errors, failed_because, print_json, say, show_table
 from gasam.lab.cli.grouping import keyword, with_parameters
 from gasam.lab.cli.options import DataOptions, PlaceOptions
-from gasam.lab.engines.execution import Engine
-from gasam.lab.engines.jobs import Event, Job
+from gasam.lab.engines.engine import Engine, Event, Job
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.tasks import Origin

@@ -16,7 +16,7 @@ from gasam.lab.command_text import parsed_norm
 from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
-    from gasam.lab.engines.execution import Engine
+    from gasam.lab.engines.engine import Engine
     from gasam.lab.tasks import Origin
 
 WALK, DATA, RUN, PLACE = "The walk", "The data", "The run", "The machines"
@@ -135,14 +135,14 @@ class PlaceOptions:
     @contextmanager
     def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
         """Open the engine; `jobs` limits the number of runs at a time."""
-        from gasam.lab.engines.choice import engine
+        from gasam.lab.engines.engine import opened
 
         limits = {"--jobs": jobs, "--cpus-per-run": self.cpus_per_run}
         parallel, cpus = (None if number is None else positive(name, number) for name, number in limits.items())
         if self.gpus_per_run is not None and not 0 <= self.gpus_per_run < math.inf:
             raise InputError(f"--gpus-per-run must be a number >= 0, got {self.gpus_per_run:g}")
-        with engine(self.on, parallel=parallel, cpus=cpus, gpus=self.gpus_per_run, cpu=cpu) as opened:
-            yield opened
+        with opened(self.on, parallel=parallel, cpus=cpus, gpus=self.gpus_per_run, cpu=cpu) as engine:
+            yield engine
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ import typer
 
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
 from gasam.lab.cli.options import OutputOptions
-from gasam.lab.engines.execution import Engine, run_all
-from gasam.lab.engines.jobs import Job, prepare
+from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.engines.step_time import mean_step_times, step_times_by
+from gasam.lab.engines.step_times import step_times
 from gasam.lab.errors import InputError
 from gasam.lab.output import Table, save
 from gasam.lab.record import Record
@@ -80,7 +80,8 @@ def run_many(
     if track is not None and not isinstance(engine, LocalEngine):
         raise InputError("--track follows runs on this machine: leave out --on, or --track")
     with Live(len(todo)) as live:
-        run_all(found, out, engine, live.watch, cpu=cpu, gradient_norms=gradient_norms, track=track)
+        work = partial(train, cpu=cpu, gradient_norms=gradient_norms, track=track)
+        do_all(found, out, engine, live.watch, work)
     return found
 
 
@@ -114,9 +115,7 @@ def timed(done: Sequence[Job], engine: Engine, cpu: bool) -> dict[str, float]:
     """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
     try:
         with errors.status("measuring step times"):
-            if isinstance(engine, LocalEngine):
-                return mean_step_times(done, engine.parallel, cpu=cpu)
-            return step_times_by(engine, done, cpu=cpu)
+            return step_times(engine, done, cpu=cpu)
     except (Exception, KeyboardInterrupt) as error:
         say(f"step times were not measured: {type(error).__name__} {error}", errors)
         return {}

@@ -1,4 +1,4 @@
-"""The engine `local`: parallel execution of jobs on this machine, one process each."""
+"""The engine `local`: jobs in processes of this machine, several at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,8 @@ from pathlib import Path
 
 import torch
 
-from gasam.lab.engines.execution import message_of
-from gasam.lab.engines.jobs import Event, Job, Work
+from gasam.lab.engines.engine import Event, Job, Work, message_of
 from gasam.lab.errors import InputError
-
-
-@dataclass
-class Worker:
-    """The process of a job, the pipe that it reports through, and whether it has reported its end."""
-
-    job: Job
-    process: BaseProcess
-    pipe: Connection
-    reported: bool = False
-    ended: bool = False
 
 
 def default_jobs() -> int:
@@ -46,6 +34,31 @@ def threads_of_a_run(parallel: int) -> int:
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     return max(1, cores() // parallel)
+
+
+@dataclass
+class Worker:
+    """The process of a job, the pipe that it reports through, and what is known about its end."""
+
+    job: Job
+    process: BaseProcess
+    pipe: Connection
+    cancelled: bool = False
+    reported: bool = False
+    ended: bool = False
+
+    def message(self) -> Event | None:
+        """One message. A process that was killed sends nothing, or part of a message."""
+        try:
+            kind, value = self.pipe.recv()
+        except Exception:  # EOFError, OSError, or any error from unpickling part of a message
+            self.process.join()
+            self.ended = True
+            if self.reported:
+                return None
+            kind, value = "failed", f"the process ended with code {self.process.exitcode}"
+        self.reported |= kind != "update"
+        return ("cancelled", None) if kind == "failed" and self.cancelled else (kind, value)
 
 
 class LocalEngine:
@@ -80,19 +93,20 @@ class LocalEngine:
         self.begun.clear()
         if not found:
             ready = wait([worker.pipe for worker in self.workers])
-            heard = [(worker.job, _message(worker)) for worker in self.workers if worker.pipe in ready]
+            heard = [(worker.job, worker.message()) for worker in self.workers if worker.pipe in ready]
             found = [(job, event) for job, event in heard if event is not None]
             self.workers = [worker for worker in self.workers if not worker.ended]
         return found
 
     def cancel(self, job: Job) -> None:
         for worker in self.workers:
-            if worker.job is job:
-                worker.process.terminate()
+            if worker.job is job and not worker.reported:
+                worker.cancelled = True
+                worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
 
     def stop(self) -> None:
         for worker in self.workers:
-            worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
+            worker.process.terminate()
         for worker in self.workers:
             with suppress(EOFError, OSError):
                 while True:
@@ -111,7 +125,7 @@ def process_context() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux" or torch.accelerator.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gasam.lab.engines.local", "gasam.lab.training.run"])
+    context.set_forkserver_preload(["gasam.lab.engines.local"])
     return context
 
 
@@ -141,17 +155,3 @@ def _work(work: Work, job: Job, folder: Path, threads: int, environment: Mapping
     except (Exception, KeyboardInterrupt) as error:
         with suppress(BrokenPipeError):  # the parent was killed
             pipe.send(("failed", message_of(error)))
-
-
-def _message(worker: Worker) -> Event | None:
-    """One message of a worker. A worker that was killed sends nothing, or part of a message."""
-    try:
-        kind, value = worker.pipe.recv()
-    except Exception:  # EOFError, OSError, or any error from unpickling part of a message
-        worker.process.join()
-        worker.ended = True
-        if worker.reported:
-            return None
-        return "failed", f"the process ended with code {worker.process.exitcode}"
-    worker.reported |= kind != "update"
-    return kind, value

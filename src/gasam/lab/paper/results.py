@@ -51,7 +51,7 @@ def _lines(
 def _line(row: Row, ours: comparison.Row | None, verdict: Verdict | None) -> tuple[dict[str, str], dict[str, Any]]:
     printed, slip = row.expected.difference, row.expected.slip
     cost = None if ours is None else ours.relative_cost
-    source = "" if ours is None or ours.method == "baseline" else ours.walk.source
+    source = "" if ours is None or ours.method == "baseline" else _source(ours.walk)
     text = {
         "task": row.task,
         "row": row.label,
@@ -72,6 +72,13 @@ def _line(row: Row, ours: comparison.Row | None, verdict: Verdict | None) -> tup
         "verdict": None if verdict is None else verdict._asdict(),
     }  # fmt: skip
     return text, value
+
+
+def _source(walk: Walk) -> str:
+    """Whose walk it is; one that the user gave is in a row because it is the paper's or the recommended one."""
+    kind = "epsilon" if walk.budget is None else "budget"
+    given = {"epsilon": "paper", "budget": "recommended"}[kind]
+    return {"tuned": f"tuned {kind}", "given": given}.get(walk.source, walk.source)
 
 
 def verdict_of(row: Row, ours: comparison.Row | None) -> Verdict | None:

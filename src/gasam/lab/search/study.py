@@ -23,8 +23,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from gasam import recommended
-from gasam.lab.engines.execution import Engine, do_all
-from gasam.lab.engines.jobs import Event, Job, OnEvent, prepare
+from gasam.lab.engines.engine import Engine, Event, Job, OnEvent, do_all, prepare
 from gasam.lab.errors import InputError
 from gasam.lab.methods import find_method
 from gasam.lab.record import Metric, Record
@@ -119,7 +118,6 @@ class Driver:
     cpu: bool
     reporting: dict[str, optuna.Trial] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
-    stopped: set[str] = field(default_factory=set)
 
     def search(self, name: str, data_hash: str) -> Finding:
         """Run plain training, or the task's own settings, then trials until there are no more, then more seeds."""
@@ -157,18 +155,16 @@ class Driver:
         self.reporting = dict(new)
         do_all(jobs, self.folder, self.engine, self._heard, partial(work, cpu=self.cpu))
         for job in jobs:
-            if job.error is not None and job.name not in self.stopped:
-                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
             if job.error is not None:
-                rmtree(self.folder / job.name)  # its checkpoint
+                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
+            if job.record is None:
+                rmtree(self.folder / job.name)  # the checkpoint of a trial that was stopped early
         return [job.record for job in place]
 
     def _heard(self, job: Job, event: Event) -> None:
         kind, value = event
         if kind == "update" and job.name in self.reporting and value.valid is not None and not value.note:
             self._report(job, value)
-        if kind == "failed" and job.name in self.stopped:
-            event = "stopped", "stopped early: it is among the worst quarter of the trials"
         self.watch(job, event)
 
     def _report(self, job: Job, update: Update) -> None:
@@ -185,7 +181,6 @@ class Driver:
         trial.report(update.valid if same_direction else -update.valid, step)
         patience = settings.halve_after + 2 if settings.schedule == "halving" else 0
         if patience <= ended < update.epochs and trial.should_prune():
-            self.stopped.add(job.name)
             self.engine.cancel(job)
 
     def next_trials(self) -> Sequence[optuna.Trial | FrozenTrial]:

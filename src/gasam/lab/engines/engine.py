@@ -1,0 +1,227 @@
+"""Jobs and the engines that execute them, each in a process of its own: this machine, or a Ray cluster (`ray.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import traceback
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gasam.lab import record as records
+from gasam.lab.errors import InputError
+from gasam.lab.families.encoded import Encoded
+from gasam.lab.record import Record
+from gasam.lab.storage import Checkpoints, replaced
+from gasam.lab.training.loop import OnUpdate
+from gasam.lab.training.plan import Plan
+from gasam.lab.training.run import run
+
+
+@dataclass
+class Job:
+    """A run to execute.
+
+    Args:
+        plan: What to train.
+        name: The name of the run and its record.
+        notes: Notes about the data.
+        record: The result; None before the run has finished, and if it failed.
+        error: The first line of the error message, if it failed.
+        log: The file with the whole error message, if it failed.
+        detail: Text to add to the run's label in the display.
+        data: The encoded data, which engines without access to the source files send along; it may lack the test split.
+        exclusive: Whether only one process at a time may work on a job of this name in a folder.
+    """
+
+    plan: Plan
+    name: str
+    notes: tuple[str, ...] = ()
+    record: Any = None
+    error: str | None = None
+    log: Path | None = None
+    detail: str = ""
+    data: Encoded | None = field(default=None, repr=False)
+    exclusive: bool = True
+
+
+Event = tuple[str, Any]
+OnEvent = Callable[[Job, Event], None]
+"""Called for each job with ("start", None), ("update", an Update), ("moved", a sentence), and at the end with ("done",
+its record), ("failed", a message) or ("cancelled", None)."""
+Work = Callable[[Any, Path, OnUpdate], Any]
+"""The function that a process calls with the job, the folder and a callback for updates; it must be picklable."""
+
+
+class Engine(Protocol):
+    """A place that executes jobs, each in a process of its own. `do_all` calls it.
+
+    A job ends with the event "done", "failed" or "cancelled". Afterwards the engine writes nothing more to its folder.
+    """
+
+    @property
+    def parallel(self) -> int:
+        """The largest number of jobs that may be started and not yet ended."""
+
+    @property
+    def running(self) -> int:
+        """The number of jobs that were started and have not yet ended."""
+
+    def start(self, job: Job, folder: Path, work: Work) -> None:
+        """Start `work(job, folder, on_update)`, or queue it. Its files in `folder` are those of this machine."""
+
+    def events(self) -> Sequence[tuple[Job, Event]]:
+        """Wait for the next events of the started jobs."""
+
+    def cancel(self, job: Job) -> None:
+        """Interrupt one started job: it writes its checkpoint and ends with the event "cancelled"."""
+
+    def stop(self) -> None:
+        """Interrupt all jobs; return when each has written its checkpoint and has ended."""
+
+
+@contextmanager
+def opened(
+    where: str, *, parallel: int | None = None, cpus: int | None = None, gpus: float | None = None, cpu: bool = False
+) -> Iterator[Engine]:
+    """Open the engine that the user names with `--on`. Ray is imported only if it is asked for.
+
+    Args:
+        where: `local` for processes of this machine, `ray` or `auto` for the Ray cluster that runs on it, or the
+            address of a cluster, HOST:PORT or ray://HOST:PORT.
+        parallel: The largest number of runs at a time. Default: `default_jobs()`, or as many as the cluster holds.
+        cpus: CPUs of each run in a cluster. Default: 1.
+        gpus: GPUs of each run in a cluster. Default: 1 if it has any.
+        cpu: Use the CPU even if there is a GPU.
+    """
+    if where == "local":
+        if cpus is not None or gpus is not None:
+            raise InputError(
+                "--cpus-per-run and --gpus-per-run are for a Ray cluster: add --on ray, or divide the cores by --jobs"
+            )
+        from gasam.lab.engines.local import LocalEngine, default_jobs
+
+        yield LocalEngine(default_jobs() if parallel is None else parallel)
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(f"--on {where} needs the package ray: run `pip install 'gasam[ray]'`, or leave out --on")
+    # Ray would print pages about every dead node to standard output. It reads the variable when it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    from gasam.lab.engines.ray import RayEngine
+
+    place = "auto" if where == "ray" else where
+    with RayEngine(place, parallel=parallel, cpus=1 if cpus is None else cpus, gpus=gpus, cpu=cpu) as engine:
+        yield engine
+
+
+def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
+    """Make the jobs of plans. Their data is encoded here, once, before any process starts. Known records are read.
+
+    The checkpoints of a run that was killed just after it wrote its record are deleted.
+    """
+    jobs: dict[str, Job] = {}
+    known: dict[Hashable, Encoded] = {}
+    for plan in plans:
+        if plan.data_key not in known:
+            known[plan.data_key] = plan.data()
+        data = known[plan.data_key]
+        name = plan.name(data.hash)
+        file = folder / f"{name}.json"
+        record = records.read(file) if file.exists() else None
+        if record is not None:
+            Checkpoints(folder / name).clean()
+        jobs[name] = Job(plan, name, data.notes, record, data=data)
+    return list(jobs.values())
+
+
+def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record:
+    """The work of a training job; the options are those of `training.run.run`."""
+    return run(job.plan, folder, on_update=on_update, **options)
+
+
+def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent, work: Work = train) -> None:
+    """Call `work` for every job that has no record yet, each in its own process.
+
+    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
+
+    Args:
+        jobs: The jobs; their `record` or `error` is set, unless they are cancelled.
+        folder: The folder for records, checkpoints and logs.
+        engine: Where to execute them.
+        on_event: Called with every event of every job. It may call `engine.cancel`.
+        work: The function to call, such as `partial(train, cpu=True)`.
+    """
+    waiting = [job for job in jobs if job.record is None]
+    if waiting:
+        folder.mkdir(parents=True, exist_ok=True)  # one error, instead of one for each run, if it cannot be made
+    try:
+        while waiting or engine.running:
+            while waiting and engine.running < engine.parallel:
+                engine.start(waiting.pop(0), folder, work)
+            for job, (kind, value) in engine.events():
+                log = folder / job.name / "error.txt"
+                if kind == "failed":
+                    job.error = value = _logged(job, value, log)
+                if kind == "done":
+                    job.record = value
+                    log.unlink(missing_ok=True)  # from an earlier attempt
+                on_event(job, (kind, value))
+    finally:
+        engine.stop()
+
+
+def _logged(job: Job, message: str, log: Path) -> str:
+    """Write the message to a file, unless the disk is full, and return its first line."""
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(message + "\n", encoding="utf-8")
+        job.log = log
+    return message.partition("\n")[0]
+
+
+def message_of(error: BaseException) -> str:
+    """The message of a job that failed: a sentence for the user, or the error with its traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; run the same command to continue"
+    if isinstance(error, InputError):
+        return str(error)
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
+
+
+Files = dict[str, bytes]
+"""The content of files by their path in the folder of all jobs, for machines without access to it."""
+NOT_SENT = (".lock", "error.txt")
+"""Names of files that belong to the machine they are on."""
+
+
+def read_files(folder: Path, job: str) -> Files:
+    """The files of a job in the folder of all jobs: its record and its own folder.
+
+    Files whose writing was interrupted, which begin with a dot, are left out.
+    """
+    names = [name for name in _files_of(folder, job) if "/." not in name]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def write_files(folder: Path, job: str, files: Files, names: Collection[str]) -> None:
+    """Write changed files of a job, then delete its files that are not among `names`."""
+    for name, content in files.items():
+        with replaced(folder / name) as partial:
+            partial.write_bytes(content)
+    for name in _files_of(folder, job):
+        if name not in names:
+            (folder / name).unlink(missing_ok=True)
+
+
+def files_below(folder: Path, pattern: str) -> Iterator[str]:
+    """The names of the files that match a pattern, without those that are not sent."""
+    for file in folder.glob(pattern):
+        if file.is_file() and file.name not in NOT_SENT:
+            yield file.relative_to(folder).as_posix()
+
+
+def _files_of(folder: Path, job: str) -> list[str]:
+    return [name for pattern in (f"{job}.json", f".{job}.json", f"{job}/**/*") for name in files_below(folder, pattern)]

@@ -1,0 +1,229 @@
+"""Many runs in processes of this machine: finished ones are skipped, failures stay apart, and Ctrl-C loses nothing."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+import psutil
+import pytest
+import torch
+
+from gasam.lab.engines.engine import do_all, prepare, train
+from gasam.lab.engines.local import LocalEngine, cores
+from gasam.lab.engines.step_times import step_times
+from gasam.lab.errors import InputError
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
+
+COMPARE = ("compare", "digits", "--size", "tiny", "--cpu")
+# As many jobs as cores: every process has one thread, as this one has, so that numbers are the same to the bit.
+LONG = 600
+"""Epochs of a run that is ended before it ends."""
+ON_CPU = partial(train, cpu=True)
+
+
+class Events(list):
+    """What a watcher is told; `then` is called with the job of every update."""
+
+    def __init__(self, then=lambda job: None):
+        super().__init__()
+        self.then = then
+
+    def __call__(self, job, event):
+        self.append((job.plan.task, event[0]))
+        if event[0] == "update":
+            self.then(job)
+
+
+def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_path, command):
+    """One finished before, one with a damaged checkpoint, one that cannot write its model, and one without trouble."""
+    methods = ("baseline", "sam", "asam", "ga-sam")
+    plans = {method: make("digits", method, "tiny") for method in methods}
+    names = {method: job.name for method, job in zip(methods, prepare(plans.values(), tmp_path), strict=True)}
+    run(plans["baseline"], tmp_path, cpu=True)
+    finished = (tmp_path / f"{names['baseline']}.json").stat().st_mtime_ns
+    damaged = tmp_path / names["sam"] / "last.pt"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"garbage")
+    (tmp_path / names["asam"] / "model.safetensors").mkdir(parents=True)
+
+    ended = command(*COMPARE, "--methods", ",".join(plans), "--jobs", 2, "--out", tmp_path, "--json")
+
+    assert ended.code == 1
+    failed = {entry["run"]: entry for entry in json.loads(ended.out)["failed"]}
+    assert failed.keys() == {names["sam"], names["asam"]}
+    told = f"{damaged} is not a checkpoint of this program: delete {damaged.parent} to start again"
+    log = damaged.parent / "error.txt"
+    assert failed[names["sam"]] == {"run": names["sam"], "error": told, "log": str(log)}
+    assert log.read_text() == f"{told}\n"
+    assert failed[names["asam"]]["error"].startswith("IsADirectoryError: ")
+    assert "Traceback (most recent call last)" in (tmp_path / names["asam"] / "error.txt").read_text()
+    assert f"failed: {told} (full message: {log})" in ended.err
+    assert "1 of 4 runs are already there, not run again" in ended.err
+    assert (tmp_path / f"{names['baseline']}.json").stat().st_mtime_ns == finished
+    assert (tmp_path / f"{names['ga-sam']}.json").exists()
+
+
+def test_finished_runs_start_no_process(tmp_path):
+    plans = [make("digits", method, "tiny") for method in ("baseline", "ga-sam")]
+    records = [run(plan, tmp_path, cpu=True) for plan in plans]
+    jobs, events = prepare([*plans, plans[0]], tmp_path), Events()
+    do_all(jobs, tmp_path, LocalEngine(2), events, ON_CPU)
+    assert [job.record for job in jobs] == records
+    assert not events
+
+
+@pytest.fixture
+def long(tmp_path):
+    """The job of a run that lasts long enough to be interrupted."""
+    [job] = prepare([make("digits", "ga-sam", "tiny", settings={"epochs": LONG})], tmp_path)
+    return job
+
+
+def test_a_run_is_done_by_one_process_and_one_that_is_killed_is_reported(tmp_path, long):
+    """While a process runs it, this one may not; then the process is killed."""
+    told = []
+
+    def interfere(job):
+        if not told:
+            with pytest.raises(InputError) as caught:
+                run(job.plan, tmp_path, cpu=True)
+            told.append(str(caught.value))
+        [process] = [child for child in multiprocessing.active_children() if child.name == job.name]
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+    events = Events(interfere)
+    do_all([long], tmp_path, LocalEngine(cores()), events, ON_CPU)
+    assert told == [f"{long.name} is being run by another process: wait for it, or choose another --out"]
+    assert (events[0], events[-1]) == (("digits", "start"), ("digits", "failed"))
+    assert long.record is None
+    assert long.error == "the process ended with code -9"
+    assert long.log.read_text() == "the process ended with code -9\n"
+
+
+def progress(folder, job):
+    return torch.load(folder / job.name / "last.pt", weights_only=True)["progress"]
+
+
+def test_a_cancelled_run_keeps_its_checkpoint_and_the_others_go_on(tmp_path, long):
+    [other] = prepare([make("digits", "baseline", "tiny")], tmp_path)
+    engine, seen = LocalEngine(cores()), []
+
+    def cancel(job, event):
+        seen.append((job.name, event[0]))
+        if job is long and event[0] == "update":
+            engine.cancel(job)
+
+    do_all([long, other], tmp_path, engine, cancel, ON_CPU)
+    assert [kind for name, kind in seen if name == long.name][-1] == "cancelled"
+    assert (long.record, long.error, long.log) == (None, None, None)
+    assert progress(tmp_path, long)["updates"] > 0
+    assert progress(tmp_path, long)["epoch"] < LONG
+    assert other.record is not None
+
+
+def test_a_watcher_that_fails_leaves_no_process_and_loses_no_work(tmp_path, long):
+    def fail(job):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        do_all([long], tmp_path, LocalEngine(cores()), Events(fail), ON_CPU)
+    assert not multiprocessing.active_children()
+    assert progress(tmp_path, long)["updates"] > 0
+    assert progress(tmp_path, long)["epoch"] < LONG
+    with pytest.raises(InputError, match="jobs must be a whole number >= 1, got 0"):
+        LocalEngine(0)
+
+
+def heed_ctrl_c():
+    """Whoever runs the tests in the background has it ignored, and a process inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
+    epochs = 30
+    [job] = prepare([make("digits", "ga-sam", "tiny", settings={"epochs": epochs})], tmp_path / "runs")
+    options = {"methods": "ga-sam", "epochs": epochs, "jobs": cores(), "out": tmp_path / "runs"}
+    arguments = [*COMPARE, *(f"--{name}={value}" for name, value in options.items())]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gasam", *arguments], stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    )
+    for line in process.stderr:
+        if "epoch 2/" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    told = process.stderr.read()
+    assert process.wait(timeout=60) == 130
+    process.stderr.close()
+    assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
+    assert "Traceback" not in told
+    assert not list((tmp_path / "runs").glob("*.json"))
+    before = progress(tmp_path / "runs", job)
+    assert 2 <= before["epoch"] < epochs
+
+    ended = command(*arguments)
+    assert ended.code == 0
+    shown = [int(number) for number in re.findall(rf"epoch (\d+)/{epochs}", ended.err)]
+    assert shown == list(range(before["epoch"] + 1, epochs + 1))
+    [again] = prepare([job.plan], tmp_path / "runs")
+    whole = run(job.plan, tmp_path / "whole", cpu=True)
+    assert [row["loss"] for row in again.record.curve] == [row["loss"] for row in whole.curve]
+    assert (again.record.valid, again.record.test) == (whole.valid, whole.test)
+
+
+def sent_and_killed(job, folder, on_update):
+    """A result that is larger than a pipe holds: the process is killed while it is sent."""
+    if job.plan.seed == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return b"x" * 2**24
+    return job.name
+
+
+def test_a_worker_killed_while_it_sends_its_result_is_reported_and_the_others_go_on(tmp_path):
+    """The watcher is slow, so that the message waits in the pipe, half of it sent."""
+    jobs = prepare([make("digits", "baseline", "tiny", seed) for seed in (1, 2)], tmp_path)
+    sending, other = jobs
+
+    def slow(job, event):
+        if event[0] == "start" and job is sending:
+            [process] = [child for child in multiprocessing.active_children() if child.name == job.name]
+            while psutil.pid_exists(process.pid):  # until it has been killed
+                time.sleep(0.01)
+
+    do_all(jobs, tmp_path, LocalEngine(), slow, sent_and_killed)
+    assert "ended with code -9" in sending.error
+    assert sending.record is None
+    assert other.record == other.name
+
+
+def test_step_times_of_a_comparison(tmp_path):
+    """A job of the engine measures each configuration once, and its time stands in the table."""
+    walk = {"every": 4}
+    plans = [make("digits", "baseline", "tiny"), *(make("digits", "ga-sam", "tiny", s, walk=walk) for s in (1, 2))]
+    jobs = prepare(plans, tmp_path)
+    do_all(jobs, tmp_path, LocalEngine(2), lambda job, event: None, ON_CPU)
+    times = step_times(LocalEngine(2), jobs, cpu=True)
+    keys = [job.record.key for job in jobs]
+    assert times.keys() == set(keys)
+    assert times[keys[0]] == 1
+    assert times[keys[1]] > 0  # the steps of this model take less time than the noise of the machine
+    assert step_times(LocalEngine(2), jobs[1:], cpu=True) == {}, "there is no plain training"
+
+
+def test_a_comparison_survives_a_measurement_that_fails(command, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("gasam.lab.cli.sessions.step_times", fail)
+    ended = command(*COMPARE, "--methods", "baseline,ga-sam", "--jobs", 1, "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    assert "step times were not measured: RuntimeError out of memory" in ended.err
