@@ -225,6 +225,7 @@ def test_a_killed_search_goes_on_and_a_torn_journal_is_cut(command, tmp_path):
     ended = command(*words, "--out", tmp_path, "--json")
     assert ended.code == 0, ended.err
     whole = command(*words, "--out", tmp_path / "whole", "--json")
+    assert whole.code == 0, whole.err
     continued, never_killed = json.loads(ended.out), json.loads(whole.out)
     assert continued | {"file": ""} == never_killed | {"file": ""}
 
