@@ -24,7 +24,7 @@ texts = ["a fine joy", "a dull bore"]
 trained = load(record)  # runs/NAME.json, or the folder runs/NAME
 for text, found in zip(texts, trained.predict(texts), strict=True):
     print(f"{text}: {found['class']}, {found['probabilities']}")
-print(trained.settings["epochs"], "epochs;", sum(p.numel() for p in trained.model.parameters()), "weights")
+print(trained.record.settings["epochs"], "epochs;", sum(p.numel() for p in trained.model.parameters()), "weights")
 
 assert [found["class"] for found in trained.predict(texts)] == ["+", "-"]
 assert trained.record.task == "classify"

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,6 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import gasam
 from gasam import Perturbation, Schedule, SharpBackward, SharpnessAware, friendly_sam, gsam, look_sam, sam_on, wsam
+from gasam.family import Kept
+from gasam.fold import Fold
+from gasam.passes import uninterrupted
+from gasam.weights import Weights
 
 SOURCE = str(Path(gasam.__file__).parent)
 FAMILY = {"gsam": gsam, "wsam": wsam, "friendly_sam": friendly_sam, "look_sam": look_sam, "sam_on": sam_on}
@@ -36,7 +41,7 @@ class Case(NamedTuple):
     perturbation: Perturbation
     weights: str
     schedule: Any
-    overflow: str
+    options: dict
     seed: int
 
 
@@ -59,8 +64,9 @@ def draw(random):
             perturbation = replace(perturbation, steps=random.choice([1, 2]))
     schedules = [None, Schedule(every=2), Schedule(start=1, warmup=3), Schedule(progress=0.2)]
     schedule = Schedule(every=2, weight=1) if method == "look_sam" else random.choice(schedules)
-    entry, overflow = random.choice(["SharpBackward", "SharpnessAware"]), random.choice(["keep", "clean"])
-    return Case(entry, method, perturbation, weights, schedule, overflow, random.randrange(10**6))
+    entry = random.choice(["SharpBackward", "SharpnessAware"])
+    options = {"on_overflow": random.choice(["keep", "clean"]), "in_place": random.random() < 0.2}
+    return Case(entry, method, perturbation, weights, schedule, options, random.randrange(10**6))
 
 
 class Tied(nn.Module):
@@ -116,7 +122,7 @@ class Subject:
         self.model = MODELS[case.weights]()
         self.parameters = list(self.model.parameters())
         self.base, self.fault, self.passes = None, None, 0
-        options = {"schedule": case.schedule, "around": self.around, "on_overflow": case.overflow}
+        options = {"schedule": case.schedule, "around": self.around, **case.options}
         if case.entry == "SharpBackward":
             self.sharp = SharpBackward(self.model, case.perturbation, **options)
         else:
@@ -219,13 +225,12 @@ class AtOperation(TorchDispatchMode):
 
     def __init__(self, at=None, strike=None):
         super().__init__()
-        self.at, self.strike, self.seen, self.struck = at, strike, 0, False
+        self.at, self.strike, self.places = at, strike, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not str(func).startswith("profiler.") and not _restoring(sys._getframe(1)):
-            self.seen += 1
-            if self.seen - 1 == self.at:
-                self.struck = True
+            self.places.append(str(func))
+            if len(self.places) - 1 == self.at:
                 self.strike()
         return func(*args, **(kwargs or {}))
 
@@ -242,7 +247,7 @@ class AtLine:
     """Counts the lines of gasam that run, and strikes before number `at`."""
 
     def __init__(self, at=None, strike=None):
-        self.at, self.strike, self.seen, self.struck = at, strike, 0, False
+        self.at, self.strike, self.places = at, strike, []
 
     def __enter__(self):
         self.before = sys.gettrace()
@@ -254,9 +259,8 @@ class AtLine:
 
     def line(self, frame, event, _):
         if event == "line":
-            self.seen += 1
-            if self.seen - 1 == self.at:
-                self.struck = True
+            self.places.append(frame.f_code)
+            if len(self.places) - 1 == self.at:
                 self.strike()
         return self.line
 
@@ -277,12 +281,13 @@ class Pair:
         self.subject, self.twin = Subject(case), Subject(case)
         for _ in range(2):
             self.next_step()
-        self.lengths = {}
-        for kind in (AtOperation, AtLine):
+        self.places = {AtOperation: [], AtLine: []}
+        for kind in self.places:
             for _ in range(2):  # with `every`, one of them walks
                 with kind() as counted:
                     self.next_step()
-                self.lengths[kind] = max(counted.seen // 2, self.lengths.get(kind, 1))
+                found = counted.places[: len(counted.places) // 2]  # the subject's, without the twin's
+                self.places[kind] = max(found, self.places[kind], key=len)
 
     def check(self, holds, what):
         if not holds:
@@ -316,7 +321,7 @@ class Pair:
         """Strike at an operation, at a line, or in the user's code."""
         subject, kind = self.subject, self.random.choice([AtOperation, AtLine, None])
         strike = self.random.choice([interrupt, fail]) if kind is AtOperation else interrupt
-        place = self.random.randrange(self.lengths[kind]) if kind else 0
+        place = self.place(kind) if kind else 0
         error = self.random.choice([ValueError("injected"), KeyboardInterrupt(), MemoryError("injected")])
         fault = None if kind else UserFault(k, self.random.choice(["loss", "hook", "enter", "leave"]), error)
         before, kept, gradients = subject.state(), subject.kept(), [p.grad for p in subject.parameters]
@@ -332,17 +337,23 @@ class Pair:
             if self.case.entry == "SharpBackward":
                 same = all(p.grad is g for p, g in zip(subject.parameters, gradients, strict=True))
                 self.check(same, "the tensors in .grad")
-        elif raised and not ahead.walked and subject.base is None and not equal(subject.state(), ahead.state()):
+        elif equal(subject.state(), ahead.state()):
+            self.twin = ahead
+        elif raised and not ahead.walked and self.case.entry == "SharpBackward":
             for one, other in zip(subject.parameters, self.twin.parameters, strict=True):  # as after a plain backward
                 other.grad = None if one.grad is None else one.grad.clone()
             self.check(equal(subject.state(), self.twin.state()), f"the state after a plain pass, {fault}")
         else:
-            self.check(equal(subject.state(), ahead.state()), f"the state after {kind} {place} {strike} {fault}")
-            self.twin = ahead
+            self.check(False, f"the state after {kind} {place} {strike} {fault}")
         old = kept or [torch.zeros_like(one) for one in ahead.kept()]
         entries = zip(subject.kept(), old, ahead.kept(), strict=False)
         self.check(all(torch.equal(x, a) or torch.equal(x, b) for x, a, b in entries), "what the method keeps")
         self.twin.take_kept(subject)
+
+    def place(self, kind):
+        """A number of an operation or line. Each kind of operation, and each function of gasam, is equally likely."""
+        chosen = self.random.choice(list(dict.fromkeys(self.places[kind])))
+        return self.random.choice([i for i, each in enumerate(self.places[kind]) if each == chosen])
 
     def bad_number(self, seed, fault):
         """NaN: the call does not raise, it counts as a step, and the number reaches `.grad` alone."""
@@ -376,3 +387,108 @@ def campaign(seed, faults):
 @pytest.mark.filterwarnings("ignore")
 def test_no_fault_loses_anything():
     assert campaign(seed=11, faults=120) == []
+
+
+def home_then(change):
+    """`Weights.home`, and then `change` of the weights that moved and of where they were."""
+    original = Weights.home
+
+    @torch.no_grad()
+    def home(self):
+        moved = self._moved
+        away = [p.detach().clone() for p in self.tensors]
+        original(self)
+        if moved:
+            change(self.tensors, away)
+
+    return patch.object(Weights, "home", home)
+
+
+def one_stays(tensors, away):
+    tensors[0].copy_(away[0])
+
+
+def by_subtraction(tensors, away):
+    """w + a - a is not w in floating point."""
+    for tensor, there in zip(tensors, away, strict=True):
+        tensor.copy_(there - (there - tensor))
+
+
+@contextmanager
+def only_after_exceptions(self):
+    """KeyboardInterrupt is not an Exception."""
+    self.walking, self._moved = True, False
+    try:
+        yield
+    except Exception:
+        self.home()
+        raise
+    finally:
+        self.walking = False
+    self.home()
+
+
+def old_copies(self, *args, original=Weights.taking_part):
+    """Weights that are written in place come back to where they were in an earlier step."""
+    copies = [copy.clone() for copy in getattr(self, "_copies", [])]
+    found = original(self, *args)
+    for own, old in zip(self._copies, copies, strict=False):
+        own.copy_(old)
+    return found
+
+
+def not_copied_back(self):
+    for parameter, own in zip(self._parameters, self._callers, strict=True):
+        parameter.grad = own
+
+
+def after_failure(change):
+    def step(self, run, original=SharpBackward.step, **options):
+        try:
+            original(self, run, **options)
+        except BaseException:
+            change(self.clock)
+            raise
+
+    return patch.object(SharpBackward, "step", step)
+
+
+def next_step(clock):
+    clock.state = replace(clock.state, step=clock.state.step + 1)
+
+
+def counts(clock):
+    clock.state = clock.after(torch.ones(()))
+
+
+def holds_nothing(self):
+    self._before = self._pending = None
+    return self
+
+
+def keeps_nan(self, own, new, finite, original=Kept._kept_or_new):
+    return original(self, own, new, True)
+
+
+BUGS = {
+    "the restore skips one tensor": lambda: home_then(one_stays),
+    "the restore subtracts the offset": lambda: home_then(by_subtraction),
+    "the restore ignores interrupts": lambda: patch.object(Weights, "walk", only_after_exceptions),
+    "interrupts are not held back": lambda: patch.object(uninterrupted, "__enter__", holds_nothing),
+    "the weights of an earlier step come back": lambda: patch.object(Weights, "taking_part", old_copies),
+    "a half-finished pass leaves its gradients": lambda: patch.object(Fold, "undo", lambda self: None),
+    "the caller's gradients are not copied back": lambda: patch.object(Fold, "undo", not_copied_back),
+    "a failed step advances the schedule": lambda: after_failure(next_step),
+    "the loss of a failed step is counted": lambda: after_failure(counts),
+    "the method keeps NaN": lambda: patch.object(Kept, "_kept_or_new", keeps_nan),
+}
+
+
+RARE = ("interrupts are not held back", "the method keeps NaN")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bug", [pytest.param(bug, marks=pytest.mark.slow if bug in RARE else []) for bug in BUGS])
+def test_a_planted_bug_is_noticed(bug):
+    with BUGS[bug]():
+        assert campaign(seed=3, faults=1_500) != []

@@ -25,7 +25,6 @@ from gasam.lab.analyses import Analysis, analysis, measure_all, restored
 from gasam.lab.analyses.analysis import as_numbers, option
 from gasam.lab.analyses.attack import Attack
 from gasam.lab.analyses.landscape import Landscape
-from gasam.lab.analyses.loading import load
 from gasam.lab.analyses.sharpness import Sharpness
 from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.cli import measuring
@@ -34,6 +33,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.output import lines
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
+from gasam.lab.training.finished import load
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run as train
 from gasam.perturbation import Perturbation

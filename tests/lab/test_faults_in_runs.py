@@ -28,7 +28,8 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gasam import SharpBackward
 from gasam.lab import storage
 from gasam.lab.cli import main
-from gasam.lab.training import finished, loop
+from gasam.lab.training import loop
+from gasam.lab.training import run as runs
 from gasam.lab.training.loop import Training
 
 KILLED, CRASHED = 137, 70
@@ -299,15 +300,15 @@ def after_resume(change):
 
 
 def record_before_the_model():
-    write, clean, waiting = finished.RunFolder.write, storage.Checkpoints.clean, []
+    write, clean, waiting = runs.write_folder, storage.Checkpoints.clean, []
 
     def late(self):
-        for folder, given in waiting:
-            write(folder, *given)
+        for given in waiting:
+            write(*given)
         waiting.clear()
         clean(self)
 
-    finished.RunFolder.write = lambda self, *given: waiting.append((self, given))
+    runs.write_folder = lambda *given: waiting.append(given)
     storage.Checkpoints.clean = late
 
 
@@ -325,7 +326,7 @@ def not_synced(file):
 
 
 def everywhere(replaced):
-    for module in (storage, finished):
+    for module in (storage, runs):
         if hasattr(module, "replaced"):
             module.replaced = replaced
 

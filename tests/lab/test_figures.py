@@ -7,11 +7,11 @@ import pytest
 
 from gasam.lab import record
 from gasam.lab.analyses import analysis
-from gasam.lab.analyses.loading import load
 from gasam.lab.analyses.shift import Mixtures, drawn_mixture, straight
 from gasam.lab.paper.figures import FIGURES, has_half, layers_of
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
+from gasam.lab.training.finished import load
 from tolerances import EXACT
 
 

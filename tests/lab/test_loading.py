@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from gasam.lab.analyses.loading import load
 from gasam.lab.errors import InputError
 from gasam.lab.families import encoded
 from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import Origin
+from gasam.lab.training.finished import load
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 from local_layout import sentence, write_lines

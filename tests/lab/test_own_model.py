@@ -109,7 +109,7 @@ def test_tune_chooses_a_walk_that_compare_uses(line, tmp_path, command):
     found = json.loads(ended.out)
     assert found["task"] == "line"
     assert found["task_file"]["higher_is_better"] is False
-    [plan] = comparison_plans(file, ["ga-sam"], tuned=out)
+    [plan] = comparison_plans(file, ["ga-sam"], seeds=1, tuned=out)
     assert plan.walk.source == "tuned"
     assert f"{plan.walk.budget:g}" == f"{found['chosen']['budget']:g}"
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from gasam.lab import load
-from gasam.lab.analyses.loading import load as load_with_data
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Family, PredictionOptions
@@ -52,7 +51,7 @@ def typed(monkeypatch):
 
 
 def with_data(trained, task):
-    return load_with_data(trained[f"{task} baseline"], Origin(), cpu=True)
+    return load(trained[f"{task} baseline"], Origin(), cpu=True)
 
 
 def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tmp_path):
@@ -93,7 +92,6 @@ def test_a_loaded_run_holds_its_record_and_stays_tied(task, folder, trained):
     loaded = load(str(place), cpu=True)
     assert loaded.record == load(trained[f"{task} baseline"], cpu=True).record
     assert loaded.record == with_data(trained, task).record
-    assert loaded.settings == loaded.record.settings
     assert not loaded.model.training
     parameters = [name for name, _ in loaded.model.named_parameters()]
     assert parameters == [name for name, _ in with_data(trained, task).model.named_parameters()]
@@ -283,8 +281,8 @@ IMAGE_FAULTS = {
     "image.txt": "image.txt, line 1: an image must have 64 pixels, got 3",
     "high.txt": "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255, as in training, got 256",
     "words.csv": "words.csv, line 2: an image must be 64 numbers from 0 to 255, got ['x', ",
-    "half.idx": "half.idx is not an idx file of images: its first number must be 2051",
-    "cut-ubyte": "cut-ubyte ends in image 2 of 2: copy or download it again",
+    "half.idx": "half.idx: 2 bytes, but the header alone has 16",
+    "cut-ubyte": "cut-ubyte: 70 bytes of data, but the header says 128",
     "object.jsonl": "object.jsonl, line 1: a line must hold a list of pixels, or an object with a list in 'text'",
     "broken.jsonl": "broken.jsonl, line 1: not JSON",
 }

@@ -13,7 +13,6 @@ from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines.engine import opened
 from gasam.lab.errors import checked
-from gasam.lab.methods import TABLE1
 from gasam.lab.report.comparison import run_list
 from gasam.lab.report.html import read_runs
 from gasam.lab.search.question import Search
@@ -28,9 +27,9 @@ class RunFailedError(RuntimeError):
 
 def compare(
     task: str | Path,
-    methods: Sequence[str] = TABLE1,
+    methods: Sequence[str] = ("baseline", "sam", "ga-sam"),
     *,
-    seeds: int = 1,
+    seeds: int = 3,
     out: str | Path = "runs",
     size: str | None = None,
     data: Origin | None = None,
@@ -48,7 +47,7 @@ def compare(
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
-        methods: The names of the methods; by default the six of the paper's Table 1.
+        methods: The names of the methods.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
         out: The folder for records and models.
         size: The size; by default `small`, or the only size of a task file.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.errors import InputError
-from gasam.lab.methods import TABLE1
 from gasam.lab.search.finding import with_tuned_walk
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
@@ -15,9 +14,9 @@ from gasam.lab.training.plan import Plan, make
 
 def comparison_plans(
     task: str | Path,
-    methods: Sequence[str] = TABLE1,
+    methods: Sequence[str],
     *,
-    seeds: int = 1,
+    seeds: int,
     size: str | None = None,
     origin: Origin | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -28,7 +27,7 @@ def comparison_plans(
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
-        methods: The names of the methods; by default the six of the paper's Table 1.
+        methods: The names of the methods.
         seeds: The number of runs of each method, with the seeds 1, 2, ...
         size: The size; by default `small`, or the only size of a task file.
         origin: Where the data is.

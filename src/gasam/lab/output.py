@@ -216,7 +216,8 @@ def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x:
     colour, _ = styled(methods)
     colour = colour | {"legend": None}
     y = {"field": "label", "type": "nominal", "sort": list(methods), "axis": None, "scale": {"paddingOuter": 0.3}}
-    across = {"field": "value", "type": "quantitative", "title": x, "axis": {"format": "+,~f"}}
+    scale = {"nice": False, "padding": 12}
+    across = {"field": "value", "type": "quantitative", "title": x, "axis": {"format": "+,~f"}, "scale": scale}
     told = _told(("label", "configuration"), ("told", "difference"))
     mean, seed, bounds = (
         {"filter": test} for test in ("datum.kind == 'mean'", "datum.kind == 'seed'", "isValid(datum.low)")

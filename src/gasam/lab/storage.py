@@ -6,6 +6,7 @@ import errno
 import glob
 import json
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -17,7 +18,9 @@ from typing import IO, Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import save_model
+from torch import Tensor, nn
 
 from gasam.lab.errors import InputError
 
@@ -87,6 +90,17 @@ def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
         except RuntimeError:
             if watched.fault is not None:
                 raise watched.fault from None
+            raise
+
+
+def save_weights(model: nn.Module, file: Path) -> None:
+    """Write the weights of a model as safetensors, whose text of a system's error becomes an `OSError`."""
+    with replaced(file) as partial:
+        try:
+            save_model(model, str(partial))
+        except SafetensorError as error:
+            if number := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
             raise
 
 

@@ -14,11 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from gasam.analysis.objective import plain_value
 from gasam.lab import output
-from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.errors import InputError, first_fault
 from gasam.lab.output import Chart, Table
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.storage import replaced, write_json
+from gasam.lab.training.finished import FinishedRun
 
 Found = dict[str, Any]
 Cells = dict[str, str]
@@ -138,7 +138,7 @@ class Analysis(BaseModel, ABC):
         return f"{self.kind}-{run.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @abstractmethod
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         """Measure a run and return the numbers."""
 
     @abstractmethod

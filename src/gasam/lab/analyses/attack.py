@@ -26,9 +26,9 @@ from gasam.lab.analyses.analysis import (
     norm_name,
     option,
 )
-from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord
+from gasam.lab.training.finished import FinishedRun
 
 COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
     "8-bit weights": lambda model: quantised(model, 8),
@@ -73,7 +73,7 @@ class Attack(Analysis):
             return TABLE4[norm]
         return as_numbers(value, "radii", "collapse, table4 or numbers separated by commas")
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         points = [Point.from_json(point) for point in progress.kept.get("points", ())]
 
         def keep_point(point: Point) -> None:

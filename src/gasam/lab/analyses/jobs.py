@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 from gasam.analysis.objective import plain_value
 from gasam.lab import record
 from gasam.lab.analyses.analysis import Analysis, Progress
-from gasam.lab.analyses.loading import load, plan_of, planned
 from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
-from gasam.lab.training.finished import find_run
+from gasam.lab.training.finished import find, load
 from gasam.lab.training.loop import OnUpdate
 
 
@@ -122,19 +121,19 @@ def _measured(
 
 
 def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:
-    known = find_run(run)
+    known = replace(find(run), data=origin)
     summary = known.record.model_copy(update={"name": known.name})
     name = analysis.name(summary)
-    job = AnalysisJob(plan_of(known, origin), name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
-    job.run = Path(f"{known.folder.path}.json")
+    job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
+    job.run = Path(f"{known.folder}.json")
     file = folder / f"{name}.json"
     if file.exists():
         job.record = record.read_analysis(file)
     elif not here:
-        _, job.data = planned(known, origin)
+        job.data = known.read_data()
         job.files = {}
-        for each in (known, *map(find_run, _named_runs(analysis).values())):
-            job.files |= read_files(each.folder.path.parent, each.name)
+        for each in (known, *map(find, _named_runs(analysis).values())):
+            job.files |= read_files(each.folder.parent, each.name)
     return job
 
 

@@ -11,11 +11,11 @@ from pydantic import model_validator
 
 from gasam.analysis.landscape import line, plane
 from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, methods_of, option
-from gasam.lab.analyses.loading import LoadedRun, weights_like
 from gasam.lab.errors import InputError
 from gasam.lab.output import Chart, lines
 from gasam.lab.output import plane as heat_map
 from gasam.lab.record import AnalysisRecord
+from gasam.lab.training.finished import FinishedRun, find
 
 
 class Landscape(Analysis):
@@ -41,16 +41,16 @@ class Landscape(Analysis):
             )
         return self
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         if self.to is not None:
             return self._along_line(run, self.to, progress)
         subject, counting = run.on(self.split, self.rows), progress.counting("point")
         return plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting).as_json()
 
-    def _along_line(self, run: LoadedRun, other: Path, progress: Progress) -> Found:
+    def _along_line(self, run: FinishedRun, other: Path, progress: Progress) -> Found:
         """The losses of this split and of the test split. Both runs are among the points."""
         try:
-            weights = weights_like(run.model, other)
+            weights = find(other).weights_for(run.model)
         except InputError as error:
             raise InputError(f"--to must name another run of the same model: {error}") from None
         step = (self.stop - self.start) / (self.points - 1)

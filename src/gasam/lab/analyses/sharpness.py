@@ -21,9 +21,9 @@ from gasam.lab.analyses.analysis import (
     norm_name,
     option,
 )
-from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.output import Chart, lines
 from gasam.lab.record import AnalysisRecord
+from gasam.lab.training.finished import FinishedRun
 from gasam.perturbation import Perturbation
 
 
@@ -45,7 +45,7 @@ class Sharpness(Analysis):
     granularity: str = option("model", "Group of weights with its own T: element, filter, layer, module or model.")
     draws: int = option(8, "Number of random points for the average, in each batch.")
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         ball: Any = {name: getattr(self, name) for name in ("norm", "steps", "scale", "granularity")}
         balls = [Perturbation(epsilon=epsilon, **ball) for epsilon in self.epsilons]
         subject, found = run.on(self.split, self.rows), list(progress.kept.get("balls", ()))

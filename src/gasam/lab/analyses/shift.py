@@ -6,7 +6,6 @@ import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from gasam.analysis.objective import gradient
 from gasam.lab import tasks
 from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress
-from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.data.corpus import Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import drawn
@@ -27,6 +25,7 @@ from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import Checkpoints, Weights
 from gasam.lab.theory import Minimum, Problem, find_minimum, mixture, settle
 from gasam.lab.theory.risk import Examples, Risk
+from gasam.lab.training.finished import FinishedRun
 from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
 
@@ -47,18 +46,18 @@ class Shift(Analysis):
     ridge: float = 1e-2
     tolerance: float = 1e-8
 
-    def problem(self, run: LoadedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
+    def problem(self, run: FinishedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
         """The model at its regularised minimum on the training data, the training data, and the test data."""
         train, test = (_in_double(whole(run, split, self.rows)) for split in ("train", "test"))
         model = _softmax_regression(run)
         _reached(settle(self._problem(run, model, train)), "training")
         return model, train, test
 
-    def solved(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Minimum:
+    def solved(self, run: FinishedRun, model: nn.Module, examples: Examples) -> Minimum:
         """The regularised minimum on these examples, searched from the model's weights."""
         return find_minimum(self._problem(run, model, examples))
 
-    def _problem(self, run: LoadedRun, model: nn.Module, examples: Examples) -> Problem:
+    def _problem(self, run: FinishedRun, model: nn.Module, examples: Examples) -> Problem:
         return Problem(model, run.objective, examples, ridge=self.ridge, tolerance=self.tolerance)
 
     def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
@@ -81,7 +80,7 @@ class ShiftedLine(Shift):
 
     points: int = 31
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         run = on_the_cpu(run)
         progress.say("fine-tuning on the test data")
         delta, _ = fine_tuned(run, run.family.data["test"], self.epochs, seed=0)
@@ -165,7 +164,7 @@ class Mixtures(Shift):
     trials: int = 100
     controls: int = 5
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         """Measure with the paper's protocol on drawn mixtures, and with the regularised one on exact mixtures."""
         run = on_the_cpu(run)
         etas = [number / self.trials for number in range(1, self.trials + 1)]
@@ -229,19 +228,20 @@ def check_images(task: str) -> None:
         raise InputError(f"shifts can be measured only on mnist and digits, got a run of {task}")
 
 
-def on_the_cpu(run: LoadedRun) -> LoadedRun:
-    """The run with its model on the CPU, because not every accelerator has double precision."""
+def on_the_cpu(run: FinishedRun) -> FinishedRun:
+    """Move the run's model to the CPU, because not every accelerator has double precision."""
     check_images(run.record.task)
-    return replace(run, model=run.model.cpu())
+    run.model.cpu()
+    return run
 
 
-def whole(run: LoadedRun, split: Split, rows: int) -> list[Labelled]:
+def whole(run: FinishedRun, split: Split, rows: int) -> list[Labelled]:
     """Examples of a split in large batches; the results do not depend on the batch size."""
     inputs, labels = run.family.data[split]
     return [(inputs[some], labels[some]) for some in torch.split(drawn(rows, len(labels)), 5000)]
 
 
-def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[Weights, float]:
+def fine_tuned(run: FinishedRun, data: Labelled, epochs: int, seed: int) -> tuple[Weights, float]:
     """Train the run's model further on other data; return the change of the weights, and |gradient| at the end.
 
     The last weights are used, not those that validation would choose. `seed` is that of the order of the batches.
@@ -264,7 +264,7 @@ def fine_tuned(run: LoadedRun, data: Labelled, epochs: int, seed: int) -> tuple[
     return delta, length(slopes)
 
 
-def drawn_mixture(run: LoadedRun, eta: float, seed: int) -> Labelled:
+def drawn_mixture(run: FinishedRun, eta: float, seed: int) -> Labelled:
     """Draw as many examples as the smaller of the two sets has, a share eta of them from the test data, none twice."""
     (train, train_labels), (test, test_labels) = (run.family.data[split] for split in ("train", "test"))
     generator = torch.Generator().manual_seed(seed)
@@ -301,7 +301,7 @@ def _in_double(batches: list[Labelled]) -> list[Labelled]:
     return [(images.double(), labels) for images, labels in batches]
 
 
-def _softmax_regression(run: LoadedRun) -> nn.Module:
+def _softmax_regression(run: FinishedRun) -> nn.Module:
     """A softmax regression with zero weights in double precision, on the same inputs as the run's model."""
     data = run.family.data.shared
     linear = nn.Linear(data["pixels"], len(data["classes"]), dtype=torch.float64)

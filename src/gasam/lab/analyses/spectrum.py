@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, methods_of, option
-from gasam.lab.analyses.loading import LoadedRun
 from gasam.lab.output import Chart, lines
 from gasam.lab.record import AnalysisRecord
+from gasam.lab.training.finished import FinishedRun
 
 WORDS = {"empirical_fisher": "empirical Fisher matrix", "fisher": "Fisher matrix", "hessian": "Hessian"}
 
@@ -27,7 +27,7 @@ class Spectrum(Analysis):
     )
     k: int = option(50, "Number of eigenvalues.", ge=1)
 
-    def measure(self, run: LoadedRun, progress: Progress) -> Found:
+    def measure(self, run: FinishedRun, progress: Progress) -> Found:
         from gasam.analysis.spectrum import top_eigenvalues
 
         def watch(done: int) -> None:

@@ -16,11 +16,13 @@ from gasam.lab.errors import InputError
 
 if TYPE_CHECKING:
     from gasam.lab.analyses import Analysis
+    from gasam.lab.methods import Walks
     from gasam.lab.paper.figures import FigureResult
     from gasam.lab.record import AnalysisRecord
     from gasam.lab.tasks import Origin
 
 
+WALKS = ("paper", "recommended", "tuned")
 StudySize = Annotated[
     str,
     typer.Option(help="paper (the paper's settings), small (minutes) or tiny (seconds)."),
@@ -40,7 +42,13 @@ def reproduce(
         int | None,
         typer.Option(help="Number of runs of each row. Default: 4 as in the paper, 1 for figures and table4."),
     ] = None,
-    tuned: opt.Tuned = False,
+    walks: Annotated[
+        str | None,
+        typer.Option(
+            help="Walks of a table's rows: paper (the appendix's epsilons; the default at size paper), recommended "
+            "(the default elsewhere), or tuned (chosen by `gasam tune --quantity epsilon` with the same --out)."
+        ),
+    ] = None,
     data_dir: opt.DataDir = None,
 ) -> None:
     """Run a table or figure of the paper, and show the results next to the paper's. Finished runs are skipped."""
@@ -51,10 +59,13 @@ def reproduce(
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small and tiny, got {size}")
     chosen = option_values.listed("--tasks", tasks) if tasks is not None else None
     numbers = None if seeds is None else range(1, option_values.positive("--seeds", seeds) + 1)
+    if walks not in (None, *WALKS):
+        raise InputError(f"--walks must be {', '.join(WALKS)}, got {walks!r}")
     if study not in FIGURES:
-        _table(study, size, chosen, numbers, Origin(data_dir), place, output, tuned)
-    elif tuned:
-        raise InputError(f"{study} always uses the paper's radii: leave out --tuned")
+        usual = "paper" if size == "paper" else "recommended"
+        _table(study, size, chosen, numbers, Origin(data_dir), place, output, walks or usual)
+    elif walks is not None:
+        raise InputError(f"--walks is for tables: leave it out for {study}")
     else:
         _figure(study, size, chosen, numbers or (1,), Origin(data_dir), place, output)
 
@@ -67,19 +78,21 @@ def _table(
     origin: Origin,
     place: EngineOptions,
     output: OutputOptions,
-    tuned: bool,
+    walks: str,
 ) -> None:
     from gasam.lab.cli.sessions import run_many, show
     from gasam.lab.paper import studies
     from gasam.lab.paper.results import paper_table
 
     study = studies.load(name)
-    plans = study.plans(size, tasks, seeds, origin=origin, tuned=output.out if tuned else None)
+    tuned = output.out if walks == "tuned" else None
+    source: Walks = "recommended" if walks == "recommended" else "paper"
+    plans = study.plans(size, tasks, seeds, origin=origin, tuned=tuned, walks=source)
     with place.engine(output.cpu) as engine:
         done = run_many(plans, output.out, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
-    told = "-".join([f"{name}-{size}", *(tasks or ()), *(["tuned"] if tuned else [])])
-    table = paper_table(study, found, size, output.out if tuned else None)
+    told = "-".join([f"{name}-{size}", *(tasks or ()), walks])
+    table = paper_table(study, found, size, tuned)
     show(table, found, done, output.out / "tables" / told, output.json)
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gasam.lab.cli import options as opt
-from gasam.lab.errors import InputError, InterruptedWithoutResumeError, checked
+from gasam.lab.errors import InputError, InterruptedWithoutResumeError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from gasam.lab.data.files import InputFile
     from gasam.lab.families.family import PredictionOptions
-    from gasam.lab.training.finished import TrainedRun
+    from gasam.lab.training.finished import FinishedRun
 
 TEXT = "The text of a language model"
 
@@ -76,21 +76,18 @@ def predict(
     """
     from gasam.lab.cli.display import errors
     from gasam.lab.data.files import InputFile, parsed_delimiter
-    from gasam.lab.families.family import PredictionOptions
     from gasam.lab.training.finished import load
 
     if out is not None and out.is_dir():
         raise InputError(f"--out must name a file, but {out} is a folder")
     counter = Counter(shown=out is not None or not sys.stdout.isatty())
-    asked = checked(
-        PredictionOptions, batch=batch, words=words, temperature=temperature, seed=seed, watch=counter.within
-    )
     try:
         with errors.status("loading the model"):
             loaded = load(run, cpu=cpu)
-        loaded.checked(asked)
+        options = {"batch": batch, "words": words, "temperature": temperature, "seed": seed}
+        asked = loaded.prediction_options(**options, watch=counter.within)
         path = None if file == "-" else Path(file).expanduser()
-        source = InputFile(path, text_column or loaded.text_column, parsed_delimiter(delimiter))
+        source = InputFile(path, text_column or loaded.origin.text_column, parsed_delimiter(delimiter))
         with _opened(out) as stream, counter:
             total = _answer(loaded, source, asked, counter, stream, json)
     except KeyboardInterrupt:
@@ -101,7 +98,7 @@ def predict(
 
 
 def _answer(
-    run: TrainedRun, source: InputFile, asked: PredictionOptions, counter: Counter, stream: TextIO, json: bool
+    run: FinishedRun, source: InputFile, asked: PredictionOptions, counter: Counter, stream: TextIO, json: bool
 ) -> str | None:
     """Write the predictions of all inputs, and return what is said about all of them together."""
     from gasam.lab.cli.display import errors

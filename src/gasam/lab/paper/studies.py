@@ -156,15 +156,17 @@ class Study(BaseModel):
         *,
         origin: Origin | None = None,
         tuned: Path | None = None,
+        walks: Walks = "paper",
     ) -> list[Plan]:
         """Every run that the table needs; rows with the same walk share their runs.
 
         Args:
-            size: The name of the size as records hold it.
+            size: The name of the size.
             tasks: Some of the table's tasks; by default all.
             seeds: The seeds; by default 1 to `self.seeds`.
             origin: Where the data is.
             tuned: A folder of records; the sizes of the walks are taken from its searches instead of the paper.
+            walks: "paper" or "recommended": whose walk a row has that sets no epsilon itself.
         """
         chosen = self.tasks if tasks is None else tasks
         if unknown := sorted(set(chosen) - set(self.tasks)):
@@ -172,7 +174,7 @@ class Study(BaseModel):
         unique: dict[str, Plan] = {}
         for task in chosen:
             for row, seed in product(self.rows_on(task), seeds or range(1, self.seeds + 1)):
-                run = row.plan(size, seed, origin=origin, tuned=tuned)
+                run = row.plan(size, seed, origin=origin, tuned=tuned, walks=walks)
                 unique.setdefault(run.key("", run.seed), run)
         return list(unique.values())
 

@@ -403,7 +403,7 @@ class Comparison:
                 "Test score minus that of plain training with the same seed. Dots are seeds. From three seeds on, a "
                 "diamond is their mean and the bar its 95% interval: a bar that crosses 0 shows no clear difference."
             )
-            title = f"difference in {self.metric.name}{unit}; {better} of 0 is better"
+            title = f"difference, {self.metric.unit_of_differences}; {better} of 0 is better"
             drawn.append(intervals(rows, methods, title="Test: difference to plain training", x=title, caption=caption))
         return drawn
 

@@ -1,12 +1,12 @@
-"""The folder of a finished run: its weights, what its model needs to read inputs, and a description of the run."""
+"""Finished runs on disk: found by their record or folder, with their data for analyses, without it for predictions."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import os
-import re
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,23 +15,26 @@ from typing import Any, Literal
 import safetensors
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model
 from torch import nn
 
-import gasam
+from gasam.analysis.objective import Objective
 from gasam.lab import record as records
-from gasam.lab import tasks
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families import encoded as encoding
-from gasam.lab.families.encoded import Encoded
+from gasam.lab.families import encoded
+from gasam.lab.families.encoded import Encoded, example_count, on_tensors
 from gasam.lab.families.family import Family, PredictionOptions, WholeInput
 from gasam.lab.record import Record
-from gasam.lab.storage import read_json, replaced, write_json
+from gasam.lab.storage import Weights, read_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
+from gasam.lab.training.plan import Plan, make
 
-DESCRIPTION = "run.json"
+WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json"
+"""Files in the folder of a run. `training.run.write_folder` writes them."""
+Answer = tuple[int, dict[str, Any] | None]
+"""The line number of an input and its prediction; None for a blank input."""
 
 
 class OwnFile(BaseModel):
@@ -41,8 +44,16 @@ class OwnFile(BaseModel):
     path: Path
     sha256: str
 
-    def changed(self) -> bool:
-        return not self.path.is_file() or _sha256(self.path) != self.sha256
+    @classmethod
+    def all_of(cls, origin: Origin) -> list[OwnFile]:
+        found = ((split, path) for split in SPLITS for path in origin.files(split))
+        return [cls(split=split, path=path, sha256=_sha256(path)) for split, path in found]
+
+    @property
+    def fault(self) -> str | None:
+        if not self.path.is_file():
+            return "does not exist"
+        return None if _sha256(self.path) == self.sha256 else "has changed since it was trained"
 
 
 class Description(BaseModel):
@@ -53,6 +64,7 @@ class Description(BaseModel):
         gasam: The version of gasam that trained it.
         origin: Where the data was, with absolute paths.
         files: The user's own files, if the run was trained on them.
+        task_file: The user's Python file that defines the task.
         record: The record of the run.
     """
 
@@ -66,243 +78,168 @@ class Description(BaseModel):
     record: Record
 
 
-class RunFolder:
-    """The files of a finished run. They are all that its use needs, also on another machine.
-
-    - `model.safetensors`: the weights. Weights that are tied are stored once. A run that diverged has none.
-    - `encoding.json`: what was learnt from the training split, such as the vocabulary, and the names of the classes.
-    - `run.json`: the settings, the record, where the data was, and the version of gasam.
-    - `task.py`: a copy of the user's Python file, if it defines the task.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.weights = path / "model.safetensors"
-        self.encoding = path / "encoding.json"
-        self.description = path / DESCRIPTION
-        self.task = path / TASK_COPY
-
-    def write(
-        self,
-        model: nn.Module | None,
-        family: Family[Any],
-        record: Record,
-        origin: Origin,
-        files: Sequence[OwnFile],
-        task_file: str | None,
-    ) -> None:
-        """Write all files, each atomically.
-
-        Args:
-            model: The model with its final weights; None if the run diverged.
-            family: The family with the run's settings and data.
-            record: The record of the run.
-            origin: Where the data is.
-            files: The user's own files.
-            task_file: The Python file that defines the task.
-        """
-        if model is None:
-            self.weights.unlink(missing_ok=True)
-        else:
-            with replaced(self.weights) as partial:
-                try:
-                    save_model(model, str(partial))
-                except safetensors.SafetensorError as error:
-                    raise _system_error(error) from None
-        write_json(self.encoding, family.readable(family.data.shared))
-        for name, text in family.files().items():
-            with replaced(self.path / name) as partial:
-                partial.write_text(text, encoding="utf-8")
-        described = Description(
-            schema=2,
-            gasam=gasam.__version__,
-            origin=origin.absolute(),
-            files=list(files),
-            task_file=task_file,
-            record=record,
-        )
-        write_json(self.description, described.model_dump(mode="json", by_alias=True))
-
-    def load_weights(self, model: nn.Module) -> None:
-        """Load the weights into a model; raise `InputError` if there are none, or if they are of another model."""
-        try:
-            load_model(model, self.weights)
-        except (RuntimeError, TypeError, safetensors.SafetensorError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"{self.weights} is damaged or does not hold the weights of this run ({reason}): copy it again, "
-                "or train again with another --out"
-            ) from None
-
-
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run on disk.
+    """A finished run; `load` finds one. Its model and its family are read when they are first used.
 
     Args:
         name: The name of the run.
-        folder: Its folder.
-        record: Its record.
-        description: What its folder says; None if an earlier version trained it.
+        folder: Its folder, with its weights, what was learnt from the training split, and its description.
+        record: The record of the run, with its settings and scores.
+        description: What the folder says; None if only the record is there.
+        data: Where the training data is. What it does not say is taken from the description. None uses the run without
+            its data, which is enough for predictions.
+        cpu: Use the CPU even if there is a GPU.
     """
 
     name: str
-    folder: RunFolder
+    folder: Path
     record: Record
     description: Description | None
+    data: Origin | None = None
+    cpu: bool = False
 
     @cached_property
-    def task(self) -> str:
+    def model(self) -> nn.Module:
+        """The trained model, a torch module in eval mode."""
+        self.check_weights()
+        try:
+            model = self.family.model()
+        except KeyError as error:
+            raise InputError(f"{self.folder / ENCODING} is damaged (it lacks {error}): copy it again") from None
+        self._load_weights(model)
+        device = torch.device("cpu")
+        if torch.accelerator.is_available() and not self.cpu:
+            device = torch.accelerator.current_accelerator() or device
+        return model.to(device).eval()
+
+    @cached_property
+    def family(self) -> Family[Any]:
+        """The family of the model, with the run's data if `data` is given."""
+        if self.data is not None:
+            return self.plan.family(self.read_data())
+        for file in (self.folder / DESCRIPTION, self.folder / ENCODING):
+            if not file.is_file():
+                raise InputError(
+                    f"{self.name} cannot be used without its training data, because {file} does not exist: copy the "
+                    "whole folder"
+                )
+        self._check_encoding(encoded.VERSION)
+        data = self.record.data
+        return self.plan.family(Encoded(_read_encoding(self.folder / ENCODING), {}, data.hash, tuple(data.notes)))
+
+    @property
+    def origin(self) -> Origin:
+        """Where the training data was, if that is known."""
+        return self.description.origin if self.description is not None else Origin()
+
+    @cached_property
+    def plan(self) -> Plan:
+        """A plan with the run's settings, without its walk. Its data is where `data` says, or else where it was."""
+        origin = Origin()
+        if self.data is not None:
+            folder = self.origin.data_dir
+            moved = folder is not None and not folder.is_dir()
+            origin = self.data.or_else(replace(self.origin, data_dir=None if moved else folder))
+        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in self.record.settings.items()}
+        return make(self._task, size=self.record.size, origin=origin, settings=settings)
+
+    @property
+    def _task(self) -> str:
         """The name of the task, or the file that defines it: the user's, or its copy in the folder if that changed."""
         code = self.record.settings.get("code")
         if code is None:
             return self.record.task
-        told = None if self.description is None else self.description.task_file
-        for path in (Path(told or self.record.task), self.folder.task):
+        named = (self.description and self.description.task_file) or self.record.task
+        for path in (Path(named), self.folder / TASK_COPY):
             if code_of(path) == code:
                 return str(path)
         raise InputError(
-            f"the task of {self.name} is not known any more: {told} has changed or does not exist, and so has "
-            f"{self.folder.task}; copy the whole folder of the run"
+            f"the task of {self.name} is not known any more: {named} has changed or does not exist, and so has "
+            f"{self.folder / TASK_COPY}; copy the whole folder of the run"
         )
 
-    def family(self) -> Family[Any]:
-        """The family without the data, for predictions; raise `InputError` if the folder does not have all it needs."""
-        if self.description is None or not self.folder.encoding.is_file():
-            missing = self.folder.description if self.description is None else self.folder.encoding
-            raise InputError(
-                f"{self.name} cannot be used without its training data, because {missing} does not exist: copy the "
-                "whole folder, or, if an earlier version trained it, train it again with another --out"
-            )
-        self.check_encoding(encoding.VERSION)
-        record, shared = self.record, _read_encoding(self.folder.encoding)
-        task = tasks.find(self.task)
-        settings = task.settings(record.size, **task.family.settings_type.later | record.settings)
-        return task.family(settings, Encoded(shared, {}, record.data.hash, tuple(record.data.notes)))
+    def read_data(self) -> Encoded:
+        """The run's data; raise if the data that is found is not the run's, and name the file that has changed."""
+        fault: InputError | None = None
+        try:
+            data = self.plan.data()
+        except InputError as error:
+            fault = error
+        if fault is None and data.hash == self.record.data.hash:
+            self._check_encoding(data.version)
+            return data
+        for file in self.description.files if self.description else ():
+            if getattr(self.data, file.split) is None and file.fault:
+                raise InputError(
+                    f"{file.path}, the {file.split} file of {self.name}, {file.fault}: "
+                    f"give the file that it was trained with by --{file.split}"
+                )
+        raise fault or InputError(
+            f"the data found for {self.record.task} is not the data of this run: give the run's data with --data-dir, "
+            "or with --train, --valid and --test"
+        )
 
-    def check_encoding(self, version: int) -> None:
-        """Raise unless the run's data was encoded by this version."""
+    def _check_encoding(self, now: int) -> None:
         then = self.record.data.encoding
-        if then != version:
+        if then != now:
             raise InputError(
-                f"the encoding of {self.record.task} has changed since this run (now version {version}, then {then}): "
+                f"the encoding of {self.record.task} has changed since this run (now version {now}, then {then}): "
                 "run it again with another --out, or use the gasam that trained it"
             )
 
     def check_weights(self) -> None:
         """Raise if there are no weights, before anything expensive is done."""
-        if not self.folder.weights.exists():
-            reason = "the run diverged" if self.record.test is None else f"{self.folder.weights} does not exist"
+        file = self.folder / WEIGHTS
+        if not file.exists():
+            reason = "the run diverged" if self.record.test is None else f"{file} does not exist"
             raise InputError(f"{self.name} has no weights: {reason}; run it again with another --out")
 
-    def trained(self, model: nn.Module, *, cpu: bool = False) -> nn.Module:
-        """The model with the run's weights, in eval mode, on the accelerator unless `cpu` is asked for."""
-        self.folder.load_weights(model)
-        device = torch.device("cpu")
-        if torch.accelerator.is_available() and not cpu:
-            device = torch.accelerator.current_accelerator() or device
-        return model.to(device).eval()
+    def _load_weights(self, model: nn.Module) -> None:
+        file = self.folder / WEIGHTS
+        try:
+            load_model(model, file)
+        except (RuntimeError, TypeError, safetensors.SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                f"{file} is damaged or does not hold the weights of this run ({reason}): copy it again, "
+                "or train again with another --out"
+            ) from None
 
-
-def find_run(run: Path) -> FinishedRun:
-    """Find a finished run by its record, NAME.json, or by its folder, NAME, which may have been copied alone."""
-    if run.name == DESCRIPTION or not run.name:
-        run = run.absolute().parent if run.name else run.absolute()
-    file = run if run.suffix == ".json" else run.parent / f"{run.name}.json"
-    folder = RunFolder(file.with_suffix(""))
-    description = None
-    if folder.description.is_file():
-        description = records.read_as(Description, "the description of a run", folder.description)
-    if file.is_file():
-        record = records.read(file)
-        if description is not None and description.record.name != record.name:
-            raise InputError(f"{folder.description} is of another run than {file}: copy the folder of this run")
-    elif description is not None:
-        record = description.record
-    elif run.is_dir():
-        raise InputError(f"{run} is not a run: it has no {DESCRIPTION}; name a folder such as runs/NAME")
-    else:
-        raise InputError(f"{file} does not exist: name the record of a finished run, such as runs/NAME.json")
-    return FinishedRun(file.stem, folder, record, description)
-
-
-def own_files(origin: Origin) -> list[OwnFile]:
-    """The user's own files of a run with their hashes."""
-    found = ((split, path) for split in SPLITS for path in origin.files(split))
-    return [OwnFile(split=split, path=path, sha256=_sha256(path)) for split, path in found]
-
-
-def _system_error(error: safetensors.SafetensorError) -> Exception:
-    """The `OSError` that safetensors reports as text, such as that of a full disk; else the error itself."""
-    found = re.search(r"os error (\d+)", str(error))
-    return error if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _read_encoding(file: Path) -> dict[str, Any]:
-    """Read what was learnt from the training split, and check the parts whose form all families share."""
-    found = _read_json(file)
-    for name in ("classes", "words"):
-        texts = found.get(name, [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{file} is damaged ({name} must be a list of texts): copy it again")
-    for name in ("pixels", "brightest"):
-        if name in found and (type(found[name]) is not int or found[name] < 1):
-            raise InputError(f"{file} is damaged ({name} must be a whole number >= 1): copy it again")
-    return found
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = read_json(file)
-        if isinstance(value, dict):
-            return value
-        fault = "it must be an object"
-    except (ValueError, RecursionError) as error:
-        fault = str(error)
-    raise InputError(f"{file} is damaged ({fault}): copy it again, or train again with another --out")
-
-
-Answer = tuple[int, dict[str, Any] | None]
-"""The line number of an input and its prediction; None for a blank input."""
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """A trained model with its record; `load` reads it from disk.
-
-    Args:
-        name: The name of the run.
-        record: The record of the run, with its settings and scores.
-        family: The family of the model, without the training data.
-        model: The trained model, a torch module in eval mode.
-        text_column: The column of the texts that it was trained on, if it was trained on a table.
-    """
-
-    name: str
-    record: Record
-    family: Family[Any]
-    model: nn.Module
-    text_column: str = "text"
+    def weights_for(self, model: nn.Module) -> Weights:
+        """The weights by name, for the model of another run with the same shapes."""
+        self.check_weights()
+        like = copy.deepcopy(model)
+        self._load_weights(like)
+        return dict(like.state_dict())
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the model and its training."""
-        return self.record.settings
+    def objective(self) -> Objective:
+        return self.family.objective()
 
-    def predict(
-        self,
-        inputs: Sequence[Any],
-        *,
-        words: int | None = None,
-        temperature: float | None = None,
-        seed: int | None = None,
-        batch: int | None = None,
-    ) -> list[dict[str, Any]]:
+    def examples(self, split: str, rows: int) -> list[Any]:
+        """Batches with about `rows` examples of a split, always the same ones, on the model's device."""
+        device = next(self.model.parameters()).device
+        batches = self.family.examples(_split(split), rows)
+        return [on_tensors(lambda part: part.to(device), batch) for batch in batches]
+
+    def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[Any]]:
+        """Model, loss and examples: the first arguments of every measurement in `gasam.analysis`."""
+        return self.model, self.objective, self.examples(split, rows)
+
+    def count(self, split: str, rows: int) -> int:
+        """The number of examples that `examples` gives."""
+        batches = self.family.examples(_split(split), rows)
+        return sum(example_count(batch, self.family.example_dim) for batch in batches)
+
+    def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
+        """The task's metric on the first `rows` examples; the worst possible value if it is not finite."""
+        value = self.family.score(model, _split(split), rows)
+        if math.isfinite(value):
+            return value
+        return 0.0 if self.family.metric.higher_is_better else math.inf
+
+    def predict(self, inputs: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
         """What the model says about each input, as `gasam predict --json` prints it.
 
         A dictionary has the names `class` and `probabilities`, `translation`, or `perplexity`, `words` and
@@ -310,22 +247,21 @@ class TrainedRun:
 
         Args:
             inputs: Texts; for images their pixels, whole numbers from 0 to 255, as lists, bytes or arrays.
-            words: Maximum number of words that a language model adds to each text; by default 10.
-            temperature: Draw these words, at 1 with their probabilities, below 1 with a preference for likely words.
-                By default, or at 0, the most likely word is taken each time.
-            seed: Seed of drawn words, by default 0. A seed without a temperature draws at temperature 1.
-            batch: Number of inputs that the model reads at once; by default as many as in evaluation.
+            options: `batch`, the number of inputs that the model reads at once. For language models also `words`, the
+                largest number of words to add to each text, by default 10; `temperature`, to draw these words instead
+                of taking the most likely ones; and `seed`, that of drawn words.
         """
         if isinstance(inputs, str | bytes):
             raise InputError(f"inputs must be a list, such as [{inputs[:20]!r}], got one {type(inputs).__name__}")
         for number, each in enumerate(inputs, start=1):
             if isinstance(each, str) and not each.strip():
                 raise InputError(f"input {number} of {len(inputs)} is blank: leave it out")
-        options = self.checked(checked(PredictionOptions, batch=batch, words=words, temperature=temperature, seed=seed))
-        return self.family.predict(self.model, inputs, options) if len(inputs) else []
+        made = self.prediction_options(**options)
+        return self.family.predict(self.model, inputs, made) if len(inputs) else []
 
-    def checked(self, options: PredictionOptions) -> PredictionOptions:
-        """The options; raise if they are not for this model."""
+    def prediction_options(self, **given: Any) -> PredictionOptions:
+        """The options of predictions; raise if one is wrong, or is not for this model."""
+        options = checked(PredictionOptions, **given)
         if options.continues and not self.family.continues_text:
             raise InputError(f"words, temperature and seed are for language models, but {self.name} is none")
         return options
@@ -357,19 +293,67 @@ class TrainedRun:
                 yield line, None if value is None else next(found)
 
 
-def load(run: str | Path, *, cpu: bool = False) -> TrainedRun:
+def load(run: str | Path, data: Origin | None = None, *, cpu: bool = False) -> FinishedRun:
     """Load a trained model. Its folder is enough: neither its training data nor its record beside it is needed.
 
     Args:
         run: The record of a finished run, "runs/NAME.json", or its folder, "runs/NAME".
+        data: Load the run's data as well, for analyses: `Origin()` looks where it was, `Origin(...)` says where it is.
         cpu: Use the CPU even if there is a GPU.
     """
-    found = find_run(Path(run))
-    found.check_weights()
-    family = found.family()
+    found = replace(find(Path(run)), data=data, cpu=cpu)
+    _ = found.model  # all faults are found here
+    return found
+
+
+def find(run: Path) -> FinishedRun:
+    """Find a finished run by its record, NAME.json, or by its folder, NAME, which may have been copied alone."""
+    if run.name == DESCRIPTION or not run.name:
+        run = run.absolute().parent if run.name else run.absolute()
+    file = run if run.suffix == ".json" else run.parent / f"{run.name}.json"
+    folder, description = file.with_suffix(""), None
+    if (folder / DESCRIPTION).is_file():
+        description = records.read_as(Description, "the description of a run", folder / DESCRIPTION)
+    if file.is_file():
+        record = records.read(file)
+        if description is not None and description.record.name != record.name:
+            raise InputError(f"{folder / DESCRIPTION} is of another run than {file}: copy the folder of this run")
+    elif description is not None:
+        record = description.record
+    elif run.is_dir():
+        raise InputError(f"{run} is not a run: it has no {DESCRIPTION}; name a folder such as runs/NAME")
+    else:
+        raise InputError(f"{file} does not exist: name the record of a finished run, such as runs/NAME.json")
+    return FinishedRun(file.stem, folder, record, description)
+
+
+def _split(name: str) -> Split:
+    for known in SPLITS:
+        if name == known:
+            return known
+    raise InputError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read_encoding(file: Path) -> dict[str, Any]:
+    """Read what was learnt from the training split, and check the parts whose form all families share."""
     try:
-        model = found.trained(family.model(), cpu=cpu)
-    except KeyError as error:
-        raise InputError(f"{found.folder.encoding} is damaged (it lacks {error}): copy it again") from None
-    column = found.description.origin.text_column if found.description is not None else "text"
-    return TrainedRun(found.name, found.record, family, model, column)
+        found = read_json(file)
+        fault = "" if isinstance(found, dict) else "it must be an object"
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    if not fault:
+        for name in ("classes", "words"):
+            texts = found.get(name, [])
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                fault = f"{name} must be a list of texts"
+        for name in ("pixels", "brightest"):
+            if name in found and (type(found[name]) is not int or found[name] < 1):
+                fault = f"{name} must be a whole number >= 1"
+    if fault:
+        raise InputError(f"{file} is damaged ({fault}): copy it again, or train again with another --out")
+    return dict(found)

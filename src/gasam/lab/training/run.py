@@ -9,11 +9,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
+import gasam
 from gasam.lab.data.corpus import Split
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
-from gasam.lab.storage import Checkpoints
+from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import is_file
-from gasam.lab.training.finished import OwnFile, RunFolder, own_files
+from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.tracking import Tracker
@@ -52,7 +53,7 @@ def run(
     accelerator = Accelerator(cpu=cpu, log_with=track, project_dir=track and folder / track)
     if not file.exists():
         with checkpoints.locked() if accelerator.is_main_process else nullcontext():
-            files = own_files(plan.origin) if accelerator.is_main_process else []
+            files = OwnFile.all_of(plan.origin) if accelerator.is_main_process else []
             training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
             training.resume(gradient_norms)
             with _tracked(training, track, name) as tracker:
@@ -75,13 +76,38 @@ def _finish(training: Training, file: Path, files: Sequence[OwnFile], test: bool
     scores = judge(training, "valid", "test") if test else judge(training, "valid")
     record = record_of(training, scores, "test" if test else "valid")
     if test:
-        model = training.plain_model if "test" in scores else None
-        plan, folder = training.plan, RunFolder(training.checkpoints.folder)
-        task_file = plan.task if is_file(plan.task) else None
-        folder.write(model, training.family, record, plan.origin, files, task_file)
+        write_folder(training, record, files)
     write(file, record)
     training.checkpoints.clean()
     return record
+
+
+def write_folder(training: Training, record: Record, files: Sequence[OwnFile]) -> None:
+    """Write all that the use of the run needs, also on another machine.
+
+    - `model.safetensors`: the weights. Weights that are tied are stored once. A run that diverged has none.
+    - `encoding.json`: what was learnt from the training split, such as the vocabulary, and the names of the classes.
+    - `run.json`: the record, where the data was, and the version of gasam.
+    - `task.py`: a copy of the user's Python file, if it defines the task.
+    """
+    folder, plan, family = training.checkpoints.folder, training.plan, training.family
+    if record.test is None:
+        (folder / WEIGHTS).unlink(missing_ok=True)
+    else:
+        save_weights(training.plain_model, folder / WEIGHTS)
+    write_json(folder / ENCODING, family.readable(family.data.shared))
+    for name, text in family.files().items():
+        with replaced(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    described = Description(
+        schema=2,
+        gasam=gasam.__version__,
+        origin=plan.origin.absolute(),
+        files=list(files),
+        task_file=plan.task if is_file(plan.task) else None,
+        record=record,
+    )
+    write_json(folder / DESCRIPTION, described.model_dump(mode="json", by_alias=True))
 
 
 @contextmanager
