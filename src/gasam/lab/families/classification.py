@@ -39,8 +39,6 @@ class ClassifierSettings(Recipe):
     dropout: Share
     smoothing: Share = 0.0
 
-    later: ClassVar[dict[str, Any]] = {"smoothing": 0.0}
-
     def space(self) -> Space:
         return {
             "learning_rate": around(self.learning_rate, 4),
@@ -154,7 +152,6 @@ class TextCNNSettings(ClassifierSettings):
     embedding_dropout: Share = 0.0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
-    later: ClassVar[dict[str, Any]] = ClassifierSettings.later | {"embedding_scale": 1.0, "embedding_dropout": 0.0}
 
     def space(self) -> Space:
         embeddings = {"embedding_scale": Span(0.02, 0.5, log=True), "embedding_dropout": Span(0.0, 0.6)}

@@ -86,7 +86,7 @@ class SettingsQuestion:
     def ranges(self) -> dict[str, Span | tuple[Any, ...]]:
         """What to search: the task's ranges, without the settings that the user fixed, and the user's own."""
         own = {name: span for name, span in self._own_ranges().items() if name not in self.settings}
-        values = self.plan({}).settings.recorded()
+        values = self.plan({}).settings.model_dump(mode="json")
         return {
             name: span.fitted(name, values.get(name, 0.0)) if isinstance(span, Span) else span
             for name, span in {**own, **self.space}.items()
