@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gasam.lab.theory.divergence import DIVERGENCES, Divergence, divergence
-from tolerances import EXACT, error
+from tolerances import EXACT
 
 # f as textbooks write it, with its linear term: at x = p*/p, p and p* both positive.
 TEXTBOOK = {
@@ -19,6 +19,7 @@ TEXTBOOK = {
     "jensen_shannon": lambda t: (t * np.log(2 * t / (1 + t)) + np.log(2 / (1 + t))) / 2,
     "squared_hellinger": lambda t: (np.sqrt(t) - 1) ** 2,
 }
+A_2 = {"kl": 1 / 2, "reverse_kl": 1 / 2, "chi_square": 1, "jensen_shannon": 1 / 8, "squared_hellinger": 1 / 4}
 every = pytest.mark.parametrize("kind", DIVERGENCES.values(), ids=DIVERGENCES)
 
 
@@ -30,18 +31,9 @@ def pairs(draw):
     return p_star / p_star.sum(), p / p.sum()
 
 
-def test_a_2_of_the_table_is_that_of_the_paper():
-    assert {name: kind.a_2 for name, kind in DIVERGENCES.items()} == {
-        "kl": 1 / 2,
-        "reverse_kl": 1 / 2,
-        "chi_square": 1,
-        "jensen_shannon": 1 / 8,
-        "squared_hellinger": 1 / 4,
-    }
-
-
 @every
 def test_a_2_is_half_the_second_derivative_at_one(kind):
+    assert kind.a_2 == A_2[kind.name]
     h = 1e-3
     f = [float(kind.far(torch.tensor(x, dtype=torch.float64))) for x in (-2 * h, -h, 0, h, 2 * h)]
     second = (-f[0] + 16 * f[1] - 30 * f[2] + 16 * f[3] - f[4]) / (12 * h * h)
@@ -67,29 +59,6 @@ def test_divergence_is_that_of_the_textbook(kind, pair):
     assert kind.between(p, p) == 0
     assert value >= 0
     assert (value > 0) == bool((p_star != p).any())
-
-
-@every
-def test_difference_in_the_last_digits_is_seen(kind):
-    p = np.array([0.5, 0.5])
-    p_star = p + np.array([1e-15, -1e-15])
-    r = (p_star - p) / p
-    assert error(kind.between(p_star, p), kind.a_2 * (p * r**2).sum()) < EXACT
-
-
-@every
-def test_small_shifts_cost_a_2_times_their_square(kind):
-    random = np.random.default_rng(0)
-    p = random.dirichlet(np.ones(9))
-    r = random.normal(size=9)
-    r -= p @ r
-    square, cube = p @ r**2, p @ r**3
-    sizes = np.array([1e-1, 1e-2, 1e-3, 1e-4]) / np.abs(r).max()
-    found = np.array([kind.between(p * (1 + s * r), p) for s in sizes])
-    left = np.abs(found / (kind.a_2 * sizes**2 * square) - 1)
-    assert (left[1:] <= 0.11 * left[:-1] + 1e-12).all()
-    expected = kind.a_2 * square + kind.series[1] * sizes[2] * cube
-    assert abs(found[2] / sizes[2] ** 2 - expected) < 1e-4 * expected * np.abs(sizes[2] * r).max() + EXACT
 
 
 @pytest.mark.parametrize(

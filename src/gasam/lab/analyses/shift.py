@@ -97,7 +97,7 @@ class ShiftedLine(Shift):
         """L(w; D), L(w; D*) and L(w - delta; D) + constant at the points w = theta + alpha delta."""
         alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
         with problem.risks() as [train, test]:
-            step = train.flat("delta", {name: delta[name] for name in train.names})
+            step = train.flat({name: delta[name] for name in train.names})
 
             def at(risk: Risk, alpha: float) -> float:
                 with risk.moved_by(alpha * step):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 from gasam.analysis.lanczos import Krylov, Product
 from gasam.analysis.objective import check_whole
 from gasam.lab.theory.divergence import Divergence, divergence
-from gasam.lab.theory.minimum import found_or_given
-from gasam.lab.theory.risk import Problem, Risk, check_at_least_zero, known_divergence
+from gasam.lab.theory.minimum import delta_of
+from gasam.lab.theory.risk import Problem, Risk, shared_weights
 
 _NEAR_ENOUGH = 1e3  # a gradient below this many resolutions does not affect the measured changes of loss
 _RESOLVED = 1e-8  # tolerance of the extreme eigenvalues, relative to the largest
@@ -35,14 +35,7 @@ class Curvature:
     largest: float
     resolved: bool
     idle: int
-    products: int
-    zero: float  # an eigenvalue below this is rounding
-
-    @property
-    def verdict(self) -> Convexity:
-        if self.smallest < -self.zero:
-            return "not convex here"
-        return "vacuous" if self.smallest <= self.zero else "convex"
+    verdict: Convexity
 
     @property
     def sentence(self) -> str:
@@ -53,73 +46,46 @@ class Curvature:
 
 @dataclass(frozen=True)
 class ShiftBound:
-    """The bound C_delta = sqrt(C_f / a_2 E|grad l|^2) / mu, and the measured |delta|."""
+    """The measured |delta|, and its bound C_delta = sqrt(C_f / a_2 E|grad l|^2) / mu."""
 
     delta: float
     bound: float
+    ratio: float  # |delta| / C_delta, which should be at most 1 + o(1)
     divergence: str
     size: float  # C_f
-    a_2: float
     gradient_square: float  # E|grad l|^2
     curvature: Curvature
-
-    @property
-    def ratio(self) -> float:
-        """|delta| / C_delta, which should be at most 1 + o(1)."""
-        if self.bound == 0:
-            return math.inf if self.delta else 0.0
-        return self.delta / self.bound
-
-    @property
-    def verdict(self) -> Verdict:
-        if self.curvature.verdict != "convex":
-            return self.curvature.verdict
-        if math.isinf(self.size):
-            return "vacuous"
-        return "holds" if self.ratio <= 1 else "exceeded"
+    verdict: Verdict
 
     @property
     def sentence(self) -> str:
-        if self.curvature.verdict != "convex":
-            return f"{self.curvature.sentence}: Proposition 1 says nothing about |delta| {self.delta:.4g}"
         return (
             f"{self.verdict}: |delta| {self.delta:.4g} is {self.ratio:.3g} of C_delta {self.bound:.4g} "
-            f"({self.divergence} {self.size:.3g}, mu {self.curvature.smallest:.3g})"
+            f"({self.divergence} {self.size:.3g}; {self.curvature.sentence})"
         )
 
 
 @dataclass(frozen=True)
 class CorruptionTrial:
-    """The ratios |f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius, the largest over all directions, and C_H.
+    """The ratios |f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius, the largest over all directions.
 
-    `stationary` says whether theta and theta* are minima.
+    `limit` is C_H / mu, the bound on the ratio as the radius goes to 0. `stationary` says whether theta and theta* are
+    minima.
     """
 
     radii: tuple[float, ...]
     ratios: tuple[float, ...]
     c_h: float
+    limit: float
     curvature: Curvature
     stationary: bool
-
-    @property
-    def limit(self) -> float:
-        """C_H / mu, the bound on the ratio as the radius goes to 0."""
-        return self.c_h / self.curvature.smallest if self.curvature.verdict == "convex" else math.inf
-
-    @property
-    def verdict(self) -> Verdict:
-        if self.curvature.verdict != "convex":
-            return self.curvature.verdict
-        _, ratio = min(zip(self.radii, self.ratios, strict=True))
-        return "holds" if ratio <= self.limit else "exceeded"
+    verdict: Verdict
 
     @property
     def sentence(self) -> str:
         seen = ", ".join(f"{ratio:.3g} at {radius:.2g}" for radius, ratio in zip(self.radii, self.ratios, strict=True))
         doubt = "" if self.stationary else "; theta or theta* is not a minimum, so a linear term contributes"
-        if self.curvature.verdict != "convex":
-            return f"{self.curvature.sentence}: C_H / mu bounds nothing; the ratios are {seen}{doubt}"
-        return f"{self.verdict}: the ratio is {seen}; C_H / mu is {self.limit:.3g}{doubt}"
+        return f"{self.verdict}: the ratio is {seen}; C_H / mu is {self.limit:.3g} ({self.curvature.sentence}){doubt}"
 
 
 def curvature(problem: Problem) -> Curvature:
@@ -128,27 +94,18 @@ def curvature(problem: Problem) -> Curvature:
         return _curvature_of(risk)
 
 
-def shift_bound(
-    problem: Problem,
-    *,
-    delta: Mapping[str, Tensor] | None = None,
-    kind: str | Divergence = "kl",
-    size: float | None = None,
-    mu: float | None = None,
-) -> ShiftBound:
+def shift_bound(problem: Problem, *, kind: str | Divergence = "kl", size: float | None = None) -> ShiftBound:
     """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
 
     Args:
         problem: The model at theta, its loss, p and p*.
-        delta: theta* - theta by name; None searches for the minimum on p*.
         kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
         size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
-        mu: The smallest eigenvalue of the Hessian, if it is known, such as the ridge of a convex loss. None computes
-            it with Lanczos' method.
     """
     kind = divergence(kind)
-    if size is None:
-        size = known_divergence(kind, problem.batches, problem.p_star)
+    both = shared_weights(problem.batches, problem.p_star)
+    if size is None and both is not None:
+        size = kind.between(both[1], both[0])
     if size is None:
         raise ValueError(
             "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
@@ -157,52 +114,45 @@ def shift_bound(
     if not size >= 0:
         raise ValueError(f"size must be a number >= 0, the divergence of the two distributions, got {size!r}")
     with problem.risks() as [here, there]:
-        moved = found_or_given(there, delta)
-        ends = _curvature_of(here)
+        delta, ends = float(delta_of(there).norm()), _curvature_of(here)
         square = float(here.example_mean(torch.sum))
-    if mu is not None:
-        check_at_least_zero("mu", mu)
-        ends = replace(ends, smallest=mu, resolved=True)
     bound = math.sqrt(size / kind.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
-    return ShiftBound(float(moved.norm()), bound, kind.name, size, kind.a_2, square, ends)
+    ratio = delta / bound if bound else (math.inf if delta else 0.0)
+    verdict = "vacuous" if ends.verdict == "convex" and math.isinf(size) else _verdict(ends, ratio, 1.0)
+    return ShiftBound(delta, bound, ratio, kind.name, size, square, ends, verdict)
 
 
 def corruption_trial(
-    problem: Problem,
-    *,
-    delta: Mapping[str, Tensor] | None = None,
-    radii: Sequence[float] = (0.1, 0.01),
-    directions: int | Sequence[Mapping[str, Tensor]] = 10,
+    problem: Problem, *, radii: Sequence[float] = (0.1, 0.01), directions: int = 10
 ) -> CorruptionTrial:
     """Test Theorem 1: |f(v) - f(0)| <= (C_H + o(1)) / (mu + o(1)) |L(theta + v) - L(theta)|.
 
-    Here f(v) = L*(theta* + v) - L(theta + v). C_H = |H* - H|_2 is measured with Lanczos' method.
+    f(v) = L*(theta* + v) - L(theta + v). C_H = |H* - H|_2 is measured with Lanczos' method.
 
     Args:
         problem: The model at theta, its loss, p and p*.
-        delta: theta* - theta by name; None searches for the minimum on p*.
         radii: The lengths of v. Keep them large for float32 models, whose losses have rounding errors of 1e-7.
-        directions: The number of random directions of v, or vectors by name, which are scaled to every radius.
+        directions: The number of random directions of v.
     """
     if not radii or not all(isinstance(r, int | float) and 0 < r < math.inf for r in radii):
         raise ValueError(f"radii must be finite numbers > 0, at least one, got {radii!r}")
+    check_whole("directions", directions, least=1)
     with problem.risks() as [here, there]:
-        moved = found_or_given(there, delta)
-        lines = _directions(here, directions)
+        moved = delta_of(there)
+        lines = [line / line.norm() for line in here.random(directions)]
         ends = _curvature_of(here)
-
-        def difference(v: Tensor) -> Tensor:
-            return there.product(v, moved) - here.product(v)
-
-        low, high, *_ = spectrum_ends(difference, lines[0], problem.products)
+        low, high, _ = spectrum_ends(lambda v: there.product(v, moved) - here.product(v), lines[0], problem.products)
         ratios = [max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii]
         slope = max(float(there.gradient(moved)[1].norm()), float(here.gradient()[1].norm()))
         stationary = slope <= _NEAR_ENOUGH * here.resolution
-    return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), max(abs(low), abs(high)), ends, stationary)
+    c_h = max(abs(low), abs(high))
+    limit = c_h / ends.smallest if ends.verdict == "convex" else math.inf
+    verdict = _verdict(ends, ratios[radii.index(min(radii))], limit)
+    return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), c_h, limit, ends, stationary, verdict)
 
 
-def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float, float, bool, int]:
-    """The smallest and the largest eigenvalue, whether they are resolved, and the number of products.
+def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float, float, bool]:
+    """The smallest and the largest eigenvalue, and whether they are resolved.
 
     Lanczos' method is exact after as many products as there are dimensions; before, the true values may lie further
     out. scipy.sparse.linalg.eigsh limits restarts instead of products, and gives no values before all have converged.
@@ -216,31 +166,26 @@ def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float
             error = float(residuals[[0, -1]].max())
             resolved = krylov.m == len(start) or error <= _RESOLVED * float(values.abs().max())
             if last or resolved:
-                return float(values[-1]), float(values[0]), resolved, krylov.m
+                return float(values[-1]), float(values[0]), resolved
 
 
 def _curvature_of(risk: Risk) -> Curvature:
     [start] = risk.random()
-    smallest, largest, resolved, used = spectrum_ends(risk.product, start, risk.problem.products)
-    zero = risk.resolution * max(abs(smallest), abs(largest))
-    idle = risk.gradient()[1] - risk.ridge * risk.position() == 0
+    smallest, largest, resolved = spectrum_ends(risk.product, start, risk.problem.products)
+    zero = risk.resolution * max(abs(smallest), abs(largest))  # an eigenvalue below this is rounding
+    idle = risk.gradient()[1] - risk.problem.ridge * risk.position() == 0
     if idle.any() and not idle.all():
         # Lanczos' method finds a zero eigenvalue slowly; a vector of idle weights finds it with one product.
         probe = start * idle
         smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
-    return Curvature(smallest, largest, resolved or smallest <= zero, int(idle.sum()), used + 1, zero)
+    verdict: Convexity = "not convex here" if smallest < -zero else "vacuous" if smallest <= zero else "convex"
+    return Curvature(smallest, largest, resolved or smallest <= zero, int(idle.sum()), verdict)
 
 
-def _directions(risk: Risk, given: int | Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    """Unit vectors, drawn or given."""
-    if isinstance(given, int):
-        check_whole("directions", given, least=1)
-        lines = risk.random(given)
-    else:
-        lines = [risk.flat("directions", line) for line in given]
-    if not lines or not all(0 < float(line.norm()) < math.inf for line in lines):
-        raise ValueError("directions must have at least one vector, and each must be finite and not 0")
-    return [line / line.norm() for line in lines]
+def _verdict(ends: Curvature, ratio: float, limit: float) -> Verdict:
+    if ends.verdict != "convex":
+        return ends.verdict
+    return "holds" if ratio <= limit else "exceeded"
 
 
 def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:

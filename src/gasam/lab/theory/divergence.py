@@ -53,7 +53,7 @@ class Divergence:
 
     def between(self, p_star: Numbers, p: Numbers) -> float:
         """D_f(p*||p) of two discrete distributions over the same points."""
-        p_star, p = _distribution("p_star", p_star), _distribution("p", p)
+        p_star, p = probabilities("p_star", p_star, whole=True), probabilities("p", p, whole=True)
         if p_star.shape != p.shape:
             raise ValueError(
                 f"p_star and p must have a probability for the same points, got {len(p_star)} and {len(p)} numbers: "
@@ -97,22 +97,17 @@ def divergence(name: str | Divergence) -> Divergence:
     return DIVERGENCES[name]
 
 
-def probabilities(name: str, weights: Numbers) -> Tensor:
-    """Relative weights divided by their sum."""
+def probabilities(name: str, weights: Numbers, *, whole: bool = False) -> Tensor:
+    """Relative weights divided by their sum; if `whole`, the sum must be 1 already."""
     numbers = torch.as_tensor(weights, dtype=torch.float64).detach()
     wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
     if len(wrong):
         raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
     if numbers.ndim != 1 or not len(numbers):
         raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
-    if not numbers.sum() > 0:
+    total = float(numbers.sum())
+    if not total > 0:
         raise ValueError(f"{name} must not all be 0: they are relative probabilities")
-    return numbers / numbers.sum()
-
-
-def _distribution(name: str, values: Numbers) -> Tensor:
-    numbers = probabilities(name, values)
-    total = float(torch.as_tensor(values, dtype=torch.float64).sum())
-    if abs(total - 1) > _SUM:
+    if whole and abs(total - 1) > _SUM:
         raise ValueError(f"{name} must sum to 1, got a sum of {total:.6g}: divide by it")
-    return numbers
+    return numbers if whole else numbers / total

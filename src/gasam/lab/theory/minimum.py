@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -23,17 +22,13 @@ _FORCING = 1e-3  # relative residual of a Newton step: near the minimum each div
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The minimum, as an offset by name from the model's weights.
-
-    `iterations` is the sum of the L-BFGS iterations and the Hessian products of Newton's method.
-    """
+    """The minimum, as an offset by name from the model's weights."""
 
     offset: dict[str, Tensor]
     loss: float
     gradient_norm: float
     tolerance: float
-    iterations: int
-    evaluations: int
+    evaluations: int  # of the gradient and of Hessian products
 
     @property
     def stationary(self) -> bool:
@@ -42,10 +37,7 @@ class Minimum:
     @property
     def sentence(self) -> str:
         reached = "stationary" if self.stationary else "not stationary"
-        return (
-            f"{reached}: |gradient| {self.gradient_norm:.2g} (asked {self.tolerance:.2g}) after {self.iterations} "
-            f"iterations, {self.evaluations} evaluations; loss {self.loss:.6g}"
-        )
+        return f"{reached}: |gradient| {self.gradient_norm:.2g} (asked {self.tolerance:.2g}), loss {self.loss:.6g}"
 
 
 def find_minimum(problem: Problem) -> Minimum:
@@ -66,29 +58,28 @@ def settle(problem: Problem) -> Minimum:
 
 def search(risk: Risk) -> Minimum:
     """Minimise with L-BFGS over all examples, then with Newton's method; repeat both if Newton's met a saddle point."""
-    tolerance, iterations = risk.tolerance, risk.problem.iterations
+    tolerance, left = risk.problem.tolerance, risk.problem.iterations
+    tolerance = risk.resolution if tolerance is None else tolerance
     point = _evaluate(risk, torch.zeros(risk.size, dtype=torch.float64, device=risk.device))
     if not math.isfinite(point.loss):
         raise ValueError(f"the loss must be finite at the model's weights, got {point.loss}: start from another model")
-    done = 0
     for target in (max(tolerance, _NEAR), tolerance):
-        point, steps = _descend(risk, point, target, iterations - done)
-        point, products = _newton(risk, point, tolerance, iterations - done - steps)
-        done += steps + products
-    return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance, done, risk.evaluations)
+        point, left = _descend(risk, point, target, left)
+        point, left = _newton(risk, point, tolerance, left)
+    return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance, risk.evaluations)
 
 
-def found_or_given(there: Risk, delta: Mapping[str, Tensor] | None) -> Tensor:
-    """The given delta, or else the offset to the minimum of the shifted loss; raise if that is not reached."""
-    if delta is not None:
-        return there.flat("delta", delta)
+def delta_of(there: Risk) -> Tensor:
+    """The delta of the problem, or else the offset to the minimum of the shifted loss; raise if that is not reached."""
+    if there.problem.delta is not None:
+        return there.flat(there.problem.delta)
     found = search(there)
     if not found.stationary:
         raise ValueError(
             f"the minimum on shifted was not reached, got |gradient| {found.gradient_norm:.2g}: give delta, or "
             "raise tolerance, iterations or ridge"
         )
-    return there.flat("delta", found.offset)
+    return there.flat(found.offset)
 
 
 class _Point(NamedTuple):
@@ -104,13 +95,13 @@ def _evaluate(risk: Risk, offset: Tensor) -> _Point:
 
 
 def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Point, int]:
-    """Run L-BFGS until |gradient| <= target; return the point and the number of iterations.
+    """Run L-BFGS until |gradient| <= target; return the point and the iterations that are left.
 
     If the loss overflows, the point is the start. L-BFGS-B of scipy.optimize is as exact, but finds other minima of a
     network than those in the records.
     """
     if start.norm <= target or not budget:
-        return start, 0
+        return start, budget
     offset = nn.Parameter(start.offset.clone())
     optimizer = torch.optim.LBFGS(
         [offset],
@@ -131,28 +122,28 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
     try:
         optimizer.step(closure)  # type: ignore[no-untyped-call]
     except FloatingPointError:
-        return start, optimizer.state[offset]["n_iter"]
-    return _evaluate(risk, offset.detach()), optimizer.state[offset]["n_iter"]
+        point = start
+    else:
+        point = _evaluate(risk, offset.detach())
+    return point, budget - optimizer.state[offset]["n_iter"]
 
 
 def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_Point, int]:
-    """Take Newton steps while each lowers the gradient; return the point and the number of Hessian products.
+    """Take Newton steps while each lowers the gradient; return the point and the iterations that are left.
 
     The Newton methods of scipy.optimize are not used, because they compare losses, which stop changing near the
     minimum. On the logistic regression of the tests, trust-ncg ends at a gradient of 2e-11, trust-krylov and Newton-CG
     above 1e-9, while these steps reach 1e-13.
     """
-    done = 0
-    while point.norm > tolerance and done < budget:
-        product = partial(risk.product, offset=point.offset)
-        most = min(_PRODUCTS, budget - done)
+    while point.norm > tolerance and budget > 0:
+        product, most = partial(risk.product, offset=point.offset), min(_PRODUCTS, budget)
         solved = conjugate_gradients(product, -point.gradient, tolerance=_FORCING, iterations=most)
-        done += solved.iterations
+        budget -= solved.iterations
         reached = _evaluate(risk, point.offset + solved.x)
         if not reached.norm < point.norm:
             break
         point = reached
-    return point, done
+    return point, budget
 
 
 class Solution(NamedTuple):
@@ -162,6 +153,7 @@ class Solution(NamedTuple):
     residual: float  # |b - H x| / |b|
     iterations: int
     lowest: float
+    converged: bool
 
 
 def conjugate_gradients(product: Product, target: Tensor, *, tolerance: float, iterations: int) -> Solution:
@@ -189,4 +181,4 @@ def conjugate_gradients(product: Product, target: Tensor, *, tolerance: float, i
         after = float(rest @ rest)
         residual = math.sqrt(after) / size
         direction = rest + after / before * direction
-    return Solution(x, residual, done, lowest)
+    return Solution(x, residual, done, lowest, residual <= tolerance)

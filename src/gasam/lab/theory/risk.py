@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,15 @@ from gasam.analysis.objective import (
 )
 from gasam.analysis.per_example import example_gradients
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
-from gasam.lab.theory.divergence import Divergence, Numbers, probabilities
+from gasam.lab.theory.divergence import Numbers, probabilities
 from gasam.weights import displaced
 
-Contribution = Callable[[Any, Tensor, Tensor], Tensor]
-"""What a batch adds to an expectation, from the batch, its examples' losses and their weights."""
 
-
-@dataclass(frozen=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """Batches with a share of the probability; `weights` distribute it over the examples, equally if None."""
 
     batches: Batches
-    weights: Tensor | None
+    weights: Tensor | None = None
     share: float = 1.0
 
 
@@ -66,18 +62,25 @@ def mixture(p: Examples, p_star: Examples, eta: float) -> Distribution:
     """The exact mixture p_mix = (1 - eta) p + eta p* of Proposition 2; no example is drawn. eta is from 0 to 1."""
     if not isinstance(eta, int | float) or not 0 <= eta <= 1:
         raise ValueError(f"eta must be a number from 0 to 1, got {eta!r}")
-    both = _shared_weights(p, p_star)
-    if both is not None:
-        return Distribution((Part(_parts(p)[0].batches, (1 - eta) * both[0] + eta * both[1]),))
-    parts = [Part(part.batches, part.weights, part.share * (1 - eta)) for part in _parts(p)]
-    parts += [Part(part.batches, part.weights, part.share * eta) for part in _parts(p_star)]
-    return Distribution(tuple(part for part in parts if part.share > 0))
+    both = [(parts_of(p), 1 - eta), (parts_of(p_star), eta)]
+    return Distribution(
+        tuple(part._replace(share=part.share * share) for parts, share in both for part in parts if share > 0)
+    )
 
 
-def known_divergence(kind: Divergence, p: Examples, p_star: Examples) -> float | None:
-    """D_f(p*||p) if both are weights over the same batches, else None, because it cannot be computed."""
-    both = _shared_weights(p, p_star)
-    return None if both is None else kind.between(both[1], both[0])
+def shared_weights(p: Examples, p_star: Examples) -> tuple[Tensor, Tensor] | None:
+    """The probabilities of the examples under both; None if they are not weights over the same batches."""
+    parts = parts_of(p) + parts_of(p_star)
+    given = [part.weights for part in parts if part.weights is not None]
+    if len(parts) != 2 or parts[0].batches is not parts[1].batches or not given or len(given[0]) != len(given[-1]):
+        return None
+    equal = torch.full_like(given[0], 1 / len(given[0]))
+    here, there = (equal if part.weights is None else part.weights for part in parts)
+    return here, there
+
+
+def parts_of(examples: Examples) -> tuple[Part, ...]:
+    return examples.parts if isinstance(examples, Distribution) else (Part(examples),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,8 @@ class Problem:
         shifted: Examples of p*: other batches, or the same ones with other weights, see `weighted`. None if only p is
             of interest.
         ridge: ridge/2 |w|^2 is added to the loss.
+        delta: theta* - theta by name, where it is known already, such as `ShiftTrial.delta`. None searches for the
+            minimum on p* in each trial.
         tolerance: The largest |gradient| at a minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
         iterations: Maximum number of iterations of a search; each Hessian product of Newton's method counts as one.
         products: Maximum number of Hessian products of Lanczos' method.
@@ -103,14 +108,15 @@ class Problem:
     batches: Examples
     shifted: Examples | None = None
     ridge: float = 0.0
+    delta: Mapping[str, Tensor] | None = None
     tolerance: float | None = None
     iterations: int = 2000
     products: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_zero("ridge", self.ridge)
-        check_at_least_zero("tolerance", self.tolerance or 0.0)
+        check_number("ridge", self.ridge, ">= 0", lambda number: number >= 0)
+        check_number("tolerance", self.tolerance or 0.0, ">= 0", lambda number: number >= 0)
         check_whole("iterations", self.iterations, least=1)
         check_whole("products", self.products, least=1)
 
@@ -123,36 +129,28 @@ class Problem:
     @contextmanager
     def risks(self, *examples: Examples) -> Iterator[list[Risk]]:
         """A `Risk` for each distribution; by default for p and p*. Restores the model's modes and gradients."""
-        given = examples or (self.batches, self.p_star)
+        given = [parts_of(one) for one in examples or (self.batches, self.p_star)]
         with ExitStack() as stack:
             weights: Named = {}
-            for part in (part for one in given for part in _parts(one)):
+            for part in (part for parts in given for part in parts):
                 weights = stack.enter_context(examined(self.model, part.batches))
-            yield [Risk(self, _parts(one), weights) for one in given]
+            yield [Risk(self, parts, weights) for parts in given]
 
 
 class Risk:
     """L(offset) = E[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
 
     Vectors are flat and float64. `evaluations` counts gradients and Hessian products, each over all examples.
+    `resolution` is the smallest gradient that differs from rounding errors: 4e-11 in float64, 2e-5 in float32.
     """
 
     def __init__(self, problem: Problem, parts: tuple[Part, ...], weights: Named) -> None:
-        self.problem, self.parts = problem, parts
-        self.model, self.objective, self.ridge = problem.model, problem.objective, problem.ridge
+        self.problem, self.parts, self.ridge = problem, parts, problem.ridge
         self.names, self.weights = list(weights), list(weights.values())
         self.size = sum(weight.numel() for weight in self.weights)
         self.device = self.weights[0].device
+        self.resolution = float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
         self.evaluations = 0
-
-    @property
-    def resolution(self) -> float:
-        """The smallest gradient that differs from rounding errors: 4e-11 in float64, 2e-5 in float32."""
-        return float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
-
-    @property
-    def tolerance(self) -> float:
-        return self.resolution if self.problem.tolerance is None else self.problem.tolerance
 
     def position(self) -> Tensor:
         """The current weights of the model."""
@@ -196,10 +194,11 @@ class Risk:
     def example_mean(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
         """E[measure(s)], with s_i = |gradient of the example's loss by tensor i|^2, the ridge included."""
         ridge = [weight.detach() * self.ridge for weight in self.weights]
+        model, objective = self.problem.model, self.problem.objective
 
         def contribution(batch: Any, losses: Tensor, shares: Tensor) -> Tensor:
             measured = []
-            for gradients in example_gradients(self.model, self.objective, batch, connected(losses), self.weights):
+            for gradients in example_gradients(model, objective, batch, connected(losses), self.weights):
                 parts = [r if g is None else dense(g) + r for g, r in zip(gradients, ridge, strict=True)]
                 measured.append(measure(torch.stack([part.double().square().sum().cpu() for part in parts])))
             return shares.cpu() @ torch.stack(measured)
@@ -217,70 +216,37 @@ class Risk:
         parts = split_views(vector, self.weights)
         return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
-    def flat(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """The tensors of a mapping by name as one vector; raise if the names or shapes are not the model's."""
-        given = {key: tuple(value.shape) for key, value in values.items()}
-        wanted = {key: tuple(weight.shape) for key, weight in zip(self.names, self.weights, strict=True)}
-        if given != wanted:
-            wrong = next(key for key in [*wanted, *given] if given.get(key) != wanted.get(key))
-            raise ValueError(
-                f"{name} must have the model's trainable weights by name, got {wrong!r} of shape "
-                f"{given.get(wrong)} where the model has {wanted.get(wrong)}"
-            )
-        return flatten([values[key] for key in self.names], self.device)
+    def flat(self, delta: Mapping[str, Tensor]) -> Tensor:
+        """The tensors of a delta by name as one vector."""
+        shapes = {name: weight.shape for name, weight in zip(self.names, self.weights, strict=True)}
+        for name in {**shapes, **delta}:
+            if name not in shapes or name not in delta or delta[name].shape != shapes[name]:
+                raise ValueError(f"delta must have the names and shapes of the model's trainable weights, got {name!r}")
+        return flatten([delta[name] for name in self.names], self.device)
 
-    def _expected(self, contribution: Contribution) -> Tensor:
-        """Sum over the parts of share * sum_j w_j h_j / sum_j w_j; `contribution` gives a batch's sum_j w_j h_j."""
+    def _expected(self, contribution: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:
+        """Sum over the parts of share * sum_j w_j h_j / sum_j w_j.
+
+        `contribution` gives a batch's sum_j w_j h_j from the batch, the losses of its examples and their w_j.
+        """
         expected = torch.zeros((), dtype=torch.float64)
         for part in self.parts:
-            total, weight = torch.zeros((), dtype=torch.float64), 0.0
-            for batch, losses, shares in self._weighted(part):
-                total = total + contribution(batch, losses, shares)
-                weight += float(shares.sum())
+            total, weight, start = torch.zeros((), dtype=torch.float64), 0.0, 0
+            for batch in each(part.batches):
+                losses = self.problem.objective(self.problem.model, batch)
+                end = start + len(losses)
+                shares = torch.ones(len(losses)).double() if part.weights is None else part.weights[start:end]
+                if len(shares) == len(losses):
+                    total = total + contribution(batch, losses, shares.to(losses.device))
+                weight, start = weight + float(shares.sum()), end
+            if part.weights is not None and start != len(part.weights):
+                raise ValueError(
+                    f"weights must be one number per example, got {len(part.weights)} for {start} examples"
+                )
             expected = expected + total * (part.share / weight)
         return expected
-
-    def _weighted(self, part: Part) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        """Each batch, its losses, and the weights of its examples."""
-        start = 0
-        for batch in each(part.batches):
-            losses = self.objective(self.model, batch)
-            shares = torch.ones(len(losses), dtype=torch.float64)
-            if part.weights is not None:
-                shares = part.weights[start : start + len(losses)]
-            if len(shares) == len(losses):
-                yield batch, losses, shares.to(losses.device)
-            start += len(losses)
-        if part.weights is not None and start != len(part.weights):
-            raise ValueError(f"weights must be one number per example, got {len(part.weights)} for {start} examples")
 
 
 def flatten(tensors: Iterable[Tensor], device: torch.device | None = None) -> Tensor:
     """All entries in one float64 vector."""
     return torch.cat([dense(tensor.detach()).reshape(-1).to(device, torch.float64) for tensor in tensors])
-
-
-def check_at_least_zero(name: str, value: float) -> None:
-    check_number(name, value, ">= 0", lambda number: number >= 0)
-
-
-def _parts(examples: Examples) -> tuple[Part, ...]:
-    return examples.parts if isinstance(examples, Distribution) else (Part(examples, None),)
-
-
-def _shared_weights(p: Examples, p_star: Examples) -> tuple[Tensor, Tensor] | None:
-    """The probabilities of the examples under both; None if they are not weights over the same batches."""
-    if len(_parts(p)) != 1 or len(_parts(p_star)) != 1:
-        return None
-    [here], [there] = _parts(p), _parts(p_star)
-    given = next((weights for weights in (here.weights, there.weights) if weights is not None), None)
-    if here.batches is not there.batches or given is None:
-        return None
-    equal = torch.full_like(given, 1 / len(given))
-    both = tuple(equal if part.weights is None else part.weights for part in (here, there))
-    if len(both[0]) != len(both[1]):
-        raise ValueError(
-            f"weights over the same batches must have the same length, got {len(both[0])} and {len(both[1])}: give one "
-            "weight per example"
-        )
-    return both[0], both[1]

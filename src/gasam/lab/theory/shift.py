@@ -1,121 +1,72 @@
-"""The parameter shift delta: measured, predicted by Theorem 2, and for a share of shifted data (Proposition 2)."""
+"""The parameter shift delta: measured and predicted (Theorem 2), and for a share of shifted data (Proposition 2)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from gasam.lab.theory.divergence import Divergence, divergence
-from gasam.lab.theory.minimum import conjugate_gradients, search
-from gasam.lab.theory.risk import Problem, Risk, check_at_least_zero, flatten, known_divergence, mixture
+from gasam.lab.theory.minimum import Solution, conjugate_gradients, search
+from gasam.lab.theory.risk import Problem, Risk, flatten, mixture, shared_weights
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredShift:
-    """The measured delta by name.
+class ShiftTrial:
+    """delta as measured and as predicted by Theorem 2, both by name, and how far they differ.
 
-    `gradient_norm` is |gradient| at theta* on the shifted data, `start_gradient_norm` at theta on its own data. Both
-    are below `tolerance` if theta* and theta are minima.
+    If `lowest_curvature`, the smallest d.Hd / d.d during the linear solve, is not positive, theta is not a strict
+    minimum, and `predicted` is only the point where the solve ended.
     """
 
     delta: dict[str, Tensor]
-    gradient_norm: float
-    start_gradient_norm: float
-    tolerance: float
-    iterations: int
-    evaluations: int
-
-    @property
-    def norm(self) -> float:
-        return norm(self.delta)
-
-    @property
-    def stationary(self) -> bool:
-        """Whether theta* is a stationary point on the shifted data."""
-        return self.gradient_norm <= self.tolerance
-
-    @property
-    def starts_at_minimum(self) -> bool:
-        return self.start_gradient_norm <= self.tolerance
-
-    @property
-    def sentence(self) -> str:
-        start = "" if self.starts_at_minimum else f"; theta is not a minimum, |gradient| {self.start_gradient_norm:.2g}"
-        reached = "stationary" if self.stationary else "not stationary"
-        return f"|delta| {self.norm:.4g}: theta* is {reached}, |gradient| {self.gradient_norm:.2g}{start}"
-
-
-@dataclass(frozen=True, eq=False)
-class PredictedShift:
-    """The predicted delta by name. If `indefinite`, it is not a prediction, only the point where the solve ended.
-
-    `lowest_curvature` is the smallest d.Hd / d.d during the solve, with damping.
-    """
-
-    delta: dict[str, Tensor]
-    residual: float
-    iterations: int
-    converged: bool
+    predicted: dict[str, Tensor]
+    norm: float  # |delta|
+    relative_error: float  # |predicted - delta| / |delta|
+    cosine: float
+    starts_at_minimum: bool  # whether theta is a minimum on p
+    stationary: bool  # whether theta* is one on p*
+    converged: bool  # whether the linear solve converged
     lowest_curvature: float
 
     @property
-    def norm(self) -> float:
-        return norm(self.delta)
-
-    @property
-    def indefinite(self) -> bool:
-        """Whether the solve ended at a direction without positive curvature, so that theta is not a strict minimum."""
-        return self.lowest_curvature <= 0
-
-    @property
     def sentence(self) -> str:
-        if self.indefinite:
-            return (
+        said = (
+            f"the prediction is off by {self.relative_error:.2g} of |delta| {self.norm:.4g}, cosine {self.cosine:.6f}"
+        )
+        if self.lowest_curvature <= 0:
+            said = (
                 f"no prediction: the Hessian has curvature {self.lowest_curvature:.2g} along a direction, but "
-                "Theorem 2 needs a minimum; settle the model first, or give ridge or damping"
+                "Theorem 2 needs a minimum; settle the model first, or raise ridge"
             )
-        reached = "solved" if self.converged else "not solved"
-        return f"|delta| {self.norm:.4g}: {reached} to {self.residual:.2g} in {self.iterations} products"
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The relative error |predicted - measured| / |measured| of a predicted shift, and the cosine between the two."""
-
-    relative_error: float
-    cosine: float
-
-    @property
-    def sentence(self) -> str:
-        return f"the prediction is off by {self.relative_error:.2g} of |delta|, cosine {self.cosine:.6f}"
+        elif not self.converged:
+            said = "no prediction: the linear solve did not converge; raise iterations"
+        start = "" if self.starts_at_minimum else "; theta is not a minimum"
+        return said + start + ("" if self.stationary else "; theta* was not reached")
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """The result for one eta: |delta_mix|, its ratio to |delta|, and its difference from Theorem 2's prediction.
+    """The result for one eta.
 
-    `divergence` is D_f(mix||p) and `square_law` is eta^2 D_f(p*||p); both are None if p and p* are samples.
+    `ratio` is |delta_mix| / |delta|. `error` is |delta_mix - eta delta_2| / |delta_mix|, with delta_2 predicted by
+    Theorem 2 for eta = 1. `over_square_law` is D_f(mix||p) / (eta^2 D_f(p*||p)), None if p and p* are samples.
     """
 
     eta: float
-    norm: float
     ratio: float
-    error: float  # |delta_mix - eta delta_2| / |delta_mix|, delta_2 predicted by Theorem 2 for eta = 1
-    stationary: bool
-    divergence: float | None
-    square_law: float | None
+    error: float
+    over_square_law: float | None
 
 
 @dataclass(frozen=True)
 class MixtureTrial:
-    """The results for several eta; `norm` is |delta| at eta = 1."""
+    """The results for several eta."""
 
     mixed: tuple[Mixed, ...]
-    norm: float
-    kind: str
+    divergence: str
     predicted: bool  # whether the linear solve of Theorem 2 converged
     stationary: bool  # whether every minimum was reached, including theta
 
@@ -126,16 +77,13 @@ class MixtureTrial:
 
     @property
     def over_square_law(self) -> float | None:
-        """max over eta of D_f(mix||p) / (eta^2 C_f). If it is above 1, the paper's bound on the mixture fails."""
-        both = [(row.divergence, row.square_law) for row in self.mixed]
-        ratios = [seen / law for seen, law in both if seen is not None and law and law < math.inf]
-        return max(ratios, default=None)
+        """The largest over eta. If it is above 1, the paper's bound on the divergence of the mixture fails."""
+        return max((row.over_square_law for row in self.mixed if row.over_square_law is not None), default=None)
 
     @property
     def sentence(self) -> str:
-        over = self.over_square_law
-        law = "" if over is None else f"; {self.kind} of the mixture is at most {over:.3g} of eta^2 C_f"
-        first = self.mixed[0]
+        over, first = self.over_square_law, self.mixed[0]
+        law = "" if over is None else f"; {self.divergence} of the mixture is at most {over:.3g} of eta^2 C_f"
         solved = "Theorem 2 gives no prediction here"
         if self.predicted:
             solved = f"eta times Theorem 2 is off by {first.error:.2g} at eta {first.eta:g}"
@@ -143,49 +91,32 @@ class MixtureTrial:
         return f"|delta_mix| is eta |delta| within {self.largest_deviation:.2g}; {solved}{law}{doubt}"
 
 
-def measured_shift(problem: Problem) -> MeasuredShift:
-    """Measure delta = theta* - theta: minimise the loss on p* from theta."""
-    with problem.risks() as [here, there]:
-        found = search(there)
-        start = float(here.gradient()[1].norm())
-    evaluations = here.evaluations + found.evaluations
-    return MeasuredShift(found.offset, found.gradient_norm, start, found.tolerance, found.iterations, evaluations)
+def shift_trial(problem: Problem) -> ShiftTrial:
+    """Test Theorem 2: delta = -H^-1 E_p[r grad l] with r = p*/p - 1, up to o(|delta|).
 
-
-def predicted_shift(problem: Problem, *, damping: float = 0.0) -> PredictedShift:
-    """Predict delta by Theorem 2: delta = -H^-1 E_p[r grad l] with r = p*/p - 1.
-
-    This equals -H^-1 (grad L*(theta) - grad L(theta)). The prediction is correct up to o(|delta|): its relative
-    error is of the order of the shift.
-
-    Args:
-        problem: The model at theta, its loss, p and p*.
-        damping: Added to the diagonal of H, which conjugate gradients invert.
+    The right side equals -H^-1 (grad L*(theta) - grad L(theta)). delta is measured by minimising the loss on p* from
+    theta. The relative error is of the order of the shift.
     """
-    check_at_least_zero("damping", damping)
     with problem.risks() as [here, there]:
-        return _predict(here, there, damping)
-
-
-def agreement(predicted: Mapping[str, Tensor], measured: Mapping[str, Tensor]) -> Agreement:
-    """Compare a predicted and a measured delta, both by name."""
-    if predicted.keys() != measured.keys():
-        raise ValueError(
-            f"both deltas must name the same weights, got {sorted(predicted.keys() ^ measured.keys())} in only one"
-        )
-    p, m = (flatten(values[name] for name in predicted) for values in (predicted, measured))
-    size = float(m.norm())
-    if size == 0:
-        raise ValueError("the measured delta must not be 0, because the error is relative to it")
-    spread = size * float(p.norm())
-    return Agreement(float((p - m).norm()) / size, float(p @ m) / spread if spread else 0.0)
+        found, solved = search(there), _predict(here, there)
+        delta, start = _moved(there.flat(found.offset)), float(here.gradient()[1].norm())
+        named = here.named(solved.x)
+    norm, spread = float(delta.norm()), float(delta.norm() * solved.x.norm())
+    return ShiftTrial(
+        delta=found.offset,
+        predicted=named,
+        norm=norm,
+        relative_error=float((solved.x - delta).norm()) / norm,
+        cosine=float(solved.x @ delta) / spread if spread else 0.0,
+        starts_at_minimum=start <= found.tolerance,
+        stationary=found.stationary,
+        converged=solved.converged,
+        lowest_curvature=solved.lowest,
+    )
 
 
 def mixture_trial(
-    problem: Problem,
-    *,
-    etas: Sequence[float] = (0.1, 0.25, 0.5, 1.0),
-    kind: str | Divergence = "kl",
+    problem: Problem, *, etas: Sequence[float] = (0.1, 0.25, 0.5, 1.0), kind: str | Divergence = "kl"
 ) -> MixtureTrial:
     """Test Proposition 2: |delta_mix| / |delta| = eta + o(1) for p_mix = (1 - eta) p + eta p*.
 
@@ -199,40 +130,34 @@ def mixture_trial(
     if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
         raise ValueError(f"etas must be one or more numbers above 0 and at most 1, got {etas!r}")
     etas, kind, p, p_star = sorted(etas), divergence(kind), problem.batches, problem.p_star
-    mixtures = [mixture(p, p_star, eta) for eta in etas]
-    with problem.risks(p, p_star, *mixtures) as [here, there, *mixed]:
+    with problem.risks(p, p_star, *(mixture(p, p_star, eta) for eta in etas)) as [here, there, *mixed]:
         star = search(there)
-        delta = here.flat("delta", star.offset)
-        if not delta.any():
-            raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
-        predicted = _predict(here, there)
+        delta = _moved(there.flat(star.offset))
+        solved = _predict(here, there)
         found = [search(risk) for risk in mixed]
         start = float(here.gradient()[1].norm())
-    whole, linear = known_divergence(kind, p, p_star), flatten(predicted.delta.values())
-    rows = []
-    for eta, blend, minimum in zip(etas, mixtures, found, strict=True):
+    weights, rows = shared_weights(p, p_star), []
+    for eta, minimum in zip(etas, found, strict=True):
         delta_mix = flatten(minimum.offset.values())
-        size, off = float(delta_mix.norm()), float((delta_mix - eta * linear).norm())
-        square_law = None if whole is None else eta**2 * whole
-        error = off / size if size else math.inf
-        seen = known_divergence(kind, p, blend)
-        rows.append(Mixed(eta, size, size / float(delta.norm()), error, minimum.stationary, seen, square_law))
+        size, off = float(delta_mix.norm()), float((delta_mix - eta * solved.x).norm())
+        over = None if weights is None else _over_square_law(kind, eta, *weights)
+        rows.append(Mixed(eta, size / float(delta.norm()), off / size if size else math.inf, over))
     stationary = start <= star.tolerance and all(minimum.stationary for minimum in (star, *found))
-    return MixtureTrial(tuple(rows), float(delta.norm()), kind.name, predicted.converged, stationary)
+    return MixtureTrial(tuple(rows), kind.name, solved.converged, stationary)
 
 
-def norm(delta: Mapping[str, Tensor]) -> float:
-    """|delta|_2 over all weights."""
-    return float(flatten(delta.values()).norm())
+def _over_square_law(kind: Divergence, eta: float, p: Tensor, p_star: Tensor) -> float | None:
+    whole = kind.between(p_star, p)
+    return kind.between((1 - eta) * p + eta * p_star, p) / (eta**2 * whole) if 0 < whole < math.inf else None
 
 
-def _predict(here: Risk, there: Risk, damping: float = 0.0) -> PredictedShift:
-    tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
+def _moved(delta: Tensor) -> Tensor:
+    if not delta.any():
+        raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
+    return delta
+
+
+def _predict(here: Risk, there: Risk) -> Solution:
     pull = there.gradient()[1] - here.gradient()[1]
-
-    def product(vector: Tensor) -> Tensor:
-        return here.product(vector) + damping * vector
-
-    solved = conjugate_gradients(product, -pull, tolerance=tolerance, iterations=here.problem.iterations)
-    converged = solved.residual <= tolerance
-    return PredictedShift(here.named(solved.x), solved.residual, solved.iterations, converged, solved.lowest)
+    tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
+    return conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=here.problem.iterations)
