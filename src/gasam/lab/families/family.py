@@ -25,7 +25,6 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.spaces import Space, around
 from gasam.lab.record import Metric
 
 Settings = TypeVar("Settings", bound="Recipe")
@@ -80,12 +79,10 @@ class Recipe(BaseModel):
 
     encoding: ClassVar[tuple[str, ...]] = ("rows",)
     """The names of the settings that the encoded data depends on."""
-    later: ClassVar[dict[str, Any]] = {}
-    """Settings that were added after the first records, with the values that the first records used."""
 
-    def space(self) -> Space:
-        """The settings that `gasam tune --quantity settings` tries by default, around the values of this recipe."""
-        return {"learning_rate": around(self.learning_rate, 5), "epochs": (self.epochs, 2 * self.epochs)}
+    def space(self) -> dict[str, Any]:
+        """The ranges of `gasam tune --quantity settings`, around the values of this recipe, as `--space` takes them."""
+        return {"learning_rate": around(self.learning_rate, 5), "epochs": [self.epochs, 2 * self.epochs]}
 
     def changed(self, **overrides: Any) -> Self:
         """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed."""
@@ -94,13 +91,10 @@ class Recipe(BaseModel):
                 raise InputError(f"there is no setting {name!r}: there are {', '.join(type(self).model_fields)}")
         return checked(type(self), **dict(self) | overrides)
 
-    def recorded(self) -> dict[str, Any]:
-        """The settings as JSON values.
 
-        Later settings are left out at their old values, so that old records keep their identity.
-        """
-        values = self.model_dump(mode="json")
-        return {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
+def around(value: float, factor: float) -> str:
+    """The range from the value divided by the factor to the value times the factor."""
+    return f"{value / factor:.2g}..{value * factor:.2g},log"
 
 
 def drawn(count: int, of: int) -> Tensor:
