@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
-from gasam.pieces import Loose, Packed, Piece, TouchedRows, dense, in_memory_order, limits
+from gasam.pieces import Loose, Packed, Piece, dense, in_memory_order, limits
 from gasam.torch_private import get_gradient, local, storage_identity
 
 
@@ -293,8 +293,8 @@ def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list
         return [], lambda vector: ()
     if operand.rows is not None:
         shape = source.shape if columns else (source.numel(),)
-        whole = None if columns else operand.memory
-        touched = TouchedRows(source.reshape(shape), target.view(shape), whole, member)
+        touched = Piece(source.reshape(shape), target.view(shape), [member])
+        touched.whole = None if columns else operand.memory
         return [touched], lambda vector: [vector.reshape(shape)]
     in_rows = columns is not None
     outermost = not in_rows or source.stride(0) == max(source.stride())

@@ -93,6 +93,7 @@ class Piece:
         self.member_of_row: Tensor | None = None  # the position in `members` of each row; None for a single member
         self.first_row = 0  # in its tensor, if rows are groups
         self.padding: Tensor | None = None  # where a packed piece holds no weight
+        self.whole: Tensor | None = None  # the embedding, if these are the rows that a sparse gradient touches
         self.wide = wide(target.dtype)
         self.shape = target.shape
         self._direct = self.wide == target.dtype
@@ -114,7 +115,8 @@ class Piece:
         return self.source if self._direct else self.source.to(self.wide)
 
     def squared_weights(self) -> Tensor:
-        return squares(self.weights())
+        """Including rows that a sparse gradient does not touch."""
+        return squares(self.weights()) if self.whole is None else sum_of_squares(self.whole.to(self.wide).reshape(-1))
 
     def displace(self, values: Tensor, factor: Tensor) -> None:
         """Write w + factor * values."""
@@ -147,20 +149,6 @@ class Loose(Piece):
 
     def offset(self) -> Tensor:
         return self.target.to(self.wide).reshape(self.shape) - self.weights()
-
-
-class TouchedRows(Piece):
-    """The rows of an embedding that a sparse gradient touches. `whole` is None if each of them is a group."""
-
-    def __init__(self, source: Tensor, target: Tensor, whole: Tensor | None, member: int) -> None:
-        super().__init__(source, target, [member])
-        self._whole = whole
-
-    def squared_weights(self) -> Tensor:
-        """Including rows that the gradient does not touch, unless rows are groups."""
-        if self._whole is None:
-            return super().squared_weights()
-        return sum_of_squares(self._whole.to(self.wide).reshape(-1))
 
 
 class Packed(Piece):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -96,7 +96,7 @@ class Weights:
         )
 
     def _lay_out(self, present: Sequence[Tensor], granularity: str) -> None:
-        names, strengths = self._names_of(present), self._strengths_of(present)
+        names, strengths = self._names_of(present), self._of(self.strengths, lambda i: 1.0, present)
         self._present = list(map(id, present))
         self._memories = [local(tensor).detach() for tensor in present]
         together = self._shared_twins(present, self._memories)
@@ -223,16 +223,15 @@ class Weights:
                 found.copy_(target - operand.source)
         return offsets
 
-    def _strengths_of(self, tensors: Sequence[Tensor]) -> list[float]:
-        if self.strengths is None:
-            return [1.0] * len(tensors)
-        strength_of = {id(tensor): strength for tensor, strength in zip(self.tensors, self.strengths, strict=True)}
-        return [strength_of[id(tensor)] for tensor in tensors]
+    def _of(self, values: Sequence[Any] | None, default: Callable[[int], Any], tensors: Sequence[Tensor]) -> list[Any]:
+        """The entries of a list that is parallel to all tensors."""
+        if values is None:
+            values = [default(i) for i in range(len(self.tensors))]
+        value_of = {id(tensor): value for tensor, value in zip(self.tensors, values, strict=True)}
+        return [value_of[id(tensor)] for tensor in tensors]
 
     def _names_of(self, tensors: Sequence[Tensor]) -> list[str]:
-        names = self.names or [f"parameter {i}" for i in range(len(self.tensors))]
-        name_of = {id(tensor): name for tensor, name in zip(self.tensors, names, strict=True)}
-        return [name_of[id(tensor)] for tensor in tensors]
+        return self._of(self.names, "parameter {}".format, tensors)
 
 
 @contextmanager
