@@ -14,7 +14,7 @@ from gasam.family import Kept, Method, check_dense, check_result
 from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.pieces import Piece, powers, products, squares
+from gasam.pieces import Packed, Piece, powers, products, squares
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
 from gasam.torch_private import local, standard_gamma
 from gasam.trace import Measured, Trace
@@ -115,6 +115,7 @@ class _Ascent:
         self._T = self._largest = self._one  # the magnitude of T c, for p other than 2 and inf
         self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
         self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
+        self._with_scale = set[Piece]()  # those that keep T of each weight
         self._slopes: list[tuple[float | Tensor, list[Tensor]]] = []  # (factor, g . y of each piece)
         method = plan.method if plan.method is not None and plan.method.has_direction else None
         sums = self._read(clean, self._needed(method is not None))
@@ -171,7 +172,6 @@ class _Ascent:
 
     def _choose_scale(self, keeps: bool) -> None:
         """Compute T from the weights and the gradient of the mean loss; it stays fixed during the walk."""
-        self._keeps_scale = False
         if not self.by_element:
             squares_of_mean = self._clean_squares / self._gradient_scale**2
             scale, floor = self.plan.scale_function, self.plan.floor
@@ -179,16 +179,17 @@ class _Ascent:
             self._doubt = self._doubt + self._T.sum()
             if self.p not in (2.0, math.inf):
                 self._T_of = dict(zip(self.groups.pieces, self.groups.spread(self._T), strict=True))
-        elif keeps:
-            for piece, gradient in self.groups.each(self._parts):
+            return
+        for piece, gradient in self.groups.each(self._parts):
+            if keeps or isinstance(piece, Packed):  # small tensors: computed once
                 piece.buffer("scale").copy_(self._scale_of(piece, gradient))
-            self._keeps_scale = True
+                self._with_scale.add(piece)
 
     def _scale_of(self, piece: Piece, gradient: Tensor) -> Tensor:
         """T of the weights of a piece: one number per row, or one per weight."""
         if not self.by_element:
             return self._T_of[piece]
-        if self._keeps_scale:
+        if piece in self._with_scale:
             return piece.buffer("scale")
         plan, factor = self.plan, self._gradient_scale
         factor = factor.to(gradient) if isinstance(factor, Tensor) else factor
