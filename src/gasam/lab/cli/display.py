@@ -16,7 +16,6 @@ from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.engine import Event, Job
 from gasam.lab.output import Table as OutputTable
 from gasam.lab.record import Record
-from gasam.lab.search.outcome import Outcome
 from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.loop import Update
 
@@ -87,13 +86,12 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
 
 
-def describe_trial(job: Job, outcome: Outcome) -> str:
+def describe_trial(job: Job, record: Record) -> str:
     """One line about a trial, which has only a validation score."""
-    spent = f"{outcome.gradient_evaluations} gradient evaluations, {seconds(outcome.seconds)}"
-    if outcome.valid is not None:
-        metric = job.plan.definition.family.metric
-        return f"{metric.name} valid {metric.shown(outcome.valid)}; {spent}"
-    return f"{'diverged' if outcome.diverged else 'stopped early'} after {len(outcome.curve)} epochs; {spent}"
+    spent = f"{record.gradient_evaluations} gradient evaluations, {seconds(record.seconds)}"
+    if record.valid is None:
+        return f"diverged after {len(record.curve)} epochs; {spent}"
+    return f"{record.metric.name} valid {record.metric.shown(record.valid)}; {spent}"
 
 
 class Live:
@@ -137,9 +135,10 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = self.describe(job, value) if kind == "done" else failed_because(job)
+            lost = failed_because(job) if kind == "failed" else "stopped early, among the worst quarter of the trials"
+            result = self.describe(job, value) if kind == "done" else lost
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
-            say(f"{count} {label(job)}: {result}", errors, STYLES[kind])
+            say(f"{count} {label(job)}: {result}", errors, STYLES.get(kind))
 
     def _note(self, text: str) -> None:
         """Print a note once, also if several runs send it."""
