@@ -6,7 +6,6 @@ from gasam.lab.families.encoded import VERSION
 from gasam.lab.methods import APPENDIX
 from gasam.lab.paper.studies import relative_cost
 from gasam.lab.record import Record
-from gasam.lab.search.finding import SCHEMA, Finding
 from gasam.lab.tasks import find
 from gasam.lab.training import plan
 
@@ -67,38 +66,6 @@ def records_of(task, scores, **options):
         for method, tests in scores.items()
         for seed, test in enumerate(tests, 1)
     ]
-
-
-def response(valid, epochs=6, *, norm="inf", exponent=0, mantissa=1, end=None, **changes):
-    """A try, or the baseline if `norm` is None.
-
-    `valid` is the score after each of the `epochs` and at the end; None has diverged in epoch `end`.
-    """
-    ran = epochs if end is None else end
-    curve = [valid] * ran if valid is not None else [50.0] * (ran - 1) + [None]
-    walks = 1 if norm is None else 2
-    walk = {} if norm is None else {"norm": norm, "exponent": exponent, "mantissa": mantissa}
-    measured = {
-        "valid": valid,
-        "worthless": 50.0,
-        "diverged": valid is None,
-        "curve": curve,
-        "gradient_evaluations": walks * STEPS * ran,
-        "seconds": 1.5 * ran,
-        "commit": COMMIT,
-        "dirty": False,
-    }
-    return walk | measured | changes
-
-
-def finding_of(
-    task, method, tries, *, baseline=80.0, exponents=(-4, -1), size="small", epochs=6, error=None, repeats=()
-):
-    settings = plan.make(task, "baseline", size).config()["settings"]
-    first = response(baseline, epochs, norm=None, error=error)
-    data, name = f"{task}-data", f"{task}-{size}-{method}-0-01234567"
-    names = SCHEMA, name, task, size, method, 0, settings, data, exponents, 0.02
-    return Finding(*names, first, tuple(tries), repeats=repeats)
 
 
 def tuned_and_untuned(size="small"):

@@ -1,212 +1,306 @@
-"""The search on made-up responses, whose optimum and collapse are known: rising, flat, noisy, hopeless."""
+"""Searches: the paper's order on made-up responses, real trials in a journal that survives a kill, and the choice."""
 
+import json
 import math
-import random
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from hypothesis import given, settings
+from filelock import FileLock
+from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution, IntDistribution
+from synthetic import record
 
-from gasam.lab.search.strategy import MANTISSAS, Candidate, FullGrid, TwoStages, best_of, finalists, replayed
+from gasam.lab.engines.engine import Job
+from gasam.lab.errors import InputError, checked
+from gasam.lab.families.encoded import WithheldError
+from gasam.lab.families.images import ImageClassification
+from gasam.lab.record import read as read_record
+from gasam.lab.search.finding import Choice, read, with_tuned_walk
+from gasam.lab.search.question import MANTISSAS, Search, distribution, paper_order
+from gasam.lab.search.study import Driver, opened, tune
+from gasam.lab.tasks import TASKS
+from gasam.lab.training.loop import Update
+from gasam.lab.training.plan import make
+from gasam.lab.training.run import run
 
-INF = math.inf
-LOW, HIGH, TOLERANCE = -6, 0, 0.02
-GRID = FullGrid((INF, 2.0), LOW, HIGH).propose({})
+EPSILONS = FloatDistribution(1e-6, 8.0, log=True)
 
 
-def search(norms=(INF,)):
-    return TwoStages(norms, LOW, HIGH, TOLERANCE)
+class InThisProcess:
+    """An engine without the start of a process, which takes longer than a tiny trial."""
+
+    parallel = 1
+
+    def __init__(self):
+        self.ended, self.cancelled = [], []
+
+    @property
+    def running(self):
+        return len(self.ended)
+
+    def start(self, job, folder, work):
+        self.ended.append((job, ("done", work(job, folder, lambda update: None))))
+
+    def events(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, job):
+        self.cancelled.append(job.name)
+
+    def stop(self):
+        assert not self.ended
 
 
-def hill(peak, width, collapse, height=0.05):
+def asked(**changes):
+    return checked(Search, **{"task": "digits", "size": "tiny"} | changes)
+
+
+def settings_search(folder, **changes):
+    return tune(asked(**{"quantity": "settings", "method": "baseline", "trials": 3} | changes), folder, InThisProcess())
+
+
+def replayed(gain, noise=0.0, sizes=EPSILONS):
+    """The sizes that a search would try, in their order."""
+    known = {}
+    while wanted := paper_order(known, sizes, noise):
+        known |= {size: gain(size) for size in wanted}
+    return known
+
+
+def hill(peak, collapse, height=0.05):
     """A gain that rises to `height` at 10^peak and is lost at 10^collapse."""
 
-    def gain(epsilon):
-        x = math.log10(epsilon)
-        return height * math.exp(-(((x - peak) / width) ** 2)) if x < collapse else -0.5
+    def gain(size):
+        x = math.log10(size)
+        return height * math.exp(-((x - peak) ** 2)) if x < collapse else -math.inf
 
     return gain
 
 
-def measured(gain, norms=(INF, 2.0)):
-    return {each: gain(each.value) for each in GRID if each.norm in norms}
+@given(peak=st.floats(-5, -0.5), beyond=st.floats(0.1, 0.9))
+def test_the_papers_order_finds_the_best_of_the_decade_below_the_collapse(peak, beyond):
+    gain = hill(peak, peak + beyond)
+    known = replayed(gain)
+    grid = [float(f"{m}e{k}") for k in range(-6, 1) for m in MANTISSAS]
+    largest = max(size for size in grid if f"{size:e}".startswith("1.") and gain(size) > -math.inf)
+    assert max(known.values()) >= max(gain(size) for size in grid if largest <= size < 9.5 * largest)
+    assert len(known) <= 7, "three or four for the order of magnitude, three for the grid"
 
 
-def found(strategy, outcomes, budget=None):
-    tried = replayed(strategy, outcomes, budget)
-    return best_of({each: outcomes[each] for each in tried}), tried
+def test_noise_bounds_what_counts_as_a_collapse():
+    slightly_worse = lambda size: -0.03 if size >= 1e-2 else 0.01  # noqa: E731
+    known = replayed(slightly_worse, noise=0.0)
+    assert known[5e-3] == 0.01, "the largest size that does not collapse is in the grid"
+    assert 5.0 in replayed(slightly_worse, noise=0.05)
 
 
-@given(
-    peak=st.floats(-5.5, -0.5),
-    width=st.floats(0.4, 3),
-    beyond=st.floats(0.1, 0.9),
+def test_order_ends_when_everything_collapses_and_goes_down_where_a_decade_only_harms():
+    assert replayed(lambda size: -math.inf) == {1e-3: -math.inf, 1e-5: -math.inf, 1e-6: -math.inf}
+    harmful = replayed(lambda size: 0.01 if size < 1e-3 else -0.01, noise=0.005)
+    assert max(harmful, key=harmful.get) < 1e-3
+    listed = distribution("epsilon", [0.1, 0.5], None)
+    assert list(replayed(lambda size: -math.inf, sizes=listed)) == [0.1, 0.5]
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_has_ranges_that_its_settings_allow(task):
+    for size in TASKS[task].sizes:
+        assert asked(task=task, size=size, quantity="joint").ranges  # which makes a plan of the ends of each range
+
+
+def test_ranges_are_read_as_they_are_written():
+    assert distribution("x", "0.001..0.1,log", 0.0) == FloatDistribution(0.001, 0.1, log=True)
+    assert distribution("x", "1..4", 2) == IntDistribution(1, 4)
+    assert isinstance(distribution("x", "0..1", 0.5), FloatDistribution)
+    assert distribution("x", ["a", "b"], None).choices == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quantity": "settngs"}, "quantity must be one of 'budget', 'epsilon', 'settings' or 'joint'"),
+        ({"trials": 0}, "trials must be > 0, got 0"),
+        ({"method": "magic"}, "method must be one of baseline, sam"),
+        ({"method": "baseline", "quantity": "budget"}, "the baseline does not walk: name a method to tune"),
+        ({"task": "numerals", "method": "freelb", "quantity": "budget"}, "freelb moves embeddings and has no budget"),
+        ({"space": {"dropout": "0..0.5"}}, "use --quantity joint for settings"),
+        ({"space": {"cap": "0.01..0.1"}}, "cap must be a list of choices in this search"),
+        ({"quantity": "settings", "space": {"dropout": "0.1..2"}}, "dropout must be < 1, got 2.0"),
+        ({"quantity": "settings", "space": {"dropout": "1..x"}}, "the range of dropout must be LOW..HIGH"),
+        ({"quantity": "settings", "space": {"dropout": []}}, "the choices of dropout must not be empty"),
+        ({"quantity": "settings", "space": {"epochs": "1.5..3"}}, "the range of epochs must be whole numbers"),
+        ({"quantity": "settings", "space": {"depth": [1]}}, "there is no setting 'depth'"),
+        ({"quantity": "settings", "space": {"wieght_decay": None}}, "wieght_decay is not searched"),
+        ({"quantity": "settings", "settings": {"epochs": 3}, "space": {"epochs": [3]}}, "epochs is fixed and searched"),
+    ],
 )
-def test_finds_the_best_of_the_grid_below_the_collapse(peak, width, beyond):
-    outcomes = measured(hill(peak, width, peak + beyond), (INF,))
-    best, tried = found(search(), outcomes)
-    assert outcomes[best] == max(outcomes.values())
-    assert len(tried) <= 11  # three for the order, three for the grid, at most one decade beneath, of 28
-    assert len(tried) == len(set(tried))
+def test_what_cannot_be_searched_is_told_in_one_sentence(changes, told):
+    with pytest.raises(InputError) as caught:
+        asked(**changes)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=200)
-@given(
-    low=st.floats(-5.5, -3),
-    harm=st.floats(0.5, 4),
-    collapse=st.floats(0.1, 2),
-    height=st.floats(0.01, 0.1),
-)
-def test_finds_a_gain_that_lies_decades_beneath_the_collapse(low, harm, collapse, height):
-    """Better up to 10^low, then a long way slightly worse than no walk, then lost."""
+def test_compare_uses_the_walk_that_a_search_chose(command, tmp_path):
+    words = ("tune", "digits", "--size", "tiny", "--quantity", "epsilon", "--space", "norm=[2]", "--jobs", "1", "--cpu")
+    ended = command(*words, "--trials", "2", "--out", tmp_path)
+    assert ended.code == 0, ended.err
+    [file] = (tmp_path / "search").glob("*.json")
+    found = read(file)
+    assert found.sentence in ended.out
+    assert len(found.trials) == 2
+    for trial in (tmp_path / "search" / "runs").glob("*.json"):
+        assert read_record(trial).test is None, "a search never sees the test split"
+    assert not list((tmp_path / "search" / "runs").glob("*/*.pt"))
+    again = command(*words, "--trials", "2", "--out", tmp_path, "--json")
+    assert json.loads(again.out)["trials"] == found.model_dump(mode="json")["trials"]
+    assert "gradient evaluations" not in again.err, "nothing was run a second time"
 
-    def gain(epsilon):
-        x = math.log10(epsilon)
-        return height if x < low else -0.01 if x < low + harm else -0.5 if x >= low + harm + collapse else -0.015
-
-    outcomes = measured(gain, (INF,))
-    best, _ = found(search(), outcomes)
-    assert outcomes[best] == height
-
-
-@given(peak=st.floats(-4, -1), height=st.floats(0.05, 0.1), seed=st.integers(0, 10_000))
-def test_noise_costs_little(peak, height, seed):
-    """Gains are seen with an error of at most a fifth of the tolerance: the choice is nearly the grid's best."""
-    noise, draw = TOLERANCE / 5, random.Random(seed)
-    true = hill(peak, 1.0, peak + 0.5, height)
-    seen = {each: true(each.value) + draw.uniform(-noise, noise) for each in GRID if each.norm == INF}
-    best, _ = found(search(), seen)
-    assert true(best.value) >= max(true(each.value) for each in GRID) - height / 4
-
-
-@pytest.mark.parametrize("gain", [-0.001, 0.01])
-def test_single_order_of_magnitude_is_searched(gain):
-    narrow = TwoStages((INF,), -3, -3, TOLERANCE)
-    outcomes = {Candidate(INF, -3, mantissa): gain for mantissa in MANTISSAS}
-    assert set(replayed(narrow, outcomes)) == set(outcomes)
+    plan = make("digits", "ga-sam", "tiny")
+    tuned = with_tuned_walk(plan, tmp_path).walk
+    assert (tuned.epsilon, tuned.norm, tuned.budget, tuned.source) == (found.walk["epsilon"], 2.0, None, "tuned")
+    assert with_tuned_walk(make("digits", "baseline", "tiny"), tmp_path).walk.method == "baseline"
+    for unlike in (make("digits", "ga-sam", "tiny", seed=0), make("digits", "sam", "tiny"),
+                   make("digits", "ga-sam", "tiny", settings={"epochs": 3})):  # fmt: skip
+        with pytest.raises(InputError, match="has no search for the walk of"):
+            with_tuned_walk(unlike, tmp_path)
+    with FileLock(file.with_suffix(".lock")), pytest.raises(InputError, match="is still being tuned"):
+        with_tuned_walk(plan, tmp_path)
+    with FileLock(file.with_suffix(".lock")):
+        assert "is being tuned by another process" in command(*words, "--trials", "2", "--out", tmp_path).err
 
 
-def test_flat_response_ends_soon_and_takes_the_smallest():
-    outcomes = measured(lambda epsilon: 0.0, (INF,))
-    best, tried = found(search(), outcomes)
-    assert best == min(tried, key=lambda each: each.value)
-    assert len(tried) == 6
+def test_trials_are_made_with_the_test_split_withheld(tmp_path, monkeypatch):
+    """In the process that trains: a family that looks at the test split fails the trial."""
+    monkeypatch.setattr(ImageClassification, "validate", lambda self, model: self.score(model, "test"))
+    with pytest.raises(WithheldError):
+        run(make("digits", "baseline", "tiny"), tmp_path, cpu=True, test=False)
 
 
-def test_grid_is_searched_beneath_an_order_that_does_harm():
-    """10^-3 loses one percent, less than the tolerance: the grid is that of 10^-4, not of 10^-3."""
-    outcomes = measured(lambda epsilon: 0.02 if epsilon < 6e-4 else -0.01 if epsilon < 2e-3 else -0.5, (INF,))
-    best, tried = found(search(), outcomes, 4)
-    assert tried[-1].value == best.value == 5e-4
-    assert {each.value for each in replayed(search(), outcomes)} >= {1e-4, 2e-4, 5e-4, 8e-4}
+def test_settings_are_chosen_by_the_mean_and_train_takes_them(command, tmp_path):
+    found = settings_search(tmp_path, seeds=2)
+    assert len(found.trials) == 3
+    assert found.seeds == [0, 1_000_000]
+    repeated = [each for each in found.trials if len(each["valid"]) == 2]
+    assert repeated
+    assert len(found.plain) == 2
+    chosen = [each for each in found.trials if each["chosen"]]
+    if chosen:  # else the task's own settings are better
+        assert sum(chosen[0]["valid"]) == max(sum(each["valid"]) for each in repeated)
+    file = tmp_path / "search" / f"{found.name}.json"
+    assert read(file) == found
+    trained = command(
+        "train", "digits", "--size", "tiny", "--settings-from", file, "--cpu", "--out", tmp_path, "--json"
+    )
+    assert trained.code == 0, trained.err
+    settings = json.loads(trained.out)["settings"]
+    assert {name: settings[name] for name in found.changes} == found.changes
+    other = command("train", "docstrings", "--settings-from", file, "--out", tmp_path)
+    assert "has the settings of digits" in other.err
 
 
-@pytest.mark.parametrize("seen", [-0.002, 0.002])
-def test_a_loss_within_noise_does_not_leave_the_order_of_the_peak(seen):
-    """10^-5 looks a little worse than no walk, or a little better; the gain is at 2e-5 and 5e-5."""
-    peak = {2e-5: 0.02, 5e-5: 0.03, 8e-5: 0.01, 1e-5: seen}
-    outcomes = measured(lambda epsilon: peak.get(epsilon, 0.0 if epsilon < 1e-4 else -0.5), (INF,))
-    best, tried = found(search(), outcomes, 4)
-    assert best.value == tried[-1].value == 5e-5
+def test_a_search_continues_as_if_it_had_never_ended(tmp_path):
+    whole = settings_search(tmp_path / "whole", trials=7)
+    settings_search(tmp_path / "parts", trials=6)
+    assert settings_search(tmp_path / "parts", trials=7).model_dump() == whole.model_dump()
 
 
-def test_an_order_without_any_gain_is_left_though_its_loss_is_small():
-    peak = {2e-4: 0.01, 5e-4: 0.02, 8e-4: 0.01, 1e-3: -0.003}
-    outcomes = measured(lambda epsilon: peak.get(epsilon, 0.0 if epsilon < 1e-3 else -0.5), (INF,))
-    best, tried = found(search(), outcomes)
-    assert best.value == 5e-4
-    assert len(tried) == 3 + 3 + 4
+def test_a_killed_search_goes_on_and_a_torn_journal_is_cut(command, tmp_path):
+    words = ["tune", "digits", "--size", "tiny", "--epochs", "8", "--trials", "2", "--cpu", "--jobs", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "gasam", *words, "--out", str(tmp_path)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    while not list((tmp_path / "search" / "runs").glob("digits-tiny-ga-sam-*/last.pt")):
+        assert process.poll() is None, "the search ended before it could be killed"
+        time.sleep(0.01)
+    kill_with_children(process)
+    [journal] = (tmp_path / "search").glob("*.journal")
+    with journal.open("ab") as stream:
+        stream.write(b'{"op_code": 4, "wor')  # as if it had been killed in the middle of a line
+    ended = command(*words, "--out", tmp_path, "--json")
+    assert ended.code == 0, ended.err
+    whole = command(*words, "--out", tmp_path / "whole", "--json")
+    assert whole.code == 0, whole.err
+    continued, never_killed = json.loads(ended.out), json.loads(whole.out)
+    assert continued | {"file": ""} == never_killed | {"file": ""}
 
 
-def test_everything_collapses():
-    outcomes = measured(lambda epsilon: -0.9, (INF,))
-    _, tried = found(search(), outcomes)
-    assert [each.exponent for each in tried] == [-3, -5, -6]
+def kill_with_children(process):
+    import psutil
+
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in family:
+        os.kill(each.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=20)
+    process.wait()
 
 
-def test_what_gave_no_number_has_collapsed_and_is_never_chosen():
-    outcomes = dict.fromkeys(GRID, -INF)
-    assert found(search(), outcomes)[0] is None
-    outcomes |= {each: 0.01 for each in GRID if each.value < 3e-4}
-    assert found(search(), outcomes)[0].value < 3e-4
+def test_a_trial_among_the_worst_quarter_is_stopped_after_half_of_its_epochs(tmp_path):
+    search, engine = asked(quantity="settings", method="baseline"), InThisProcess()
+    metric = TASKS["digits"].family.metric
+    with opened(tmp_path / "study.journal", "study", metric) as study:
+        for value in (80.0, 81.0, 82.0, 83.0, 84.0):
+            trial = study.ask(dict(search.ranges))
+            for step in range(1, 11):
+                trial.report(value, step)
+            study.tell(trial, value)
+        driver = Driver(search, study, tmp_path, engine, lambda job, event: None, True)
+        job = Job(make("digits", "baseline", "tiny", settings={"epochs": 20}), "poor")
+        driver.reporting["poor"] = study.ask(dict(search.ranges))
+        for epoch in range(2, 14):
+            driver._heard(job, ("update", Update(0, 1, epoch, 20, 20.0)))
+            assert bool(engine.cancelled) == (epoch - 1 > 11), "at 12 of 20 epochs, the first tenth after half"
 
 
-def test_bisection_knows_the_order_of_magnitude_after_three_tries():
-    for order in range(LOW, HIGH + 1):
-        outcomes = measured(hill(order, 1.0, order + 0.5), (INF,))
-        tried = replayed(search(), outcomes, 3)
-        assert search().decade(INF, {each: outcomes[each] for each in tried}) == order
+def choice(plain, *others, error=0.5, quantity="budget"):
+    """The choice among finalists; each has a score by seed."""
+
+    def records(scores, method):
+        return [
+            record("imdb", method, score, seed=seed, valid=score, valid_error=error / math.sqrt(2), worthless=50.0)
+            for seed, score in enumerate(scores)
+        ]
+
+    tried = [{"norm": "inf", "budget": 0.1 * (place + 1), "cap": 0.1} for place in range(len(others))]
+    search = checked(Search, task="imdb", quantity=quantity)
+    return Choice(search, error, records(plain, "baseline"), [records(each, "ga-sam") for each in others], tried)
 
 
-def test_grid_is_the_papers_within_that_order():
-    outcomes = measured(hill(-2.5, 1.0, -2.01), (INF,))
-    tried = replayed(search(), outcomes)
-    assert {each.value for each in tried if each.exponent == -3} == {1e-3, 2e-3, 5e-3, 8e-3}
-    assert MANTISSAS == (1, 2, 5, 8)
+def test_best_mean_over_seeds_is_chosen_and_the_sentence_says_how_far_to_trust_it():
+    several = choice([80.0, 80.2, 80.1], [82.0, 80.0, 80.2], [81.0, 81.2, 81.1])
+    assert several.values["budget"] == 0.2
+    assert several.gain == pytest.approx(1.0)
+    assert "more than twice the standard error over 3 seeds" in several.sentence("2 trials")
+    assert "it was chosen on this split, so expect less on test" in choice([80.0], [82.0]).sentence("1 trial")
+    assert "within the noise of the split" in choice([80.0], [80.3]).sentence("1 trial")
+    lost = choice([80.0, 80.0], [90.0, None], [81.0, 81.0])
+    assert lost.values["budget"] == 0.2, "a finalist that diverged with one seed is not chosen"
 
 
-def test_both_norms_are_searched_in_turn():
-    gain = {INF: hill(-4, 1, -3.5), 2.0: hill(-1, 1, -0.5)}
-    outcomes = {each: gain[each.norm](each.value) for each in GRID}
-    tried = replayed(search((INF, 2.0)), outcomes)
-    assert [each.norm for each in tried[:6]] == [INF, 2.0] * 3
-    own = [best_of({each: outcomes[each] for each in tried if each.norm == norm}) for norm in (INF, 2.0)]
-    assert own == [Candidate(INF, -4), Candidate(2.0, -1)]
+def test_sentence_says_if_nothing_was_found():
+    worse = choice([80.0], [79.0])
+    assert "no budget improved on plain training; the best was norm=inf, budget=0.1, cap=0.1" in worse.sentence(
+        "1 trial"
+    )
+    assert worse.values["budget"] == 0.1, "`--tuned` says what it uses"
+    assert "every trial of budget diverged or was stopped" in choice([80.0]).sentence("3 trials")
+    assert "the baseline is no better than guessing" in choice([50.5], [60.0]).sentence("1 trial")
+    own = choice([80.0], [79.0], quantity="settings")
+    assert "no settings are better than the task's own" in own.sentence("1 trial")
+    assert own.values == {}
 
 
-@pytest.mark.parametrize("budget", range(8))
-def test_budget_is_kept_and_only_cuts_short(budget):
-    outcomes = measured(hill(-2.5, 1.0, -2.0), (INF,))
-    assert list(replayed(search(), outcomes, budget)) == list(replayed(search(), outcomes))[:budget]
-
-
-@settings(max_examples=50)
-@given(peak=st.floats(-5, -1), cut=st.integers(0, 12), seed=st.integers(0, 100))
-def test_interrupted_search_proposes_the_same(peak, cut, seed):
-    """Outcomes may come in any order, and some of a round only: what is tried in the end is the same."""
-    strategy, outcomes = search((INF, 2.0)), measured(hill(peak, 1.0, peak + 0.4))
-    known, draw = {}, random.Random(seed)
-    while proposed := strategy.propose(known):
-        draw.shuffle(proposed)
-        some = proposed[: max(1, cut % (len(proposed) + 1))]
-        known |= {each: outcomes[each] for each in some}
-    assert set(known) == set(replayed(strategy, outcomes))
-
-
-def test_radii_are_the_numbers_that_people_write():
-    assert [Candidate(INF, -4, m).value for m in MANTISSAS] == [1e-4, 2e-4, 5e-4, 8e-4]
-    assert str(Candidate(2.0, -3, 5)) == "L2 0.005"
-    below = [Candidate(INF, -3, 2)]
-    while len(below) < 6:
-        below.append(below[-1].neighbour(-1))
-    assert [each.value for each in below] == [2e-3, 1e-3, 8e-4, 5e-4, 2e-4, 1e-4]
-
-
-def test_full_grid_has_every_radius_once():
-    grid = FullGrid((INF,), -4, -2)
-    every = grid.propose({})
-    assert len(every) == len(set(every)) == 12
-    assert grid.propose(dict.fromkeys(every, -INF)) == []
-
-
-def test_losses_within_the_noise_do_not_move_the_search():
-    """10^-1 loses two percent, less than the noise of three: its grid is searched, not that of 10^-2."""
-    outcomes = {each: -0.02 if each.exponent == -1 else -0.01 for each in FullGrid((INF,), -2, -1).propose({})}
-    sharp, noisy = (TwoStages((INF,), -2, -1, 0.005, noise) for noise in (0.0, 0.03))
-    assert {each.exponent for each in replayed(noisy, outcomes)} == {-2, -1}
-    assert sum(each.exponent == -1 for each in replayed(noisy, outcomes)) == len(MANTISSAS)
-    assert sum(each.exponent == -1 for each in replayed(sharp, outcomes)) < len(MANTISSAS)
-
-
-@given(loss=st.floats(0, 0.2), noise=st.floats(0.02, 0.2))
-def test_only_a_loss_beyond_tolerance_and_noise_is_a_collapse(loss, noise):
-    assert TwoStages((INF,), -2, -1, TOLERANCE, noise).collapsed(-loss) == (loss > noise)
-
-
-def test_finalists_are_the_best_and_those_within_the_noise_of_it():
-    known = {Candidate(INF, -1, m): gain for m, gain in zip(MANTISSAS, (0.01, 0.05, 0.04, -INF), strict=True)}
-    assert finalists(known, 0.02) == [Candidate(INF, -1, 2), Candidate(INF, -1, 5)]
-    assert finalists(known, 0.0) == [Candidate(INF, -1, 2)]
-    assert len(finalists(known, 1.0)) == 3
-    assert finalists(known, 1.0, most=2) == [Candidate(INF, -1, 2), Candidate(INF, -1, 5)]
-    assert finalists({}, 1.0) == []
+@pytest.mark.parametrize("task", ["digits", "docstrings", "pydoc", "numerals"])
+def test_withheld_data_raises_in_every_family(task):
+    plan = make(task, "baseline", "tiny")
+    family = plan.family(plan.data().without_test())
+    model = family.model().eval()
+    assert math.isfinite(family.score(model, "valid"))
+    for touch in (lambda: family.score(model, "test"), lambda: family.examples("test", 4)):
+        with pytest.raises(LookupError, match="test"):
+            touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pandas import DataFrame
@@ -11,14 +12,11 @@ from pandas import DataFrame
 from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.engines import opened
-from gasam.lab.families.spaces import parsed_space
+from gasam.lab.errors import checked
 from gasam.lab.report.comparison import run_list
 from gasam.lab.report.html import read_runs
-from gasam.lab.search.asking import ask
-from gasam.lab.search.finding import Finding
-from gasam.lab.search.question import SEED
-from gasam.lab.search.settings_finding import SettingsFinding, SettingsTrial
-from gasam.lab.tasks import Origin, find
+from gasam.lab.search.question import Search
+from gasam.lab.tasks import Origin
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
 
@@ -93,19 +91,19 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     quantity: str | None = None,
     trials: int | None = None,
-    evaluations: int | None = None,
     space: Mapping[str, Any] | None = None,
     seeds: int = 1,
-    seed: int = SEED,
+    seed: int = 0,
     on: str = "local",
     jobs: int | None = None,
     cpu: bool = False,
 ) -> DataFrame:
     """Choose a method's walk or the settings of training on validation, and return a frame with a row for each trial.
 
-    The same as the command `gasam tune`. The first row is the baseline, or the task's own settings, and the column
-    `chosen` marks what to use. `compare(..., tuned=True)` uses the chosen walk. For settings the frame has attributes:
-    `compare(..., settings=frame.attrs["settings"])`. An interrupted search continues.
+    The same as the command `gasam tune`; an interrupted search continues. The column `chosen` marks what to use, and
+    the frame has the attributes `settings`, `walk`, `plain` (the scores of plain training or of the task's own
+    settings) and `sentence`. `compare(..., tuned=True)` uses the chosen walk, and
+    `compare(..., settings=frame.attrs["settings"])` the chosen settings.
 
     Args:
         task: The name of a task, or the path of a Python file that defines one.
@@ -116,7 +114,6 @@ def tune(
         settings: Settings of the task to change.
         quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
         trials: The largest number of trials; by default as many as the search for a walk needs, and 20 for settings.
-        evaluations: Start no more trials of settings after this many gradient evaluations.
         space: Ranges of settings by name, as in `--space`: "0..0.5", "1e-4..1e-2,log", a tuple of choices, or None.
         seeds: Repeat the baseline and the finalists with this many seeds, and choose by the mean.
         seed: The seed of the trials. Use other seeds for results.
@@ -124,49 +121,29 @@ def tune(
         jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
         cpu: Use the CPU even if there is a GPU.
     """
-    question = ask(
-        method,
-        quantity,
-        of_walk={},
-        of_settings={"space": parsed_space(space) if space else None, "evaluations": evaluations},
-        trials=trials,
+    asked = checked(
+        Search,
         task=str(task),
-        size=size or find(str(task)).default_size,
-        origin=data or Origin(),
-        settings=settings or {},
+        method=method,
+        size=size,
+        quantity=quantity,
+        space=dict(space or {}),
+        trials=trials,
         seeds=seeds,
         seed=seed,
+        settings=dict(settings or {}),
+        origin=data or Origin(),
     )
     with opened(on, parallel=jobs, cpu=cpu) as place:
-        found = search(question, Path(out), place, cpu)
-    return settings_frame(found) if isinstance(found, SettingsFinding) else trials_frame(found)
-
-
-def settings_frame(found: SettingsFinding) -> DataFrame:
-    """A row for each trial: the settings that it changed, its mean validation score, and whether it was chosen.
-
-    The attributes `settings` and `walk` of the frame hold what was chosen.
-    """
-    chosen = found.chosen()
-
-    def row(one: SettingsTrial) -> dict[str, Any]:
-        scores = {"valid": found.mean(one), "seconds": one.seconds, "chosen": one is chosen}
-        return {"method": found.method} | one.values | scores
-
-    frame = DataFrame(list(map(row, found.trials)))
-    frame.attrs = {} if chosen is None else {"settings": found.settings_of(chosen), "walk": found.walk(chosen)}
+        found = search(asked, Path(out), place, cpu)
+    rows = []
+    for each in found.trials:
+        valid = [score for score in each["valid"] if score is not None]
+        mean = fmean(valid) if valid else None
+        rows.append({"method": found.method} | each["values"] | {"valid": mean, "chosen": each["chosen"]})
+    frame = DataFrame(rows)
+    frame.attrs = {"settings": found.changes, "walk": found.walk, "plain": found.plain, "sentence": found.sentence}
     return frame
-
-
-def trials_frame(finding: Finding) -> DataFrame:
-    """A row for the baseline and for each trial: its walk, its validation score, and whether it was chosen."""
-    chosen = finding.chosen()
-    rows = [{"method": "baseline", "valid": finding.baseline.valid, "seconds": finding.baseline.seconds}]
-    for trial in finding.tries:
-        walk = finding.options(trial.candidate)
-        scores = {"valid": trial.valid, "seconds": trial.seconds, "chosen": trial.candidate == chosen}
-        rows.append({"method": finding.method} | walk | scores)
-    return DataFrame(rows).astype({"chosen": "boolean"}).fillna({"chosen": False})
 
 
 def runs(folder: str | Path = "runs") -> DataFrame:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 
-from gasam.lab import output
-from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.engine import Event, Job
-from gasam.lab.output import Table as OutputTable
+from gasam.lab.output import Table
 from gasam.lab.record import Record
-from gasam.lab.search.outcome import Outcome
-from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.loop import Update
 
 # Markup is off, because file names and error messages may look like markup.
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+COMMAND = re.compile(r"`[^`]*`")
+SPACE = "\0"
+"""Stands for a space where a line must not end: a command that is copied has to be in one piece."""
 STYLES = {"done": "none", "failed": "red"}
 
 
@@ -31,30 +31,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(table: Table | OutputTable) -> None:
-    """Print a table. One that is wider than the terminal is printed in blocks that begin with the same columns."""
-    say(table.title)
-    if isinstance(table, OutputTable):
-        console.print(table.terminal())
-        for note in table.notes:
-            say(f"- {note}")
-        return
-    for block in in_blocks(table, console.width):
-        shown = RichTable(width=total_width(block))  # rich would shorten a path that is longer than the terminal
-        for place, title in enumerate(block.columns):
-            shown.add_column(title, justify="right" if holds_numbers(block, place) else "left", no_wrap=True)
-        for row in block.rows:
-            shown.add_row(*row)
-        console.print(shown, soft_wrap=True)
-    for note in table.notes:
-        say(f"- {note}")
-
-
-def show_table(table: output.Table) -> None:
+def print_table(table: Table) -> None:
     say(table.title)
     console.print(table.terminal())
     for note in table.notes:
         say(f"- {note}")
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of this width at most. Words and commands in backticks that are longer stay whole."""
+    joined = COMMAND.sub(lambda found: found[0].replace(" ", SPACE), text)
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+    return "\n".join(lines).replace(SPACE, " ")
 
 
 def say(text: str, to: Console = console, style: str | None = None) -> None:
@@ -87,13 +76,12 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
 
 
-def describe_trial(job: Job, outcome: Outcome) -> str:
+def describe_trial(job: Job, record: Record) -> str:
     """One line about a trial, which has only a validation score."""
-    spent = f"{outcome.gradient_evaluations} gradient evaluations, {seconds(outcome.seconds)}"
-    if outcome.valid is not None:
-        metric = job.plan.definition.family.metric
-        return f"{metric.name} valid {metric.shown(outcome.valid)}; {spent}"
-    return f"{'diverged' if outcome.diverged else 'stopped early'} after {len(outcome.curve)} epochs; {spent}"
+    spent = f"{record.gradient_evaluations} gradient evaluations, {seconds(record.seconds)}"
+    if record.valid is None:
+        return f"diverged after {len(record.curve)} epochs; {spent}"
+    return f"{record.metric.name} valid {record.metric.shown(record.valid)}; {spent}"
 
 
 class Live:
@@ -137,9 +125,10 @@ class Live:
         else:
             self.progress.remove_task(self.lines.pop(job.name))
             self.ended += 1
-            result = self.describe(job, value) if kind == "done" else failed_because(job)
+            lost = failed_because(job) if kind == "failed" else "stopped early, among the worst quarter of the trials"
+            result = self.describe(job, value) if kind == "done" else lost
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
-            say(f"{count} {label(job)}: {result}", errors, STYLES[kind])
+            say(f"{count} {label(job)}: {result}", errors, STYLES.get(kind))
 
     def _note(self, text: str) -> None:
         """Print a note once, also if several runs send it."""

@@ -45,22 +45,19 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
 
 def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
     """The settings that a search chose, with those that all of its trials shared. It must be of this task and size."""
-    from gasam.lab.search.settings_finding import SettingsFinding
+    from gasam.lab.search.finding import read
     from gasam.lab.tasks import find, name_of
 
     try:
-        found = SettingsFinding.read(file)
+        found = read(file)
     except InputError as error:
         reason = str(error).removesuffix("; delete it and run again")
-        raise InputError(f"--settings-from must name a file of runs/settings: {reason}") from None
+        raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
     if found.task != name_of(task):
         raise InputError(f"{file} has the settings of {found.task}: use it with that task, not with {name_of(task)}")
     if found.size != (size or find(task).default_size):
         raise InputError(f"{file} changes size {found.size}: add --size {found.size}")
-    best = found.chosen()
-    if best is None:
-        raise InputError(f"every trial of {file} diverged: search again with other ranges")
-    return found.settings_of(best)
+    return found.changes
 
 
 def flags(origin: Origin, settings: Mapping[str, Any], out: Path) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import typer
 
-from gasam.analysis import pictures
 from gasam.lab.cli.display import Live, console, describe, describe_trial, errors, label, print_json, print_table, say
 from gasam.lab.cli.options import OutputOptions
 from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
@@ -24,14 +23,9 @@ from gasam.lab.output import Table, save
 from gasam.lab.record import Record
 from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import Comparison
-from gasam.lab.report.settings_search import settings_conclusion, settings_table
-from gasam.lab.report.tuning import conclusion, tuning_figures, tuning_table
-from gasam.lab.search.driver import tune
-from gasam.lab.search.finding import Finding
-from gasam.lab.search.question import Question
-from gasam.lab.search.settings_driver import tune_settings
-from gasam.lab.search.settings_finding import FOLDER, SettingsFinding
-from gasam.lab.search.settings_question import SettingsQuestion
+from gasam.lab.search.finding import FOLDER, Finding
+from gasam.lab.search.question import Search
+from gasam.lab.search.study import tune
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run
@@ -91,30 +85,22 @@ def run_many(
     return found
 
 
-def search(question: Question | SettingsQuestion, out: Path, engine: Engine, cpu: bool) -> Finding | SettingsFinding:
+def search(asked: Search, out: Path, engine: Engine, cpu: bool) -> Finding:
     """Run a search with a line for every trial."""
-    prepared([question.plan(None)], out)
+    prepared([asked.plan()], out)
     with Live(None, describe_trial) as live:
-        if isinstance(question, SettingsQuestion):
-            return tune_settings(question, out, engine=engine, watch=live.watch, cpu=cpu)
-        return tune(question, out, engine=engine, watch=live.watch, cpu=cpu)
+        return tune(asked, out, engine, live.watch, cpu)
 
 
-def show_search(finding: Finding | SettingsFinding, output: OutputOptions) -> None:
-    """Print what a search found, and its conclusion. The search for a walk has a picture."""
-    if isinstance(finding, SettingsFinding):
-        file = output.out / FOLDER / f"{finding.name}.json"
-        table, told, saved = settings_table(finding), settings_conclusion(finding, str(file)), str(file)
-    else:
-        file = output.out / "tuning" / f"{finding.name}.json"
-        pictures.save_all(tuning_figures([finding]), file.with_suffix(""))
-        table, told, saved = tuning_table([finding]), conclusion(finding), f"{file}, .png and .svg"
+def show_search(finding: Finding, output: OutputOptions) -> None:
+    """Print what a search found, and its conclusion."""
+    file = output.out / FOLDER / f"{finding.name}.json"
     if output.json:
-        print_json(finding.as_json() | {"file": str(file)})
+        print_json(finding.model_dump(mode="json") | {"file": str(file)})
         return
-    print_table(table)
-    say(told)
-    console.print(f"saved: {saved}", soft_wrap=True)
+    print_table(finding.table())
+    say(finding.sentence)
+    console.print(f"saved: {file} and .journal", soft_wrap=True)
 
 
 def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:

@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, Sizes, drawn, one_line
-from gasam.lab.families.spaces import Space, Span, around
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, Sizes, around, drawn, one_line
 from gasam.lab.record import Metric
 
 EVALUATED_AT_ONCE = 250
@@ -41,15 +40,15 @@ class ClassifierSettings(Recipe):
 
     later: ClassVar[dict[str, Any]] = {"smoothing": 0.0}
 
-    def space(self) -> Space:
+    def space(self) -> dict[str, Any]:
         return {
             "learning_rate": around(self.learning_rate, 4),
-            "epochs": (max(1, self.epochs // 2), self.epochs, 2 * self.epochs),
-            "schedule": ("constant", "linear"),
-            "optimizer": ("adamw",),
-            "weight_decay": Span(1e-3, 1.0, log=True),
-            "dropout": Span(0.0, 0.6),
-            "smoothing": (0.0, 0.1),
+            "epochs": [max(1, self.epochs // 2), self.epochs, 2 * self.epochs],
+            "schedule": ["constant", "linear"],
+            "optimizer": ["adamw"],
+            "weight_decay": "0.001..1,log",
+            "dropout": "0..0.6",
+            "smoothing": [0.0, 0.1],
         }
 
 
@@ -156,9 +155,8 @@ class TextCNNSettings(ClassifierSettings):
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
     later: ClassVar[dict[str, Any]] = ClassifierSettings.later | {"embedding_scale": 1.0, "embedding_dropout": 0.0}
 
-    def space(self) -> Space:
-        embeddings = {"embedding_scale": Span(0.02, 0.5, log=True), "embedding_dropout": Span(0.0, 0.6)}
-        return {**super().space(), **embeddings}
+    def space(self) -> dict[str, Any]:
+        return super().space() | {"embedding_scale": "0.02..0.5,log", "embedding_dropout": "0..0.6"}
 
 
 class TextClassification(Classification[TextCNNSettings]):

@@ -25,7 +25,6 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import Encoded
-from gasam.lab.families.spaces import Space, around
 from gasam.lab.record import Metric
 
 Settings = TypeVar("Settings", bound="Recipe")
@@ -83,9 +82,9 @@ class Recipe(BaseModel):
     later: ClassVar[dict[str, Any]] = {}
     """Settings that were added after the first records, with the values that the first records used."""
 
-    def space(self) -> Space:
-        """The settings that `gasam tune --quantity settings` tries by default, around the values of this recipe."""
-        return {"learning_rate": around(self.learning_rate, 5), "epochs": (self.epochs, 2 * self.epochs)}
+    def space(self) -> dict[str, Any]:
+        """The ranges of `gasam tune --quantity settings`, around the values of this recipe, as `--space` takes them."""
+        return {"learning_rate": around(self.learning_rate, 5), "epochs": [self.epochs, 2 * self.epochs]}
 
     def changed(self, **overrides: Any) -> Self:
         """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed."""
@@ -101,6 +100,11 @@ class Recipe(BaseModel):
         """
         values = self.model_dump(mode="json")
         return {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
+
+
+def around(value: float, factor: float) -> str:
+    """The range from the value divided by the factor to the value times the factor."""
+    return f"{value / factor:.2g}..{value * factor:.2g},log"
 
 
 def drawn(count: int, of: int) -> Tensor:

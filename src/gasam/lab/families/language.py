@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, drawn
-from gasam.lab.families.spaces import Space, Span, around
+from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, around, drawn
 from gasam.lab.record import Metric
 
 State = tuple[Tensor, Tensor]
@@ -48,15 +47,15 @@ class LSTMSettings(Recipe):
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
     later: ClassVar[dict[str, Any]] = {"embedding_range": 0.1}
 
-    def space(self) -> Space:
+    def space(self) -> dict[str, Any]:
         return {
             "learning_rate": around(self.learning_rate, 2),
-            "epochs": (self.epochs, 2 * self.epochs),
-            "halve_after": Span(max(1, self.epochs // 3), self.epochs),
-            "dropout": Span(0.1, 0.7),
-            "clip": Span(0.1, 1.0, log=True),
-            "weight_decay": Span(1e-8, 1e-5, log=True),
-            "embedding_range": Span(0.02, 0.2, log=True),
+            "epochs": [self.epochs, 2 * self.epochs],
+            "halve_after": f"{max(1, self.epochs // 3)}..{max(2, self.epochs)}",
+            "dropout": "0.1..0.7",
+            "clip": "0.1..1,log",
+            "weight_decay": "1e-8..1e-5,log",
+            "embedding_range": "0.02..0.2,log",
         }
 
 

@@ -25,7 +25,6 @@ from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import UNKNOWN, Vocabulary
 from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, drawn, ignore_count, one_line
-from gasam.lab.families.spaces import Space, Span
 from gasam.lab.record import Metric
 
 Side = Literal["source", "target"]
@@ -77,13 +76,8 @@ class TransformerSettings(Recipe):
             raise ValueError(f"width must be even and a multiple of heads ({self.heads}), got {self.width}")
         return self
 
-    def space(self) -> Space:
-        regularised = {
-            "dropout": Span(0.1, 0.5),
-            "smoothing": Span(0.0, 0.2),
-            "weight_decay": Span(1e-5, 1e-2, log=True),
-        }
-        return {**super().space(), **regularised}
+    def space(self) -> dict[str, Any]:
+        return super().space() | {"dropout": "0.1..0.5", "smoothing": "0..0.2", "weight_decay": "1e-5..1e-2,log"}
 
 
 class Translation(Family[TransformerSettings]):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gasam.lab.errors import InputError
 from gasam.lab.methods import Walks
 from gasam.lab.paper import figures
-from gasam.lab.search.tuned_walk import with_tuned_walk
+from gasam.lab.search.finding import with_tuned_walk
 from gasam.lab.tasks import Origin, find
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan

@@ -1,1 +1,1 @@
-"""The search of `gasam tune` for the size of a walk, on the validation split."""
+"""Searches for walks and for settings: `question` asks, `study` runs the trials, `finding` answers."""

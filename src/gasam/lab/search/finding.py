@@ -1,211 +1,235 @@
-"""The finding of a search: every trial, the chosen walk, its gain and its cost."""
+"""What a search has found: the choice, the sentence that says how far to trust it, and plans with a tuned walk."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from pydantic import TypeAdapter
-from pydantic.dataclasses import dataclass
+from filelock import FileLock, Timeout
+from pydantic import BaseModel
 
-from gasam.lab import tasks
-from gasam.lab.record import Metric, read_as
-from gasam.lab.search.outcome import Outcome, Trial
-from gasam.lab.search.strategy import NORMS, Candidate, TwoStages, best_of
-from gasam.lab.search.worth import BehindBaseline, Worth
-from gasam.lab.tasks import Task
-from gasam.lab.tasks.own_model import TaskFile, recorded_task
+from gasam.lab.errors import InputError
+from gasam.lab.methods import Walk
+from gasam.lab.output import Table
+from gasam.lab.record import Metric, Record, read_as
+from gasam.lab.search.question import Quantity, Search, Values
+from gasam.lab.training.plan import Plan
 
-SCHEMA = 1
-GRID = "-grid"
-"""The end of the name of a full grid. Searches are compared with it; it chooses no walk."""
+FOLDER = "search"
+"""The folder of searches in a folder of records. It has the runs of all trials in `runs`."""
+SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Everything a search has measured. Files of older searches lack the fields that have defaults.
+@dataclass
+class Choice:
+    """The best of the finalists: by the mean of the differences to plain training, paired by seed.
 
     Args:
-        schema: The version of the format of the file.
-        name: The name of the search and its file.
+        asked: The search.
+        error: The standard error of a difference of two scores on the split.
+        plain: The records of plain training, or of the task's own settings, by seed.
+        runs: The records of each finalist by seed, the best of the first seed first.
+        tried: The values of each finalist.
+    """
+
+    asked: Search
+    error: float
+    plain: Sequence[Record]
+    runs: Sequence[Sequence[Record]]
+    tried: Sequence[Values]
+
+    def differences(self, runs: Sequence[Record]) -> list[float]:
+        """How much better the runs are than plain training, by seed."""
+        pairs = [(ours.valid, plain.valid) for ours, plain in zip(runs, self.plain, strict=False)]
+        sign = 1 if self.metric.higher_is_better else -1
+        return [sign * (ours - plain) for ours, plain in pairs if ours is not None and plain is not None]
+
+    @property
+    def metric(self) -> Metric:
+        return self.plain[0].metric
+
+    @cached_property
+    def place(self) -> int | None:
+        """The number of the best finalist that did not diverge with any seed."""
+        kept = [i for i, runs in enumerate(self.runs) if all(run.valid is not None for run in runs)]
+        return max(kept, key=lambda i: fmean(self.differences(self.runs[i]) or [0.0]), default=None)
+
+    @property
+    def gain(self) -> float | None:
+        differences = [] if self.place is None else self.differences(self.runs[self.place])
+        return fmean(differences) if differences else None
+
+    @property
+    def values(self) -> Values:
+        """What was chosen; nothing if the task's own settings are better."""
+        if self.place is None or (not self.asked.of_walk and self.gain is not None and self.gain <= 0):
+            return {}
+        return self.tried[self.place]
+
+    def sentence(self, trials: str) -> str:
+        """What to do, and how far to trust it."""
+        name, what, metric = f"{self.asked.method} on {self.asked.plan().task_name}", self.asked.what, self.metric
+        plain, of_walk = self.plain[0], self.asked.of_walk
+        if of_walk and self._is_guessing(plain):
+            return f"{name}: the baseline is no better than guessing, so no walk can be judged: train longer ({trials})"
+        if self.place is None:
+            return f"{name}: every trial of {what} diverged or was stopped: give another range with --space ({trials})"
+        runs, gain = self.runs[self.place], self.gain
+        if of_walk and all(each[0].gradient_evaluations <= plain.gradient_evaluations for each in self.runs):
+            return f"{name}: the walk never began, because the loss did not fall enough: train longer ({trials})"
+        score = f"{metric.name} {metric.shown(fmean(run.valid or 0.0 for run in runs))} on validation"
+        if gain is not None:
+            sign = 1 if metric.higher_is_better else -1
+            score += f", {metric.difference(sign * gain)} {metric.unit_of_differences} compared with "
+            score += "plain training" if of_walk else "the task's own settings"
+        said = in_words(self.tried[self.place])
+        if gain is not None and gain <= 0:
+            nothing = (
+                f"no {what} improved on plain training" if of_walk else "no settings are better than the task's own"
+            )
+            return f"{name}: {nothing}; the best was {said}: {score} ({trials})"
+        cost = runs[0].gradient_evaluations / plain.gradient_evaluations
+        return f"{name}: use {said}: {score}, for {cost:.1f} times its gradients; {self._trust(runs)} ({trials})"
+
+    def _is_guessing(self, run: Record) -> bool:
+        """Whether a run is better than guessing by at most two standard errors."""
+        if run.valid is None or run.worthless is None or run.valid_error is None:
+            return False
+        better = run.valid - run.worthless if self.metric.higher_is_better else run.worthless - run.valid
+        return better <= 2 * run.valid_error
+
+    def _trust(self, runs: Sequence[Record]) -> str:
+        """Whether the gain is larger than the noise: that of the seeds if there are several, else that of the split."""
+        differences, decimals = self.differences(runs), self.metric.decimals
+        if len(differences) > 1:
+            error = stdev(differences) / math.sqrt(len(differences))
+            word = "more than" if fmean(differences) > 2 * error else "less than"
+            return f"that is {word} twice the standard error over {len(differences)} seeds ({error:.{decimals}f})"
+        if not differences or differences[0] <= self.error:
+            return f"that is within the noise of the split ({self.error:.{decimals}f}): --seeds 3 repeats the best"
+        return "it was chosen on this split, so expect less on test"
+
+
+class Finding(BaseModel):
+    """What a search has found: the content of its JSON file.
+
+    Args:
+        name: The name of the search and of its files.
         task: The name of the task.
         size: The name of the size.
         method: The name of the method.
-        seed: The seed of the search.
-        settings: The settings of the task.
+        quantity: The searched quantity.
+        seeds: The seeds that were used.
+        settings: The settings of the task without those that were searched.
+        changes: The chosen settings that differ from those of the size, for `--settings-from`.
+        walk: The options of the chosen walk, for `--tuned`.
         data: The hash of the data.
-        exponents: The smallest and the largest power of ten that were searched.
-        tolerance: The loss of worth at which a trial has collapsed, see `Question`.
-        baseline: Plain training with the seed of the search.
-        tries: The trials with the seed of the search.
-        quantity: The searched quantity, "budget" or "epsilon".
-        walk: The options that all trials share, such as the cap.
-        repeats: The finalists and the baseline with other seeds.
-        task_file: The user's file that defines the task; None for a built-in task.
+        plain: The validation scores of plain training, or of the task's own settings, by seed.
+        trials: Each trial with its values, its scores by seed, whether it was chosen, and its cost.
+        gain: The gain of what was chosen over plain training, positive if it is better; None if nothing was.
+        gradient_evaluations: The cost of the whole search; trials that were stopped early are not counted.
+        sentence: What to do, and how far to trust it.
     """
 
-    schema: int
     name: str
     task: str
     size: str
     method: str
-    seed: int
+    quantity: Quantity
+    seeds: list[int]
     settings: dict[str, Any]
+    changes: dict[str, Any] = {}
+    walk: dict[str, Any] = {}
     data: str
-    exponents: tuple[int, int]
-    tolerance: float
-    baseline: Outcome
-    tries: tuple[Trial, ...]
-    quantity: str = "epsilon"
-    walk: dict[str, Any] | None = None
-    repeats: tuple[Trial | Outcome, ...] = ()
-    task_file: TaskFile | None = None
+    plain: list[float | None]
+    trials: list[dict[str, Any]]
+    gain: float | None = None
+    gradient_evaluations: int
+    sentence: str
 
-    @classmethod
-    def read(cls, file: Path) -> Finding:
-        return read_as(cls, "what a search found", file)
-
-    def as_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = TypeAdapter(Finding).dump_python(self, mode="json", exclude_unset=True)
-        best = self.chosen()
-        walk = None if best is None else self.options(best) | {"norm": f"{best.norm:g}"}
-        return fields | {"chosen": walk, "gradient_evaluations": self.gradient_evaluations}
-
-    @property
-    def definition(self) -> Task:
-        return recorded_task(self.task, self.task_file) if self.task_file else tasks.find(self.task)
+    def table(self) -> Table:
+        """The best trials beside plain training; those without a score are only counted."""
+        rows = [{"tried": "plain training" if self.walk_searched else "the task's own settings", **_scores(self.plain)}]
+        scored = [each for each in self.trials if each["valid"] and each["valid"][0] is not None]
+        chosen_first = sorted(scored, key=lambda each: not each["chosen"])
+        for each in chosen_first[:SHOWN]:
+            mark = "yes" if each["chosen"] else ""
+            rows.append({"tried": in_words(each["values"]), **_scores(each["valid"]), "chosen": mark})
+        lost = len(self.trials) - len(scored)
+        note = f"{len(self.trials)} trials, of which {lost} diverged or were stopped early."
+        return Table(f"{self.task}, size {self.size}: {self.quantity} of {self.method} on validation", rows, [note])
 
     @property
-    def metric(self) -> Metric:
-        return self.definition.family.metric
-
-    @property
-    def worth(self) -> Worth:
-        return Worth(self.metric, self.baseline.worthless)
-
-    def pruner(self, tolerance: float) -> BehindBaseline:
-        """The rule that stops trials early. It uses the metric of the curves, which may differ from the scores'."""
-        followed = self.definition.family.followed
-        return BehindBaseline(Worth(followed, self.baseline.worthless), self.baseline.curve, tolerance)
-
-    @property
-    def baseline_score(self) -> float:
-        """The baseline's score with the seed of the search. `tune` raises if this baseline diverges."""
-        assert self.baseline.valid is not None
-        return self.baseline.valid
-
-    @property
-    def error(self) -> float:
-        """The standard error of a difference between two scores on the validation split, in units of the metric.
-
-        It assumes independent splits, so it is an upper bound: here both scores are of the same examples.
-        """
-        return math.sqrt(2) * (self.baseline.error or 0.0)
-
-    @property
-    def noise(self) -> float:
-        """`error` as a share of the baseline's worth."""
-        return self.error / self.worth.of(self.baseline_score)
-
-    def gains(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
-        """The gain of each candidate over the baseline; for a finalist, the mean over its seeds."""
-        found = {}
-        for candidate in self.gains_of_first_seed(norms):
-            gains = [self._gain(ours, plain) for ours, plain in self.pairs(candidate)]
-            found[candidate] = sum(gains) / len(gains)
-        return found
-
-    def gains_of_first_seed(self, norms: Sequence[float] = NORMS) -> dict[Candidate, float]:
-        return {one.candidate: self._gain(one.valid, self.baseline_score) for one in self.tries if one.norm in norms}
-
-    def _gain(self, value: float | None, baseline: float) -> float:
-        return -math.inf if value is None else self.worth.gain(value, baseline)
-
-    def pairs(self, candidate: Candidate) -> list[tuple[float | None, float]]:
-        """Pairs of scores, the candidate's and the baseline's, by seed, without seeds whose baseline diverged."""
-        baselines = {one.seed: one.valid for one in self.repeats if not isinstance(one, Trial)}
-        found = [(self.one(candidate).valid, self.baseline_score)]
-        for one in self._repeated_trials():
-            baseline = baselines[one.seed]
-            if one.candidate == candidate and baseline is not None:
-                found.append((one.valid, baseline))
-        return found
-
-    def means(self, candidate: Candidate) -> tuple[float, float]:
-        """The mean scores of a candidate and of the baseline, over the candidate's seeds."""
-        pairs = [(ours, plain) for ours, plain in self.pairs(candidate) if ours is not None]
-        return sum(ours for ours, _ in pairs) / len(pairs), sum(plain for _, plain in pairs) / len(pairs)
-
-    def repeated(self) -> list[Candidate]:
-        return list(dict.fromkeys(one.candidate for one in self._repeated_trials()))
-
-    def _repeated_trials(self) -> list[Trial]:
-        return [one for one in self.repeats if isinstance(one, Trial)]
-
-    def chosen(self, norms: Sequence[float] = NORMS) -> Candidate | None:
-        """The best of the repeated finalists; the best of the others if no finalist was repeated or all diverged."""
-        gains = self.gains(norms)
-        finalists = {each: gains[each] for each in self.repeated() if each in gains}
-        return best_of(finalists) or best_of({each: gain for each, gain in gains.items() if each not in finalists})
-
-    def one(self, candidate: Candidate) -> Trial:
-        return next(one for one in self.tries if one.candidate == candidate)
-
-    def options(self, candidate: Candidate) -> dict[str, Any]:
-        return candidate.options(self.quantity, self.walk or {})
-
-    def by_norm(self) -> list[Finding]:
-        """The finding of each norm, as if only this norm had been searched; the norm of the chosen walk is first."""
-        parts = []
-        for norm in dict.fromkeys(one.norm for one in self.tries):
-            tries = tuple(one for one in self.tries if one.norm == norm)
-            repeats = tuple(one for one in self.repeats if not isinstance(one, Trial) or one.norm == norm)
-            parts.append(replace(self, tries=tries, repeats=repeats))
-        best = self.chosen()
-        return sorted(parts, key=lambda part: part.chosen() != best) or [self]
-
-    @property
-    def seeds(self) -> list[int]:
-        return [self.seed, *dict.fromkeys(one.seed for one in self.repeats if one.seed is not None)]
-
-    @property
-    def full_grid(self) -> bool:
-        return self.name.endswith(GRID)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the search has no more trials to propose, in the norms that it began with."""
-        norms = tuple(dict.fromkeys(one.norm for one in self.tries if one.cap is None))
-        search = TwoStages(norms, *self.exponents, self.tolerance, self.noise)
-        return bool(norms) and not search.propose(self.gains_of_first_seed(norms))
-
-    @property
-    def tried(self) -> str:
-        return "1 try" if len(self.tries) == 1 else f"{len(self.tries)} tries"
-
-    @property
-    def gradient_evaluations(self) -> int:
-        return sum(one.gradient_evaluations for one in (self.baseline, *self.tries, *self.repeats))
-
-    @property
-    def never_walked(self) -> bool:
-        """Whether no trial needed more gradients than the baseline, because the schedule never started the walk."""
-        return all(one.gradient_evaluations <= self.baseline.gradient_evaluations for one in self.tries)
-
-    def at_guessing_level(self, one: Outcome) -> bool:
-        """Whether a trial or the baseline is no better than guessing; False if its standard error is not known."""
-        if one.valid is None or one.error is None:
-            return False
-        return Worth(self.metric, one.worthless).is_guessing(one.valid, one.error)
+    def walk_searched(self) -> bool:
+        return self.quantity in ("budget", "epsilon")
 
 
-def read_all(folder: Path) -> Iterator[Finding]:
-    """Read the searches in a folder of records, in the order of their names."""
-    return map(Finding.read, files(folder))
+def _scores(valid: Sequence[float | None]) -> dict[str, str]:
+    known = [each for each in valid if each is not None]
+    return {"validation": f"{fmean(known):.4g}" if known else "diverged", "seeds": str(len(valid))}
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted((folder / "tuning").glob("*.json"))
+def in_words(values: Values) -> str:
+    return ", ".join(
+        f"{name}={each:.2g}" if isinstance(each, float) else f"{name}={each}" for name, each in values.items()
+    )
+
+
+def read(file: Path) -> Finding:
+    """Read what a search has found."""
+    return read_as(Finding, "what a search found", file)
+
+
+def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
+    """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
+
+    Args:
+        plan: The plan to change. Its other options of the walk stay.
+        folder: The folder of records whose searches to use.
+        times: Use this multiple of the epsilon that was tuned in the plan's own norm.
+    """
+    if plan.walk.moved == "nothing":
+        return plan
+    if plan.walk.source == "given" and times is None:
+        raise InputError(f"{plan.walk.method} has a given radius and --tuned: leave out one of the two")
+    data_hash = plan.data().hash
+    found = [
+        _when_ended(file) for file in sorted((folder / FOLDER).glob("*.json")) if _serves(read(file), plan, data_hash)
+    ]
+    if times is not None:
+        found = [each for each in found if each.quantity == "epsilon" and Walk(**each.walk).norm == plan.walk.norm]
+    best = max(found, key=lambda each: (each.quantity == "budget", each.gain or -math.inf), default=None)
+    if best is None:
+        method, task = plan.walk.method, plan.task
+        raise InputError(
+            f"{folder / FOLDER} has no search for the walk of {method} on {task}, size {plan.size}, with these "
+            f"settings and this data: run `gasam tune {task} --method {method} --size {plan.size} --out {folder}` "
+            "first, with the same --epochs, --set and files and another --seed"
+        )
+    size = {"budget": None, "epsilon": None, **best.walk}
+    if times is not None:
+        size["epsilon"] = float(f"{size['epsilon'] * times:.6g}")
+    return replace(plan, walk=Walk(**dict(plan.walk) | size | {"source": "tuned"}))
+
+
+def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
+    """Whether a search for a walk has the plan's task, method, settings and data, and other seeds than the plan."""
+    searched = (found.task, found.method, found.settings, found.data)
+    planned = (plan.task_name, plan.walk.method, plan.settings.recorded(), data_hash)
+    return bool(found.walk) and found.walk_searched and searched == planned and plan.seed not in found.seeds
+
+
+def _when_ended(file: Path) -> Finding:
+    """Read a finding; raise if its search is still running, because it may yet choose another walk."""
+    try:
+        with FileLock(file.with_suffix(".lock"), timeout=1):
+            return read(file)
+    except Timeout:
+        raise InputError(
+            f"{file.stem} is still being tuned: wait for it, or give the walk instead of --tuned"
+        ) from None
