@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import Any
 
 from gasam.lab.errors import InputError
-from gasam.lab.tasks.own_model import described, is_file, load_task
+from gasam.lab.tasks.own_model import is_file, load_task
 from gasam.lab.tasks.task import SIZE_NAMES, Origin, Task
 
 __all__ = [
@@ -16,8 +15,6 @@ __all__ = [
     "TASKS",
     "Origin",
     "Task",
-    "described",
-    "file_field",
     "find",
     "name_of",
 ]
@@ -54,9 +51,3 @@ def find(reference: str) -> Task:
 def name_of(reference: str) -> str:
     """The name of a task in records, without loading its file."""
     return Path(reference).stem if is_file(reference) else find(reference).name
-
-
-def file_field(reference: str) -> dict[str, Any]:
-    """The field of a finding with the user's file of the task; findings of built-in tasks do not have it."""
-    file = described(find(reference), reference)
-    return {} if file is None else {"task_file": file}

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, create_model
+from pydantic import Field, PositiveFloat, PositiveInt, create_model
 from torch import Generator, Tensor, nn
 from torch.utils.data import IterableDataset, default_collate
 
@@ -47,19 +47,6 @@ _GIVEN: dict[str, str] = {}
 _LOADED: dict[tuple[str, str], Task] = {}
 """The tasks that this process has loaded, by path and hash."""
 _SETTINGS: dict[str, type[OwnSettings]] = {}
-
-
-class TaskFile(BaseModel):
-    """The user's Python file that defines the task of a search, and what the report of the search needs of it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    path: str
-    metric: str
-    higher_is_better: bool
-    unit: str = ""
-    decimals: int = 2
-    settings: dict[str, Any] = {}
 
 
 def is_file(reference: str) -> bool:
@@ -106,30 +93,6 @@ def code_of(path: Path) -> str | None:
         return None
 
 
-def described(task: Task, reference: str) -> TaskFile | None:
-    """What the record of a run holds about the task's file; None for a built-in task."""
-    if not is_file(reference):
-        return None
-    metric = task.family.metric
-    return TaskFile(
-        path=reference if reference in _GIVEN else str(absolute(reference)),
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
-        unit=metric.unit,
-        decimals=metric.decimals,
-        settings=task.sizes[SIZE].recorded(),
-    )
-
-
-def recorded_task(name: str, file: TaskFile) -> Task:
-    """The task of a record, for reports, which do not need the file. It cannot be trained."""
-    names = OwnSettings.model_fields
-    arguments = {key: value for key, value in file.settings.items() if key not in names}
-    settings = settings_with(arguments)(**{key: value for key, value in file.settings.items() if key in names})
-    metric = Metric(file.metric, file.higher_is_better, file.unit, file.decimals)
-    return _task(name, settings, {"metric": metric})
-
-
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -163,24 +126,16 @@ def _loaded(path: Path, text: str) -> Task:
         train, valid, test = (Examples(part, split) for part, split in zip(given, SPLITS, strict=True))
         return OwnCorpus(train, valid, test)  # type: ignore[arg-type]
 
-    task = _task(path.stem, settings, about, read)
-    _LOADED[str(path), settings.code] = task
-    return task
-
-
-def _without_data() -> Corpus:
-    raise AssertionError("the task of a record has no data")
-
-
-def _task(name: str, settings: OwnSettings, about: dict[str, Any], read: Callable[[], Corpus] = _without_data) -> Task:
-    return Task(
-        name=name,
+    task = Task(
+        name=path.stem,
         about="your own model",
         kind="file",
         family=type("OwnModel", (OwnModel,), about),
-        source=lambda origin: Source(name, read),
+        source=lambda origin: Source(path.stem, read),
         sizes={SIZE: settings},
     )
+    _LOADED[str(path), settings.code] = task
+    return task
 
 
 def _run(path: Path, text: str) -> ModuleType:
