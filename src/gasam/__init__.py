@@ -13,7 +13,7 @@ from gasam.family.wsam import wsam
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, recommended, sam
-from gasam.range_tests import RangeTest, range_test
+from gasam.range_test import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
 from gasam.trace import Trace

@@ -20,7 +20,7 @@ from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
 from gasam.schedule import Clock, Schedule, StrengthOfStep
 from gasam.torch_private import get_gradient
-from gasam.trace import BETWEEN, OFF, SAMPLED, WAITING, Trace, Watch
+from gasam.trace import BETWEEN, OFF, WAITING, Trace, Watch
 from gasam.walk import walk
 
 METHOD = "method"
@@ -168,27 +168,40 @@ class SharpBackward:
             by_closure: Whether they are closures, which call backward and may clear `.grad`.
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
-        plan, clock = self.perturbation, self.clock
+        plan, clock, watch, method = self.perturbation, self.clock, self._watch, self.perturbation.own_fold
         strength = 1.0 if clock.schedule is None else clock.strength()
         walks = self.could_walk and strength > 0
-        folds_between = plan.own_fold is not None and plan.own_fold.between_walks and self.could_walk
-        folds_between = folds_between and not walks and clock.between_walks
-        fold = None
-        if walks or folds_between:
-            fold = self._fold(strength if walks else clock.strength_of_walk(), by_closure)
+        between = self.could_walk and not walks and clock.between_walks and method is not None and method.between_walks
+        fold = self._fold(strength if walks else clock.strength_of_walk(), by_closure) if walks or between else None
+
+        def run_and_fold(k: int) -> Pass:
+            assert fold is not None
+            last = between or k == plan.steps
+            seen = run(k, fold.before(k), last)
+            fold.gradient_scales.append(seen.gradient_scale)
+            return seen._replace(alone=fold.apart) if last else seen
+
         try:
             if fold is None:
                 trace = Trace([run.plain()], plain=self._reason_for_no_walk(), loss_scale=self.loss_scale(by_closure))
-            elif walks:
-                trace = self._walk(run, fold, strength)
-            else:
-                seen = run(0, fold.before(0), True)
-                fold.passed(seen)
-                fold.finish()
+            elif between:
+                seen = run_and_fold(0)
                 trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
+            else:
+                trace = walk(
+                    self.weights,
+                    plan,
+                    run_and_fold,
+                    strength=strength,
+                    kept=self.kept,
+                    measured=watch.measures_next,
+                    detailed=self.detailed,
+                )
+            if fold is not None:
+                fold.finish(trace.finite)
             trace.strength, trace.step = strength, clock.state.step
             if walks:
-                self._report(trace)
+                watch.add(trace)
             if count and clock.schedule is not None:
                 clock.state = clock.after(trace.losses[0], trace.loss_scale)
         except BaseException:
@@ -198,53 +211,20 @@ class SharpBackward:
         self.last, self.knows_function = trace, True
 
     def _fold(self, strength: float, by_closure: bool) -> Fold:
-        plan = self.perturbation
         return Fold(
             [p for p in self.parameters if p.requires_grad],
-            plan.steps,
-            plan.risk,
+            self.perturbation.steps,
+            self.perturbation.risk,
+            self.kept,
             weight=1.0 if self.clock.schedule is None else self.clock.weight,
-            method=plan.own_fold,
-            kept=self.kept,
+            method=self.perturbation.own_fold,
             strength=strength,
             apart=self.detailed and not self.per_worker,
             clean_if_overflow=self.on_overflow == "clean",
             by_closure=by_closure,
         )
 
-    def _walk(self, run: Passes, fold: Fold, strength: float) -> Trace:
-        plan, watch = self.perturbation, self._watch
-
-        def run_and_fold(k: int) -> Pass:
-            last = k == plan.steps
-            seen = run(k, fold.before(k), last)
-            fold.passed(seen)
-            return seen._replace(alone=fold.apart) if last else seen
-
-        measured = watch.walks < SAMPLED or watch.walks % SAMPLED == 0
-        trace = walk(
-            self.weights,
-            plan,
-            run_and_fold,
-            strength=strength,
-            kept=self.kept,
-            measured=measured,
-            detailed=self.detailed,
-        )
-        fold.finish(trace.finite)
-        return trace
-
-    def _report(self, trace: Trace) -> None:
-        """Count the walk for the warnings of a run."""
-        watch, finite = self._watch, trace.finite
-        watch.walks += 1
-        watch.not_finite += ~finite if isinstance(finite, Tensor) else not finite
-        if trace.groups is None:
-            trace.sampled = watch.last
-        else:
-            watch.add(trace)
-
-    def _reason_for_no_walk(self) -> int:
+    def _reason_for_no_walk(self) -> str:
         if not self.could_walk:
             return OFF
         return BETWEEN if self.clock.between_walks else WAITING

@@ -28,20 +28,18 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
     @contextmanager
     def __call__(self, k: int, last: bool) -> Iterator[None]:
-        depth, self._depth = self._depth, self._depth + 1
-        now = _generator_states()
+        depth, now = self._depth, _generator_states()
+        if k == 0:
+            self._starts[depth] = now
+        else:
+            _set_generator_states(self._starts[depth])
+        self._depth = depth + 1
         try:
-            if k == 0:
-                self._starts[depth] = now
-                yield
-            else:
-                _set_generator_states(self._starts[depth])
-                try:
-                    yield
-                finally:
-                    _set_generator_states(now)
+            yield
         finally:
             self._depth = depth
+            if k > 0:
+                _set_generator_states(now)
 
 
 class frozen_batchnorm:  # noqa: N801
@@ -68,17 +66,15 @@ class frozen_batchnorm:  # noqa: N801
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Record which buffers the clean pass changes."""
-        versions = {key: _version(buffer) for key, buffer in _buffers(self.model)}
-        values = {key: _copy(buffer) for key, buffer in _buffers(self.model)} if self._known is None else {}
+        before = dict(_buffers(self.model))
+        versions = {key: _version(buffer) for key, buffer in before.items()}
+        values = {key: _copy(buffer) for key, buffer in before.items()} if self._known is None else {}
         yield
         after = dict(_buffers(self.model))
         if self._known is None:
             self._known = {key for key in after if not _equal(after[key], values.get(key))}
-        self._changed = self._known | {
-            (module, name)
-            for (module, name), buffer in after.items()
-            if name.startswith("running_") or versions.get((module, name)) != _version(buffer)
-        }
+        written = {key for key, buffer in after.items() if versions.get(key) != _version(buffer)}
+        self._changed = self._known | written | {key for key in after if key[1].startswith("running_")}
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
@@ -87,9 +83,6 @@ class frozen_batchnorm:  # noqa: N801
             yield
         finally:
             _restore(saved)
-
-
-Saved = tuple[nn.Module, str, Tensor | None, Tensor | None]
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor | None]]:
@@ -111,12 +104,10 @@ def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
 
 def _version(buffer: Tensor | None) -> tuple[int, int]:
     """An identifier that changes when the buffer is written or replaced."""
-    if buffer is None or buffer.is_inference():
-        return id(buffer), 0
-    return id(buffer), version(buffer)
+    return id(buffer), 0 if buffer is None or buffer.is_inference() else version(buffer)
 
 
-def _restore(saved: Sequence[Saved]) -> None:
+def _restore(saved: Sequence[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> None:
     """Restore each module's buffers and their values. A buffer that can't be written is replaced by a copy."""
     for module, name, buffer, value in saved:
         buffers = buffers_of(module)

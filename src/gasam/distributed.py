@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,6 +52,15 @@ def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
     mesh, placements = own_sharding
     pending: list[Placement] = [Partial(how) if isinstance(p, Shard) else Replicate() for p in placements]
     return DTensor.from_local(here.to(mesh.device_type), mesh, pending, run_check=False).full_tensor().to(here)
+
+
+def total_of(parts: Iterable[tuple[Any, Tensor]]) -> Tensor:
+    """The sum of scalars, each given with its sharding, over all processes: one collective for each sharding."""
+    sums: dict[Any, Tensor] = {}
+    for kind, here in parts:
+        sums[kind] = here + sums[kind].to(here.device) if kind in sums else here
+    totals = [over_processes(here, kind) for kind, here in sums.items()]
+    return torch.stack([total.to(totals[0].device) for total in totals]).sum() if totals else torch.zeros(())
 
 
 def first_row(tensor: Any) -> int:

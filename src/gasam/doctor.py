@@ -8,16 +8,18 @@ processors end a process that uses bfloat16.
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import platform
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,26 +32,23 @@ from gasam.torch_private import never_reading_values
 # Of the reference, relative to its largest entry. Both compute the passes in the same type, so only the offset differs.
 LIMITS = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 WALKS = (ga_sam(budget=0.1, cap=0.05, steps=2), sam(0.05), asam(0.05))
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-ILLEGAL_INSTRUCTION = (
-    "illegal instruction: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts, because this processor has no "
-    "all instructions that it announces; if that does not help, set AVX2"
+CRASHED = (
+    "the process crashed: if it was an illegal instruction, this processor lacks some that it announces, so set "
+    "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts; if that does not help, set AVX2"
 )
 
 
 def of_type(name: str, device: str) -> str:
     """Say what the walks do in one type; raise if they are wrong."""
-    dtype = getattr(torch, name)
-    model, x, y = problem(dtype, device)
+    model, x, y = problem(getattr(torch, name), device)
     try:
         cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     except (RuntimeError, TypeError) as refused:
         return f"skipped, because torch does not train in this type on {device}: {str(refused).splitlines()[0]}"
-    for walk in WALKS:
-        check_restore(walk, dtype, device)
+    errors = [error_of(walk, getattr(torch, name), device) for walk in WALKS]
     if find_spec("numpy") is None:
         return "weights restored; not compared with the reference, which needs NumPy: run `pip install numpy`"
-    error = max(reference_error(walk, dtype, device) for walk in WALKS)
+    error = max(errors)
     if not error <= LIMITS[name]:  # a NaN is not <= anything
         raise ArithmeticError(f"error {error:.1e} against the float64 reference, the limit is {LIMITS[name]:g}")
     return f"weights restored; error {error:.1e} against the float64 reference (limit {LIMITS[name]:g})"
@@ -66,55 +65,44 @@ def problem(dtype: torch.dtype, device: str) -> tuple[nn.Module, Tensor, Tensor]
     return model, x.to(device, dtype), y.to(device)
 
 
-def check_restore(walk: Perturbation, dtype: torch.dtype, device: str) -> None:
-    """Raise unless the weights have the same bits after a walk, and after one that is interrupted in its last pass."""
-    model, x, y = problem(dtype, device)
-    before = [p.detach().clone().view(INTEGERS[dtype.itemsize]) for p in model.parameters()]
-    for interrupted in (False, True):
-        passes = iter(range(walk.steps + 1))
+def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
+    """The largest error of the combined gradient and of the lengths of the offsets. Raise unless weights are restored.
 
-        def loss(passes: Any = passes, interrupted: bool = interrupted) -> Tensor:
-            if next(passes) == walk.steps and interrupted:
-                raise KeyboardInterrupt
-            return cross_entropy(model(x), y)
-
-        try:
-            gasam.SharpBackward(model.named_parameters(), walk)(loss)
-        except KeyboardInterrupt:
-            interrupted = False
-        if interrupted:
-            raise RuntimeError("an interrupt in the loss function was swallowed")
-        after = [p.detach().view(INTEGERS[dtype.itemsize]) for p in model.parameters()]
-        if not all(map(torch.equal, before, after)):
-            raise ArithmeticError("the weights have other bits after a walk")
-
-
-def reference_error(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
-    """The largest error of the gradient for the optimizer and of the lengths of the offsets."""
-    import numpy as np
-
-    from gasam import reference
-
+    The first walk is interrupted in its last pass.
+    """
     (model, x, y), (twin, _, _) = problem(dtype, device), problem(dtype, device)
     weights, shapes = list(twin.parameters()), {name: tuple(p.shape) for name, p in twin.named_parameters()}
+    sharp, passes = gasam.SharpBackward(model.named_parameters(), walk), list[int]()
 
-    def loss_and_gradient(w: reference.Vector) -> tuple[float, reference.Vector]:
+    def loss() -> Tensor:
+        passes.append(1)
+        if len(passes) == walk.steps + 1:
+            raise KeyboardInterrupt
+        return cross_entropy(model(x), y)
+
+    def loss_and_gradient(w: Any) -> tuple[float, Any]:
         nn.utils.vector_to_parameters(torch.from_numpy(w).to(device, dtype), weights)
         return 0.0, _flat(torch.autograd.grad(cross_entropy(twin(x), y), weights)).numpy()
 
-    sharp = gasam.SharpBackward(model.named_parameters(), walk)
-    sharp(lambda: cross_entropy(model(x), y))
-    assert sharp.last is not None
-    groups, capped = (of(shapes, walk.granularity) for of in (reference.groups_of, reference.capped_groups_of))
+    with suppress(KeyboardInterrupt):
+        sharp(loss)
+        raise RuntimeError("an interrupt in the loss function was swallowed")
+    sharp(loss)
+    for own, other in zip(model.parameters(), weights, strict=True):
+        if not torch.equal(own.detach().view(torch.uint8), other.detach().view(torch.uint8)):
+            raise ArithmeticError("the weights have other bits after a walk")
+    if find_spec("numpy") is None:
+        return math.nan
+    from gasam import reference
+
     names = {"scale": "scale", "p": "norm", "K": "steps", "risk": "risk"} | {n: n for n in ("epsilon", "budget", "cap")}
     options: Any = {name: getattr(walk, ours) for name, ours in names.items()}
-    offsets, _, _, folded = reference.walk(
-        _flat(weights).numpy(), loss_and_gradient, groups, capped_groups=capped, **options
-    )
-    found = _flat(parameter.grad for parameter in model.parameters()).numpy()
-    lengths = np.array([np.sqrt(offset @ offset) for offset in offsets])
-    pairs = ((found, folded), (_flat(sharp.last.norms).numpy(), lengths))
-    return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in pairs)
+    groups, capped = (of(shapes, walk.granularity) for of in (reference.groups_of, reference.capped_groups_of))
+    start, trace = _flat(weights).numpy(), cast(Any, sharp.last)
+    offsets, _, _, folded = reference.walk(start, loss_and_gradient, groups, capped_groups=capped, **options)
+    lengths = torch.tensor([float(offset @ offset) ** 0.5 for offset in offsets], dtype=torch.float64)
+    pairs = [(_flat(p.grad for p in model.parameters()), torch.from_numpy(folded)), (_flat(trace.norms), lengths)]
+    return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
 
 
 def synchronisation(name: str, device: str) -> str:
@@ -141,27 +129,13 @@ def _step(device: str) -> Callable[[], object]:
 def in_own_process(check: Callable[[str, str], str], name: str, device: str) -> tuple[bool, str]:
     """Whether a check passes in a process of its own, and what it says."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(there, check, name, device), daemon=True)
-    process.start()
-    there.close()
-    if not here.poll(120):
-        return False, "did not end within 120 seconds"
-    try:
-        found: tuple[bool, str] = here.recv()
-        return found
-    except EOFError:
-        process.join()
-        code = -(process.exitcode or 0)
-        return False, f"crashed: {ILLEGAL_INSTRUCTION if code == signal.SIGILL else f'signal or exit code {code}'}"
-
-
-def _send(there: Connection, check: Callable[[str, str], str], name: str, device: str) -> None:
-    warnings.simplefilter("ignore")
-    try:
-        there.send((True, check(name, device)))
-    except Exception as failure:
-        there.send((False, f"{type(failure).__name__}: {failure}"))
+    with ProcessPoolExecutor(1, context, initializer=warnings.simplefilter, initargs=("ignore",)) as pool:
+        try:
+            return True, pool.submit(check, name, device).result()
+        except BrokenProcessPool:
+            return False, CRASHED
+        except Exception as failure:
+            return False, f"{type(failure).__name__}: {failure}"
 
 
 def usual_device() -> str:

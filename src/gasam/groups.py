@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
 from gasam.pieces import Loose, Packed, Piece, TouchedRows, dense, in_memory_order, limits
-from gasam.torch_private import local, storage_identity
+from gasam.torch_private import get_gradient, local, storage_identity
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Groups:
 
     def __init__(self, operands: Sequence[Operand], granularity: str, known: dict[object, Packed]) -> None:
         self.operands, self.granularity = operands, granularity
+        self._parameters = [operand.parameter for operand in operands]
         self.total = sum(operand.parameter.numel() for operand in operands)  # n
         self.names: list[str] = []
         self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
@@ -70,7 +71,7 @@ class Groups:
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
         self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
-        self._plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
+        self.plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
         self.packed: dict[object, Packed] = {}
         self._cuts: list[tuple[int, Callable[[Tensor], Sequence[Tensor]]]] = []
         self.pieces = self._cut(known)
@@ -154,18 +155,18 @@ class Groups:
 
     def _find_rows(self) -> None:
         """Find the group of each row, and which sums are added up over which processes."""
-        numbers, kinds = list[int](), dict[Any, int]()
-        places = list[int]()
+        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(sharding(o.parameter) for o in self.operands))}
+        numbers, places = list[int](), list[int]()
         for piece in self.pieces:
             for position, member in enumerate(piece.members):
                 of = self._of[member]
                 count = piece.counts[position] if isinstance(piece, Packed) else piece.rows
-                kind = kinds.setdefault(sharding(self.operands[member].parameter), len(kinds))
                 here = [of] * count if isinstance(of, int) else of[piece.first_row :][:count]
+                first = kinds[sharding(self.operands[member].parameter)] * len(self.sizes)
                 numbers += here
-                places += [kind * len(self.sizes) + number for number in here]
+                places += [first + number for number in here]
         self._matrices = sum(len(piece.shape) == 2 for piece in self.pieces)
-        self._shardings = list(kinds)
+        self._shardings = list(kinds)  # the same in all processes, also in those whose shards are empty
         self._group_of_row = torch.tensor(numbers, dtype=torch.int64, device=self.sizes.device)
         self._place_of_row = self._group_of_row
         if len(kinds) > 1:
@@ -175,10 +176,10 @@ class Groups:
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
-        if self._plain:
-            found = [operand.parameter.grad for operand in self.operands]
+        if self.plain:
+            found = list(map(get_gradient, self._parameters))
             if not any(gradient is None or gradient.is_sparse for gradient in found):
-                return found  # type: ignore[return-value]
+                return found
         return [operand.gradient() for operand in self.operands]
 
     def split(self, vectors: Sequence[Tensor], name: str = "gradient") -> list[Tensor]:
@@ -197,20 +198,29 @@ class Groups:
         for piece, part in zip(self.pieces, parts, strict=True):
             yield piece, part if part.dtype == piece.wide else part.to(piece.wide)
 
-    def sums(self, measured: Iterable[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
-        """Add up, by group and over all processes, what was measured for each piece: one number for each of its rows.
+    def measure(
+        self, count: int, sums_of: Callable[..., list[Tensor]], *parts: Sequence[Tensor], doubt: Tensor | float = 0.0
+    ) -> Tensor:
+        """Call `sums_of` for each piece with its parts; see `sums`."""
+        found = [
+            sums_of(piece, *[part if part.dtype == piece.wide else part.to(piece.wide) for part in own])
+            for piece, *own in zip(self.pieces, *parts, strict=True)
+        ]
+        return self.sums(count, found, doubt)
 
-        Returns one row per measure. All rows share one collective for each kind of sharding. `doubt` is 0, or NaN if
-        the loss of this process is not finite; it is added, so that NaN reaches every process.
+    def sums(self, count: int, found: Sequence[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
+        """Add up, by group and over all processes, `count` numbers for each row of each piece.
+
+        Returns a row for each of them. All share one collective for each kind of sharding. `doubt` is 0, or NaN if the
+        loss of this process is not finite; it is added, so that NaN reaches every process.
         """
-        columns = list(zip(*measured, strict=True))
-        groups, kinds = len(self.sizes), len(self._shardings)
-        total = self.sizes.new_zeros(len(columns), kinds * groups)
-        if columns:
-            rows = [self._joined(list(column)) for column in columns]
-            total.index_add_(1, self._place_of_row, torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0))
+        groups = len(self.sizes)
+        total = self.sizes.new_zeros(count, len(self._shardings) * groups)
+        if found:
+            rows = [self._joined(list(column)) for column in zip(*found, strict=True)]
+            total.index_add_(1, self._place_of_row, torch.stack(rows))
         total = total + doubt
-        if self._plain:
+        if self.plain:
             return total
         parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
         return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)

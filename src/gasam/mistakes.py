@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from io import IOBase
 from types import FunctionType
 from typing import Any
@@ -25,9 +24,8 @@ OVERWRITTEN = (
     "previous one: return it, as in (loss, {0}), and assign it after the call"
 )
 EARLIER = (
-    "the loss function uses a result{0} that was computed before it was called, or in an earlier pass, and that can't "
-    "be computed again with other weights: compute everything from the inputs inside the function, as in "
-    "sharp(lambda: loss_function(model(x), y))"
+    "the loss function uses a result ({0}) that was computed before it was called, and that can't be computed again "
+    "with other weights: compute everything inside the function, as in sharp(lambda: loss_function(model(x), y))"
 )
 SCALED = (
     "the loss function multiplies its loss by {0:g}, as GradScaler.scale does, and this changes the walk: return the "
@@ -64,23 +62,12 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
         if passes == 1 and isinstance(loss, Tensor):
             for node in _nodes(loss) if earlier else ():
                 if node in earlier:
-                    raise RuntimeError(EARLIER.format(f" ({node.name()})"))
+                    raise RuntimeError(EARLIER.format(node.name()))
             if gradient_scale == 1.0:
                 _look_at_scale(loss.grad_fn)
         return result
 
     return checked
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Replace torch's message about a freed graph by one that names the cause and the cure."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
-            raise
-        raise RuntimeError(EARLIER.format("")) from error
 
 
 def warn_of_statistics(loss: object) -> None:
@@ -128,4 +115,4 @@ def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=4)
+    warnings.warn(message, stacklevel=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter, signature
@@ -13,19 +12,17 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gasam.backward import SharpBackward
 from gasam.contexts import Statistics
 from gasam.fold import Overflow
 from gasam.mistakes import look_at_function, warn_of_statistics
-from gasam.parameters import Entry, names_in, read
+from gasam.parameters import names_in, read
 from gasam.passes import Around, GradientScale, Pass, check_reduced, explain, now, uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.schedule import Clock, Schedule, StrengthOfStep
-from gasam.trace import Trace
+from gasam.schedule import Schedule, StrengthOfStep
 
-_SCHEDULE, _METHOD = "walk_schedule", "walk_method"  # keys of a state dict
+_KEY = "walk"  # of a state dict
 
 
 class Options(TypedDict, total=False):
@@ -42,13 +39,21 @@ class Options(TypedDict, total=False):
     in_place: bool
 
 
+def _of(owner: str, name: str) -> Any:
+    """A property that reads and sets this attribute of the owner."""
+    return property(
+        lambda self: getattr(getattr(self, owner), name),
+        lambda self, value: setattr(getattr(self, owner), name, value),
+    )
+
+
 class SharpnessAware(Optimizer):
     """A torch optimizer that wraps another one: `step(closure)` runs the closure K+1 times, then the base steps.
 
     The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, so the
-    closure need not do it. Parameter groups and state are those of the base. With a schedule, the state dict has the
-    additional key "walk_schedule", and "walk_method" if the method keeps tensors. `sharp` is the SharpBackward that
-    runs the walk.
+    closure need not do it. Parameter groups and state are those of the base. With a schedule, or a method that keeps
+    tensors, the state dict has the additional key "walk". `sharp` is the SharpBackward that runs the walk; `enabled`,
+    `perturbation`, `last` and `metrics` are its own.
 
     Args:
         base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk,
@@ -85,54 +90,19 @@ class SharpnessAware(Optimizer):
         self.sharp = SharpBackward(model or base.param_groups, perturbation, **options)
         self._update()
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        return self.base.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.base.defaults
-
-    @property
-    def enabled(self) -> bool:
-        return self.sharp.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self.sharp.enabled = value
-
-    @property
-    def perturbation(self) -> Perturbation:
-        return self.sharp.perturbation
-
-    @perturbation.setter
-    def perturbation(self, value: Perturbation) -> None:
-        self.sharp.perturbation = value
-
-    @property
-    def model(self) -> nn.Module | None:
-        return self.sharp.model
-
-    @property
-    def clock(self) -> Clock:
-        return self.sharp.clock
-
-    @property
-    def last(self) -> Trace | None:
-        """The trace of the last step; None before the first one."""
-        return self.sharp.last
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
-        return self.sharp.metrics()
+    param_groups = _of("base", "param_groups")
+    state = _of("base", "state")
+    defaults = _of("base", "defaults")
+    register_state_dict_pre_hook = _of("base", "register_state_dict_pre_hook")
+    register_state_dict_post_hook = _of("base", "register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _of("base", "register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _of("base", "register_load_state_dict_post_hook")
+    enabled = _of("sharp", "enabled")
+    perturbation = _of("sharp", "perturbation")
+    model = _of("sharp", "model")
+    clock = _of("sharp", "clock")
+    last = _of("sharp", "last")
+    metrics = _of("sharp", "metrics")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the walk, step the base, and return what the closure returned in the clean pass.
@@ -147,29 +117,25 @@ class SharpnessAware(Optimizer):
                     "K+1 passes: if you can't give one, use SharpBackward with the plain optimizer"
                 )
             return self.base.step()
-        self._check_per_worker()
         self._update()
-        if not self.sharp.knows_function:
-            look_at_function(closure)
-        with uninterrupted() as held:
-            run = _ClosurePasses(self.sharp, closure, held)
-            self.sharp.step(run, by_closure=True, count=False)
-            if self.before_step is not None:
-                with held.let():
-                    self.before_step()
-            assert self.last is not None
-            after = self.clock.after(self.last.losses[0], self.last.loss_scale)
-            self.base.step()
-            self.clock.state = after  # the base has stepped, so this step is counted
-            return run.returned
-
-    def _check_per_worker(self) -> None:
         sharp = self.sharp
         if sharp.per_worker and sharp.walks() and (self.perturbation.risk == "mean" or self.clock.weight != 1):
             raise RuntimeError(
                 "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
                 "because a closure may clear the gradients of earlier passes before they are reduced: use SharpBackward"
             )
+        if not sharp.knows_function:
+            look_at_function(closure)
+        with uninterrupted() as held:
+            run = _ClosurePasses(sharp, closure, held)
+            sharp.step(run, by_closure=True, count=False)
+            if self.before_step is not None:
+                with held.let():
+                    self.before_step()
+            after = self.clock.after(self.last.losses[0], self.last.loss_scale)
+            self.base.step()
+            self.clock.state = after  # the base has stepped, so this step is counted
+            return run.returned
 
     def first_step(self, *args: object, **kwargs: object) -> None:
         """Not supported: explains what to call instead of other libraries' `first_step` and `second_step`."""
@@ -188,42 +154,23 @@ class SharpnessAware(Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the base, of the schedule if there is one, and the tensors that the method keeps, if any."""
-        state, kept = self.base.state_dict(), self.sharp.kept
-        if self.clock.schedule is not None:
-            state |= {_SCHEDULE: self.clock.state_dict()}
-        return state | {_METHOD: kept.state_dict(self._all())} if kept else state
+        """The state of the base, and under "walk" that of the schedule and what the method keeps, if there is any."""
+        state = self.base.state_dict()
+        return state if self.clock.schedule is None and not self.sharp.kept else state | {_KEY: self.sharp.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of the base and of the schedule. Groups keep their "perturb" if the saved groups have none."""
+        """Load the state of the base and of the walk. Groups keep their "perturb" if the saved groups have none."""
         still = [group.get("perturb") for group in self.param_groups]
-        state_dict = dict(state_dict)
-        of_schedule, of_method = state_dict.pop(_SCHEDULE, None), state_dict.pop(_METHOD, {})
-        self.base.load_state_dict(state_dict)
-        self.sharp.kept.load_state_dict(of_method, self._all())
-        if of_schedule is not None:
-            self.clock.load_state_dict(of_schedule)
-        elif self.clock.schedule is not None:
-            warnings.warn(
-                f"the state dict has no {_SCHEDULE!r}, so the schedule begins again at step 0",
-                UserWarning,
-                stacklevel=2,
-            )
+        self.base.load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
         for group, perturb in zip(self.param_groups, still, strict=True):
             if perturb is not None:
                 group.setdefault("perturb", perturb)
-
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        return self.base.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        return self.base.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        return self.base.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        return self.base.register_load_state_dict_post_hook(hook, prepend)
+        self._update()
+        if _KEY in state_dict:
+            self.sharp.load_state_dict(state_dict[_KEY])
+        elif self.clock.schedule is not None:
+            message = f"the state dict has no {_KEY!r}, so the schedule begins again at step 0"
+            warnings.warn(message, UserWarning, stacklevel=2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("base", "before_step", "sharp")}
@@ -235,25 +182,13 @@ class SharpnessAware(Optimizer):
     def __repr__(self) -> str:
         return f"SharpnessAware({self.perturbation}, base={self.base!r})"
 
-    def _all(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
-    def _key(self) -> list[tuple[Any, ...]]:
-        return [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
-
     def _update(self) -> None:
         """Use the base's groups, which may have changed."""
-        key = self._key()
-        if self._known != key:
-            self.sharp.set_parameters(self._entries(self.model))
-            self._known = key
-
-    def _entries(self, model: nn.Module | None) -> list[Entry]:
-        entries = read(self.param_groups)
-        if model is None:
-            return entries
-        names = names_in(model)
-        return [replace(entry, name=names.get(id(entry.tensor), entry.name)) for entry in entries]
+        known = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
+        if self._known != known:
+            entries, names = read(self.param_groups), {} if self.model is None else names_in(self.model)
+            self.sharp.set_parameters([replace(e, name=names.get(id(e.tensor), e.name)) for e in entries])
+            self._known = known
 
 
 class _ClosurePasses:

@@ -50,8 +50,8 @@ def read(parameters: Parameters) -> list[Entry]:
         for given, known in zip(items, group.get("param_names") or [None] * len(items), strict=True):
             name, tensor = given if isinstance(given, tuple) else (known, given)
             if id(tensor) not in entries:
+                _check(tensor, strength, f"parameter {len(entries) if name is None else repr(name)}")
                 entries[id(tensor)] = Entry(name, tensor, strength)
-                _check(tensor, strength, f"parameter {len(entries) - 1 if name is None else repr(name)}")
     if not entries:
         raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
     return list(entries.values())
@@ -85,18 +85,11 @@ def weights_of(
     if perturbation.perturb is not None:
         entries = _by_module(entries, perturbation.perturb, model)
     moving = [entry for entry in entries if entry.strength]
-    names = [entry.name for entry in moving if entry.name is not None]
-    strengths = [entry.strength for entry in moving]
-    weights = Weights(
-        [entry.tensor for entry in moving],
-        names if len(names) == len(moving) else None,
-        None if all(strength == 1 for strength in strengths) else strengths,
-        in_place=in_place,
-    )
-    check_names(perturbation, weights.names)
+    names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
+    check_names(perturbation, names)
     if perturbation.granularity == "module":
         _check_modules(moving)
-    return weights
+    return Weights([entry.tensor for entry in moving], names, [e.strength for e in moving], in_place=in_place)
 
 
 def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Module | None) -> list[Entry]:
@@ -108,11 +101,9 @@ def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Mod
         )
     factors: dict[int, float] = {}
     for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        if own:
+        if own := list(module.parameters(recurse=False)):
             factor = _strength(perturb(module), f"perturb of {type(module).__name__}")
-            for parameter in own:
-                factors.setdefault(id(parameter), factor)
+            factors = dict.fromkeys(map(id, own), factor) | factors  # the first module of a shared parameter decides
     found = [replace(entry, strength=entry.strength * factors.get(id(entry.tensor), 0.0)) for entry in entries]
     if not any(entry.strength for entry in found):
         name = getattr(perturb, "__name__", repr(perturb))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from inspect import signature
 from types import FrameType
@@ -85,9 +85,15 @@ class uninterrupted:  # noqa: N801 - reads as a function
                 signal.signal(signal.SIGINT, self._before)
             self._deliver()
 
-    def let(self) -> _Gate:
-        """A context manager that lets signals through, for passes and other long calls of the user's functions."""
-        return _Gate(self)
+    @contextmanager
+    def let(self) -> Iterator[None]:
+        """Let signals through, for passes and other long calls of the user's functions."""
+        self._open = True
+        self._deliver()
+        try:
+            yield
+        finally:
+            self._open = False
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self._open:
@@ -102,18 +108,6 @@ class uninterrupted:  # noqa: N801 - reads as a function
             self._before(*pending)
 
 
-class _Gate:
-    def __init__(self, owner: uninterrupted) -> None:
-        self._owner = owner
-
-    def __enter__(self) -> None:
-        self._owner._open = True
-        self._owner._deliver()
-
-    def __exit__(self, *failure: object) -> None:
-        self._owner._open = False
-
-
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
     """Call the loss function; return the loss with its graph, and its result with the loss detached."""
     if not callable(function):
@@ -124,9 +118,10 @@ def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
     result = function()
     loss = loss_in(result)
     if not isinstance(loss, Tensor):
+        hint = ": is a `return` missing?" if loss is None else ""
         raise TypeError(
             "the loss function must return the loss as a tensor, (loss, anything), or an output with a loss, got "
-            f"{type(loss).__name__}" + (": is a `return` missing?" if loss is None else "")
+            f"{type(loss).__name__}{hint}"
         )
     if loss.numel() != 1:
         raise ValueError(f"the loss must be a single number, got the shape {tuple(loss.shape)}: take its mean")

@@ -55,6 +55,14 @@ def squares(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1).square_() if x.shape[1] <= 1 << 10 else (x * x).sum(1)
 
 
+def powers(x: Tensor, p: float) -> Tensor:
+    """The sum of |x|^p in each row of a matrix; one number for a vector."""
+    if p == 2.0:
+        return squares(x)
+    found = x.abs().pow_(p)
+    return found.sum() if x.ndim == 1 else found.sum(1)
+
+
 def dense(tensor: Tensor) -> bool:
     """Whether the tensor fills its part of the memory, in any order of its dimensions, without a gap or an overlap."""
     expected = 1

@@ -163,15 +163,17 @@ def scale_of_groups(
     return found if groups.strengths is None else found * groups.strengths
 
 
-def scale_of_weights(scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor) -> Tensor:
-    """T of each weight of a piece, from the gradient of the mean loss; zero where a packed piece holds no weight."""
+def scale_of_weights(
+    scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
+) -> Tensor:
+    """T of each weight of a piece, from `factor` times the gradient of the mean loss; zero where there is no weight."""
     group = Group(
         size=gradient.new_ones(1),
         total=groups.total,
         floor=floor,
         names=[groups.names[member] for member in piece.members],
         dimensions_of_names=[groups.dimensions[member] for member in piece.members],
-        measure_gradient=gradient.abs,
+        measure_gradient=lambda: gradient.abs() / factor,
         measure_weight=lambda: piece.weights().abs(),
         name_of_row=piece.member_of_row,
     )

@@ -123,11 +123,9 @@ class Clock:
         """The strength of the current step."""
         return 0.0 if self.between_walks else self.strength_of_walk()
 
-    def strength_of_walk(self) -> float:
+    def strength_of_walk(self, state: State | None = None) -> float:
         """The strength of a walk in the current step, also if `every` leaves this step out."""
-        return self._strength(self.state)
-
-    def _strength(self, state: State) -> float:
+        state = self.state if state is None else state
         if callable(self.schedule):
             given = self.schedule(state.step)
             if not isinstance(given, float | int) or not 0 <= given <= 1:
@@ -143,7 +141,7 @@ class Clock:
 
     def begin_step(self, step: int) -> None:
         """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
-        if isinstance(step, bool) or not isinstance(step, int):
+        if not is_whole(step, at_least=0):
             raise TypeError(f"step must be a whole number, got {step!r}")
         self.manual = True
         if step != self.state.step:
@@ -176,11 +174,11 @@ class Clock:
     def _end_step(self, state: State) -> State:
         if state.calls == 0:
             return state
-        steps = (state.steps_in_block + 1) % BLOCK
-        state = replace(state, calls=0, steps_in_block=steps)
-        return state if steps or self._options.progress is None else self._end_block(state)
+        state = replace(state, calls=0, steps_in_block=(state.steps_in_block + 1) % BLOCK)
+        return self._end_block(state) if state.steps_in_block == 0 and self._options.progress is not None else state
 
     def _end_block(self, state: State) -> State:
+        """Read the mean loss of the block."""
         sums = state.losses.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums, group=self.process_group)
@@ -188,9 +186,10 @@ class Clock:
         state = replace(state, losses=torch.zeros_like(sums))
         mean = total / number if number else math.nan
         if state.initial is None and (mean == 0 or not math.isfinite(mean)):
-            _warn(
+            warnings.warn(
                 f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-                f"{mean:g}: from now on the strength depends on `start` and `warmup` only"
+                f"{mean:g}: from now on the strength depends on `start` and `warmup` only",
+                stacklevel=5,
             )
             return replace(state, initial=0.0)
         if state.initial is None:
@@ -198,10 +197,11 @@ class Clock:
         if number:
             state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
         walking = state.step - self._options.first_walk(self.total_steps)
-        if PATIENCE <= walking < PATIENCE + BLOCK and self._strength(state) == 0:
-            _warn(
+        if PATIENCE <= walking < PATIENCE + BLOCK and self.strength_of_walk(state) == 0:
+            warnings.warn(
                 f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start"
+                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
+                stacklevel=5,
             )
         return state
 
@@ -223,10 +223,6 @@ def _in_steps(name: str, value: float, total_steps: int | None) -> int:
     if value and total_steps is None:
         raise ValueError(f"{name}={value} is a share of training: give total_steps, or {name} as a number of steps")
     return round(value * (total_steps or 0))
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=6)
 
 
 def is_number(value: object) -> bool:

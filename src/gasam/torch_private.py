@@ -1,8 +1,7 @@
 """All uses of torch's private interface, tested with torch 2.13.0."""
 
-# Names that begin with an underscore may change in any release of torch. gasam uses a public function if it does the
-# same at no cost, and a test checks that no other file uses a private name. Before you raise the upper bound on torch
-# in pyproject.toml, run the whole test suite with the new release.
+# These names may change in any release of torch. A test checks that no other file uses one. Before you raise the upper
+# bound on torch in pyproject.toml, run the whole test suite with the new release.
 
 from __future__ import annotations
 

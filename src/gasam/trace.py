@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +15,12 @@ from torch import Tensor
 
 from gasam.scales import comparable_norms
 
-OFF, CLIMBED, NO_GRADIENT, NOT_FINITE, WAITING, AT_ZERO, BETWEEN = 0, 1, 2, 3, 4, 5, 6
-
-MEANING = {
-    OFF: "off: one plain pass",
-    CLIMBED: "fine",
-    NO_GRADIENT: "did not move: the gradient or the scale is zero",
-    NOT_FINITE: "not finite: a loss, gradient or scale was NaN or infinite",
-    WAITING: "waiting: one plain pass, because the schedule's strength is 0",
-    BETWEEN: "between walks: one plain pass",
-    AT_ZERO: "did not move: all weights are zero, and the cap or the scale is relative to them",
-}
+OFF = "off: one plain pass"
+WAITING = "waiting: one plain pass, because the schedule's strength is 0"
+BETWEEN = "between walks: one plain pass"
+NOT_FINITE = "not finite: a loss, gradient or scale was NaN or infinite"
+NO_GRADIENT = "did not move: the gradient or the scale is zero"
+AT_ZERO = "did not move: all weights are zero, and the cap or the scale is relative to them"
 UNSEEN = "without effect: the weights moved, and the loss did not change by one bit"
 UNSEEN_CURE = "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True"
 SAMPLED = 20
@@ -78,23 +74,13 @@ class Measured:
 
     @property
     def too_far(self) -> Tensor:
-        """Whether |a_i| > max(|w_i|, sqrt(n_i) rms(w)): without the second term, every bias near zero would count."""
-        return self.offsets > torch.maximum(self.weights, self.sizes.sqrt() * self.rms_weight)
-
-    @property
-    def with_signal(self) -> Tensor:
-        """Whether a group's clean gradient is more than rounding noise, relative to that of the whole model."""
-        assert self.gradient_norms is not None
-        usual = (self.gradient_norms.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
-        return self.gradient_norms > 1e-5 * usual * self.sizes.sqrt()
+        """Whether |a_i| > max(|w_i|, sqrt(n_i) rms(w)) for a group: otherwise every bias near zero would count."""
+        return (self.offsets > torch.maximum(self.weights, self.sizes.sqrt() * self.rms_weight)).any()
 
     def largest_ratio(self) -> tuple[str, float]:
         """The name of the group with the largest ratio, and this ratio."""
-        ratios = self.ratios.nan_to_num(0.0, posinf=0.0)
-        if not len(ratios):
-            return "no group", 0.0
-        where = int(ratios.argmax())
-        return self.labels[where], float(ratios[where])
+        ratios = self.ratios.nan_to_num(0.0, posinf=0.0).tolist()
+        return max(zip(self.labels, ratios, strict=True), key=lambda each: each[1], default=("no group", 0.0))
 
     def summary(self) -> dict[str, float]:
         ratio = self.offsets.square().sum().sqrt() / self.weights.square().sum().sqrt().clamp(min=1e-30)
@@ -106,13 +92,13 @@ class Measured:
         }
 
     def __str__(self) -> str:
-        nothing = torch.full_like(self.offsets, torch.nan)
-        known = [nothing if each is None else each for each in (self.cosines, self.gradient_ratios)]
-        columns = torch.stack([self.offsets, self.weights, self.ratios, *known]).T.tolist()
+        columns = [self.offsets, self.weights, self.ratios, self.cosines, self.gradient_ratios]
+        unknown = torch.full_like(self.offsets, torch.nan)
+        rows = torch.stack([unknown if each is None else each for each in columns]).T.tolist()
         lines = ["       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)"]
         if self.realised_norm is not None and self.realised_cosine is not None:
             lines.insert(0, f"realised |a| {float(self.realised_norm):.4g}, cosine {float(self.realised_cosine):.4f}")
-        for label, (a, w, ratio, cosine, growth) in zip(self.labels, columns, strict=True):
+        for label, (a, w, ratio, cosine, growth) in zip(self.labels, rows, strict=True):
             share = f"{ratio:10.3e}" if w > 0 else "      zero"
             lines.append(f"{a:10.3e} {share} {cosine:7.3f} {growth:8.3f}  {label}")
         return "\n".join(lines)
@@ -135,13 +121,13 @@ class Trace:
         step: The number of the optimizer step.
         groups: What was measured; None in other steps.
         sampled: The trace of the last measured walk; None before the first one.
-        window: Sums over the last 20 measured walks; None before that.
+        window: Numbers of 20 measured walks up to this one; None before that.
     """
 
     losses: list[Tensor]
     offsets: list[Tensor] = field(default_factory=list)
     finite: Tensor | bool = True
-    plain: int | None = None
+    plain: str | None = None
     strength: float = 1.0
     loss_scale: Tensor | float | None = 1.0
     step: int = 0
@@ -154,22 +140,6 @@ class Trace:
         """|a_k|_2 for k = 0..K."""
         norms = [offsets.square().sum().sqrt() for offsets in self.offsets]
         return [torch.zeros_like((norms or self.losses)[0])] * (len(self.losses) - len(norms)) + norms
-
-    @cached_property
-    def active(self) -> Tensor:
-        """A code for the outcome; MEANING translates it into words."""
-        if self.plain is not None:
-            return torch.tensor(self.plain)
-        moved, still = self.norms[-1] > 0, torch.tensor(NO_GRADIENT)
-        if self.groups is not None:
-            still = torch.where(self.groups.at_zero, AT_ZERO, NO_GRADIENT)
-        finite = torch.as_tensor(self.finite, device=moved.device)
-        return torch.where(finite, torch.where(moved, CLIMBED, still), NOT_FINITE)
-
-    @property
-    def predicted_rise(self) -> Tensor | None:
-        """First-order rise of the mean loss; None if it was not measured."""
-        return None if self.groups is None else self.groups.predicted_rise
 
     @property
     def detail(self) -> Measured | None:
@@ -187,13 +157,18 @@ class Trace:
         return None if self.loss_scale is None else self.sharpness / self.loss_scale
 
     @property
+    def predicted_rise(self) -> Tensor | None:
+        """First-order rise of the mean loss; None if it was not measured."""
+        return None if self.groups is None else self.groups.predicted_rise
+
+    @property
     def climbed(self) -> Tensor:
         """Whether the weights moved and everything was finite."""
-        return self.active == CLIMBED
+        return ~self.not_finite & (self.norms[-1] > 0)
 
     @property
     def not_finite(self) -> Tensor:
-        return self.active == NOT_FINITE
+        return ~torch.as_tensor(self.finite, device=self.losses[0].device)
 
     @property
     def between_walks(self) -> bool:
@@ -210,21 +185,24 @@ class Trace:
 
     def verdict(self) -> str:
         """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
-        code = int(self.active)
-        if code != CLIMBED or (self.groups is None and self.sampled is None):
-            return MEANING[code]
+        if self.plain is not None:
+            return self.plain
+        if self.not_finite:
+            return NOT_FINITE
+        if not self.climbed:
+            return AT_ZERO if self.groups is not None and self.groups.at_zero else NO_GRADIENT
         if self.groups is None:
-            assert self.sampled is not None
-            return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
-        if self.groups.too_far.any():
+            return (
+                "fine" if self.sampled is None else f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
+            )
+        if self.groups.too_far:
             name, ratio = self.groups.largest_ratio()
             return f"too large: {name} moved by {ratio:.2g} times its norm"
-        problem = None if self.window is None or self.rise is None else Totals(*self.window.tolist()).rise_problem()
-        if problem is not None:
+        if self.window is not None and self.rise is not None and (problem := _problem_of_rises(_read(self.window))):
             return problem
         if self.too_small:
             return f"too small to matter: the predicted rise {_text(self.predicted_rise)} is below the loss's rounding"
-        return f"{UNSEEN}: {UNSEEN_CURE}" if self.losses[-1] == self.losses[0] else MEANING[code]
+        return f"{UNSEEN}: {UNSEEN_CURE}" if self.losses[-1] == self.losses[0] else "fine"
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
@@ -260,37 +238,50 @@ class Trace:
         return line if self.detail is None else f"{line}\n{self.detail}"
 
 
-class Totals(NamedTuple):
-    """Sums over the measured walks of a window."""
+class _Walk(NamedTuple):
+    """The numbers of a measured walk from which a run is judged."""
 
-    finite: float  # number of finite walks
-    judged: float  # number of finite walks that the cap did not limit in every group
-    predicted: float  # sum of the predicted rises of the judged walks
-    measured: float  # sum of their measured rises
-    measured_squares: float
-    too_far: float  # number of walks in which a group moved by more than its norm
-    too_small: float  # number of walks whose predicted rise is below the rounding of the loss
-    unseen: float  # number of walks that moved the weights and changed the loss by not one bit
+    judged: float  # finite, and not limited by the cap in every group
+    predicted: float
+    rise: float
+    too_far: float
+    too_small: float
+    unseen: float  # moved the weights and changed the loss by not one bit
 
-    def rise_problem(self) -> str | None:
-        """A message if the loss rises far more than predicted, and more than the noise of dropout masks explains.
 
-        Walks that the cap limits in all groups are not judged: the cap determines their size, and close to a minimum
-        the first-order prediction vanishes.
-        """
-        if self.judged < SAMPLED:
-            return None
-        mean, predicted = self.measured / self.judged, self.predicted / self.judged
-        error = math.sqrt(max(self.measured_squares / self.judged - mean**2, 0.0) / self.judged)
-        if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * error:
-            return None
-        return f"too large: the loss rises by {mean:.2g} on average, but {predicted:.2g} was predicted"
+def _numbers_of(trace: Trace, groups: Measured) -> Tensor:
+    """The numbers of one walk in the order of `_Walk`."""
+    climbed, predicted = trace.climbed, groups.predicted_rise
+    judged = climbed & ~groups.capped.all() if len(groups.capped) else torch.zeros_like(climbed)
+    rise = predicted if trace.rise is None else trace.rise
+    unseen = climbed & ~trace.too_small & (trace.sharpness == 0)
+    numbers = judged, predicted, rise, climbed & groups.too_far, trace.too_small, unseen
+    return torch.stack([number.to(predicted) for number in numbers]).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _read(window: Tensor) -> list[_Walk]:
+    return [_Walk(*row) for row in window.tolist()]
+
+
+def _problem_of_rises(walks: list[_Walk]) -> str | None:
+    """A message if the loss rises far more than predicted, and more than the noise of dropout masks explains.
+
+    Walks that the cap limits in all groups are not judged: the cap determines their size, and close to a minimum the
+    first-order prediction vanishes.
+    """
+    if not all(walk.judged for walk in walks):
+        return None
+    rises = [walk.rise for walk in walks]
+    mean, predicted = fmean(rises), fmean(walk.predicted for walk in walks)
+    if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * pstdev(rises) / math.sqrt(len(rises)):
+        return None
+    return f"too large: the loss rises by {mean:.2g} on average, but {predicted:.2g} was predicted"
 
 
 class Watch:
-    """Sums up the measured walks of a run in windows of 20, and warns once if they are too large, too small or odd.
+    """Collects the measured walks of a run in windows of 20, and warns once if they are too large, too small or odd.
 
-    At the end of a window the sums are copied from the accelerator asynchronously, and read when they have arrived.
+    At the end of a window its numbers are copied from the accelerator asynchronously, and read when they have arrived.
     Whether walks are finite is counted for all of them, in `walks` and `not_finite`.
     """
 
@@ -298,10 +289,10 @@ class Watch:
         self.walks = 0
         self.not_finite: Any = 0  # walks since the last window, on the device
         self.last: Trace | None = None  # the last measured walk
-        self.window: Tensor | None = None  # the sums of the last complete window
-        self._sums: Any = 0
-        self._measured = self._before = self._walks_of_copy = 0
-        self._copy: Tensor | None = None
+        self._window: Tensor | None = None  # the numbers of the last complete window
+        self._numbers: list[Tensor] = []
+        self._before = 0  # walks at the end of the last window
+        self._copy: tuple[Tensor, Tensor, int] | None = None  # the window, the walks not finite, and all walks
         self._arrived: torch.Event | None = None
         self._warned = False
 
@@ -311,59 +302,60 @@ class Watch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
+    @property
+    def measures_next(self) -> bool:
+        """Whether the next walk is measured in full."""
+        return self.walks < SAMPLED or self.walks % SAMPLED == 0
+
     @torch.no_grad()
     def add(self, trace: Trace) -> None:
-        """Count a measured walk."""
-        self.last, trace.window = trace, self.window
-        self._sums = self._sums + _numbers_of(trace)
-        self._measured += 1
-        if self._measured % SAMPLED == 0:
-            self.window = trace.window = self._sums
-            sums = torch.cat([self._sums, self._sums.new_zeros(1) + self.not_finite])
-            self._copy, self._arrived = sums.to("cpu", non_blocking=True), None
-            if sums.device.type != "cpu":
-                self._arrived = torch.Event(sums.device)
-                self._arrived.record()
-            self._walks_of_copy, self._before = self.walks - self._before, self.walks
-            self._sums = self.not_finite = 0
-        if not self._warned and self._copy is not None and (self._arrived is None or self._arrived.query()):
-            *totals, not_finite = self._copy.tolist()
+        """Count a walk, and judge it if it was measured."""
+        self.walks += 1
+        self.not_finite += ~trace.finite if isinstance(trace.finite, Tensor) else not trace.finite
+        if trace.groups is None:
+            trace.sampled = self.last
+            return
+        self._numbers.append(_numbers_of(trace, trace.groups))
+        if len(self._numbers) == SAMPLED:
+            self._end_window()
+        self.last, trace.window = trace, self._window
+        if self._copy is not None and (self._arrived is None or self._arrived.query()):
+            window, not_finite, walks = self._copy
             self._copy = self._arrived = None
-            self._warn(Totals(*totals), not_finite, trace)
+            self._warn(_read(window), int(not_finite), walks, trace.groups)
 
-    def _warn(self, totals: Totals, not_finite: float, trace: Trace) -> None:
-        problem = totals.rise_problem()
+    def _end_window(self) -> None:
+        self._window, self._numbers = torch.stack(self._numbers), []
+        not_finite = torch.as_tensor(self.not_finite)
+        here = [tensor.to("cpu", non_blocking=True) for tensor in (self._window, not_finite)]
+        if self._window.device.type != "cpu":
+            self._arrived = torch.Event(self._window.device)
+            self._arrived.record()
+        self._copy = here[0], here[1], self.walks - self._before
+        self._before, self.not_finite = self.walks, 0
+
+    def _warn(self, window: list[_Walk], not_finite: int, walks: int, groups: Measured) -> None:
+        if self._warned:
+            return
+        problem, far = _problem_of_rises(window), sum(walk.too_far for walk in window)
         cure = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
-        if totals.too_far >= SAMPLED / 4:
-            name, ratio = trace.groups.largest_ratio()  # type: ignore[union-attr]
+        if far >= SAMPLED / 4:
+            name, ratio = groups.largest_ratio()
             problem = (
-                f"too large: in {totals.too_far:.0f} of the last {SAMPLED} walks a group moved by more than its norm, "
-                f"and in the last one {name} moved by {ratio:.2g} times its norm"
+                f"too large: in {far:.0f} of the last {SAMPLED} walks a group moved by more than its norm, and in the "
+                f"last one {name} moved by {ratio:.2g} times its norm"
             )
-        elif 2 * not_finite > self._walks_of_copy:
-            problem = f"not finite: {not_finite:.0f} of the last {self._walks_of_copy} walks had a NaN or an infinity"
+        elif 2 * not_finite > walks:
+            problem = f"not finite: {not_finite} of the last {walks} walks had a NaN or an infinity"
             cure = 'check plain training first, or give on_overflow="clean", which then uses the clean gradient'
-        elif totals.too_small == SAMPLED:
+        elif all(walk.too_small for walk in window):
             problem = "too small to matter: the predicted rise is below the rounding of the loss"
             cure = "give a larger budget or epsilon"
-        elif totals.unseen == SAMPLED:
+        elif all(walk.unseen for walk in window):
             problem, cure = UNSEEN, UNSEEN_CURE
         if problem is not None:
             self._warned = True
             warnings.warn(f"the walk is {problem}: {cure}", UserWarning, stacklevel=4)
-
-
-def _numbers_of(trace: Trace) -> Tensor:
-    """The numbers of one walk in the order of `Totals`."""
-    groups: Any = trace.groups
-    like = groups.predicted_rise
-    finite = trace.climbed.to(like)
-    judged = finite * ~groups.capped.all() if len(groups.capped) else torch.zeros_like(finite)
-    predicted = judged * like.nan_to_num(0.0, 0.0, 0.0)
-    rise = judged * (like if trace.rise is None else trace.rise.to(like)).nan_to_num(0.0, 0.0, 0.0)
-    too_far, too_small = finite * groups.too_far.any(), trace.too_small.to(like)
-    unseen = finite * (1 - too_small) * (trace.sharpness == 0)
-    return torch.stack([finite, judged, predicted, rise, rise * rise, too_far, too_small, unseen])
 
 
 def _text(value: Tensor | None) -> str:

@@ -14,7 +14,7 @@ from gasam.family import Kept, Method, check_dense, check_result
 from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.pieces import Piece, products, squares
+from gasam.pieces import Piece, powers, products, squares
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
 from gasam.torch_private import local, standard_gamma
 from gasam.trace import Measured, Trace
@@ -56,11 +56,12 @@ def walk(
     with weights.walk():
         seen = run(0)
         if seen is None:
-            return Trace([], strength=strength)
-        ascent = _Ascent(weights, plan, seen, strength, start is not None, kept, measured or detailed, detailed)
+            return Trace([])
+        kept, size = Kept() if kept is None else kept, plan.size * strength
+        ascent = _Ascent(weights, plan, seen, size, start is not None, kept, measured or detailed, detailed)
         moves = [ascent.step] * plan.steps
         if start is not None:
-            moves.insert(0, partial(ascent.move_to_start, start))
+            moves.insert(0, partial(ascent.move_to, start))
         for k, move in enumerate(moves, start=1):
             if k > 1:
                 ascent.read_gradient(seen)
@@ -68,29 +69,29 @@ def walk(
             seen = run(k)
             if seen is None:
                 break
-            ascent.walked.losses.append(seen.loss)
+            ascent.trace.losses.append(seen.loss)
         return ascent.finish(seen)
 
 
 class _Direction(NamedTuple):
     """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
 
-    `squares` holds |u_i|^2 and `slopes` holds c_i . u_i for each group. Here c is what the walk climbs: the gradient g,
-    or what a method's `direction` returns. `rises` holds g_i . u_i. If each weight has its own T, all three have
-    T_i u_i in place of u_i. Slopes and rises are None if nobody reads them.
+    For each group `squares` holds |u_i|^2, or |T_i u_i|^2 if each weight has its own T. `slopes` has c_i . T_i u_i and
+    `rises` g_i . T_i u_i, where c is what is climbed: the gradient g, or a method's direction. Only the factor is
+    always known.
     """
 
     factor: Tensor
-    squares: Tensor
-    slopes: Tensor | None
-    rises: Tensor | None
+    squares: Tensor | None
+    slopes: Any
+    rises: Any
 
 
 class _Ascent:
     """The state of a walk, in the coordinates y = T^-1 a / epsilon, where the ball has radius one.
 
-    T is computed from the clean gradient. If groups of weights share a T, it is one number per group. If each weight
-    has its own T, it is computed again when it is needed, or kept if the walk outlives the gradient.
+    T is computed from the clean gradient. If groups of weights share a T, it is one number per group, `_T`. If each
+    weight has its own T, `_T` is 1, and T is computed again when it is needed, or kept if it outlives the gradient.
     """
 
     @torch.no_grad()
@@ -99,97 +100,99 @@ class _Ascent:
         weights: Weights,
         plan: Perturbation,
         clean: Pass,
-        strength: float,
+        size: float,
         from_start: bool,
-        kept: Kept | None,
+        kept: Kept,
         measured: bool,
         detailed: bool,
     ) -> None:
         self.weights, self.plan, self.groups = weights, plan, weights.taking_part(plan.granularity)
         self.p, self.by_element = plan.norm, plan.granularity == "element"
-        self.keeps_position = plan.steps > 1 or from_start
-        self.measured, self.detailed = measured, detailed
-        self.walked = Trace([clean.loss], strength=strength, loss_scale=clean.loss_scale)
+        self.measured, self.detailed, self.keeps_position = measured, detailed, plan.steps > 1 or from_start
+        self.trace = Trace([clean.loss], loss_scale=clean.loss_scale)
         self._one = self.groups.sizes.new_ones(())
-        self._doubt: Tensor = self._one * 0  # NaN or infinite as soon as something is not finite
-        self._square_sums: Tensor | None
-        self._sign_sums: Tensor | None
-        self._size_sums: Tensor | None
-        self._largest = self._one  # magnitude of T u, for p other than 2 and inf
         self._looks = self._one.device.type in LOOKS and type(self._one) is Tensor  # a fake tensor has no values
+        self._T = self._largest = self._one  # the magnitude of T c, for p other than 2 and inf
+        self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
+        self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         self._slopes: list[tuple[float | Tensor, list[Tensor]]] = []  # (factor, g . y of each piece)
-        self._gradient_scale = self._clean_scale = _magnitude(clean, self._one)
         method = plan.method if plan.method is not None and plan.method.has_direction else None
-        self._measures_rise = measured or plan.budget is not None
-        gradients = self.groups.gradients()
-        self._parts = self.groups.split(gradients)  # of what is climbed; dropped when the weights move
-        self._rise_parts: list[Tensor] | None = None  # of the gradient, if something else is climbed
-        self._read_clean(clean, by_sign=method is None)
+        sums = self._read(clean, self._needed(method is not None))
+        self._clean_squares, self._clean_scale = sums["squares"], self._gradient_scale
+        self._weight_squares = sums.get("weights")
         self._choose_scale(keeps=self.keeps_position or method is not None)
         if method is not None:
-            climbed = self._climbed(method, Kept() if kept is None else kept)
-            self._rise_parts, self._parts = self._parts, self.groups.split(climbed, "climbed")
-            self._square_sums = self._sign_sums = None
-        self._direction = self._find_direction()
-        self._epsilon = self._radius(strength)
+            self._parts = self.groups.split(self._climbed(method, kept), "climbed")
+        self._direction = self._find_direction(sums, measures=method is not None)
+        self._epsilon = self._one * size
+        if plan.budget is not None:  # epsilon = budget / |T g_0|_q for the gradient of the mean loss
+            slope = (self._direction.slopes * self._direction.factor).sum() / self._gradient_scale
+            self._epsilon = size * inverse(slope)
         self._doubt = self._doubt + self._epsilon
-        self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         for piece in self.groups.pieces if self.keeps_position else ():
             piece.buffer("position").zero_()
 
-    def _read_clean(self, clean: Pass, by_sign: bool) -> None:
-        """Measure |g_i|^2 and what else the walk needs of the gradient and the weights, with one collective."""
-        plan, by_sign = self.plan, by_sign and self.p == math.inf and not self.by_element
-        with_weights = self.measured or plan.cap is not None
-        with_weights |= not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
-        found = list[list[Tensor]]()
-        for piece, gradient in self.groups.each(self._parts):
-            sums = [squares(gradient)]
-            if by_sign:
-                sign = torch.sign(gradient, out=piece.scratch)
-                sums.append(squares(sign))
-                if self._measures_rise:
-                    sums.append(products(gradient, sign))
-            if with_weights:
-                sums.append(piece.squared_weights())
-            if self.detailed:
-                piece.buffer("clean gradient").copy_(gradient)
-            found.append(sums)
-        doubt = (clean.loss - clean.loss).to(self._one)
-        sums_of_groups = iter(self.groups.sums(found, doubt) if found else self._nothing(doubt))
-        self._clean_squares: Tensor = next(sums_of_groups)
-        self._square_sums = self._clean_squares
-        self._sign_sums = next(sums_of_groups) if by_sign else None
-        self._size_sums = next(sums_of_groups) if by_sign and self._measures_rise else None
-        self._weight_squares: Tensor | None = next(sums_of_groups) if with_weights else None
-        self._doubt = self._clean_squares.sum() + doubt
+    def _needed(self, has_direction: bool) -> list[str]:
+        """The sums of the clean pass: |g_i|^2, for ascent by the sign |sign(g_i)|^2 and |g_i|_1, and |w_i|^2.
 
-    def _nothing(self, doubt: Tensor) -> Tensor:
-        """The sums of no weights at all."""
-        return self.groups.sizes.new_zeros(4, len(self.groups.sizes)) + doubt
+        |sign(g_i)|^2 alone is measured when the offset is written, where it costs less.
+        """
+        needed, plan = ["squares"], self.plan
+        if self.p == math.inf and not self.by_element and not has_direction:
+            if self.measured or plan.budget is not None:
+                needed += ["signs", "sizes"]
+            elif plan.cap is not None or not self.groups.plain:
+                needed.append("signs")
+        reads = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
+        return [*needed, "weights"] if self.measured or plan.cap is not None or reads else needed
+
+    def _read(self, seen: Pass, needed: list[str]) -> dict[str, Tensor]:
+        """Measure the gradient of a pass, with one collective."""
+        self._gradient_scale = _magnitude(seen, self._one)
+        self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
+
+        def sums_of(piece: Piece, gradient: Tensor) -> list[Tensor]:
+            found = [squares(gradient)]
+            if "signs" in needed:
+                sign = torch.sign(gradient, out=piece.scratch)
+                found.append(squares(sign))
+                if "sizes" in needed:
+                    found.append(products(gradient, sign))
+            if "weights" in needed:
+                found.append(piece.squared_weights())
+            if self.detailed and self.trace.groups is None and not self.trace.offsets:
+                piece.buffer("clean gradient").copy_(gradient)
+            return found
+
+        doubt = (seen.loss - seen.loss).to(self._one)
+        sums = dict(zip(needed, self.groups.measure(len(needed), sums_of, self._parts, doubt=doubt), strict=True))
+        self._doubt = self._doubt + sums["squares"].sum() + doubt
+        return sums
 
     def _choose_scale(self, keeps: bool) -> None:
         """Compute T from the weights and the gradient of the mean loss; it stays fixed during the walk."""
-        plan, groups = self.plan, self.groups
         self._keeps_scale = False
         if not self.by_element:
-            mean_squares = self._clean_squares / self._gradient_scale**2
-            self._T = scale_of_groups(plan.scale_function, plan.floor, groups, mean_squares, self._weight_squares)
+            squares_of_mean = self._clean_squares / self._gradient_scale**2
+            scale, floor = self.plan.scale_function, self.plan.floor
+            self._T = scale_of_groups(scale, floor, self.groups, squares_of_mean, self._weight_squares)
             self._doubt = self._doubt + self._T.sum()
             if self.p not in (2.0, math.inf):
-                self._T_of = dict(zip(groups.pieces, groups.spread(self._T), strict=True))
+                self._T_of = dict(zip(self.groups.pieces, self.groups.spread(self._T), strict=True))
         elif keeps:
-            for piece, gradient in groups.each(self._parts):
+            for piece, gradient in self.groups.each(self._parts):
                 piece.buffer("scale").copy_(self._scale_of(piece, gradient))
             self._keeps_scale = True
 
     def _scale_of(self, piece: Piece, gradient: Tensor) -> Tensor:
-        """T of each weight."""
+        """T of the weights of a piece: one number per row, or one per weight."""
+        if not self.by_element:
+            return self._T_of[piece]
         if self._keeps_scale:
             return piece.buffer("scale")
-        scale = self._gradient_scale
-        mean = gradient / (scale.to(gradient) if isinstance(scale, Tensor) else scale)
-        return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, mean)
+        plan, factor = self.plan, self._gradient_scale
+        factor = factor.to(gradient) if isinstance(factor, Tensor) else factor
+        return scale_of_weights(plan.scale_function, plan.floor, self.groups, piece, gradient, factor)
 
     def _climbed(self, method: Method, kept: Kept) -> list[Tensor]:
         """What a method climbs instead of the gradient."""
@@ -199,146 +202,106 @@ class _Ascent:
         check_result(found, parameters, f"{type(method).__name__}.direction")
         return [local(tensor) for tensor in found]
 
-    @torch.no_grad()
-    def read_gradient(self, seen: Pass) -> None:
-        """Measure the gradient of a displaced pass. If anything is not finite, the weights stop moving."""
-        self._gradient_scale = _magnitude(seen, self._one)
-        self._parts, self._rise_parts = self.groups.split(self.groups.gradients()), None
-        doubt = (seen.loss - seen.loss).to(self._one)
-        by_sign = self.p == math.inf and not self.by_element
-        found = [[squares(gradient)] for _, gradient in self.groups.each(self._parts)]
-        of_squares = self.groups.sums(found, doubt)[0] if found else self._nothing(doubt)[0]
-        self._square_sums = of_squares
-        self._sign_sums = self._size_sums = of_squares if by_sign else None
-        self._doubt = self._doubt + of_squares.sum()
-        self._direction = self._find_direction()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
-        stride = self.plan.stride
-        if self.keeps_position:
-            self._project(self._stepped_positions(stride), shrinkage)
-            return
-        # A single step starts at the centre, so projecting it only limits its length `stride` to 1.
-        direction = self._direction
-        factor = self._epsilon * self._shortened(direction.factor * min(1.0, stride), direction.squares)
-        if self.measured:
-            rises: Any = direction.slopes if direction.rises is None else direction.rises
-            self._rise = (self._with_group_scale(factor) * rises).sum() / self._gradient_scale
-        self._displace(self._directions(), factor)
-
-    @torch.no_grad()
-    def move_to_start(self, start: Start) -> None:
-        """Move to the ball's surface in the direction that `start` draws; for p = inf, move to the drawn point."""
-        self._project(self._drawn_positions(start), inverse)
-
-    @torch.no_grad()
-    def finish(self, seen: Pass | None) -> Trace:
-        """After the last pass: what the walk leaves."""
-        walked = self.walked
-        finite = self._is_finite()
-        loss = walked.losses[-1]
-        walked.finite = math.isfinite(loss) if finite is True else finite
-        if isinstance(finite, Tensor):
-            walked.finite = finite & loss.to(self._one).isfinite()
-        if self.measured:
-            walked.groups = self._report(seen)
-        return walked
-
     def _is_finite(self) -> Tensor | bool:
         """Whether all losses, gradients and scales so far were finite."""
         finite = self._doubt.isfinite()
         return bool(finite) if self._looks else finite
 
-    def _radius(self, strength: float) -> Tensor:
-        """epsilon; with a budget, budget / |T g_0|_q for the gradient g_0 of the mean loss, and 0 if that norm is 0."""
-        direction: Any = self._direction
-        size = self.plan.size * strength
-        if self.plan.budget is None:
-            return self._one * size
-        slope: Tensor = (direction.slopes * self._with_group_scale(direction.factor)).sum() / self._gradient_scale
-        return size * inverse(slope)
-
-    def _find_direction(self) -> _Direction:
-        if self.by_element or self._square_sums is None or self.p not in (2.0, math.inf):
-            return self._measured_direction()
-        if self.p == 2.0:  # d = T g / |T g|, and |T g| follows from |g_i|
-            length = (self._T.square() * self._square_sums).sum().sqrt()
-            return _Direction(self._T * inverse(length), self._square_sums, self._square_sums, None)
-        assert self._sign_sums is not None
-        return _Direction(self._one, self._sign_sums, self._size_sums, None)
-
-    def _measured_direction(self) -> _Direction:
-        """Measure |u|_p, |u_i|^2 and the slopes."""
-        p, groups = self.p, self.groups
-        if p not in (2.0, math.inf):
-            self._largest = groups.largest(self._scaled(piece, climbed) for piece, climbed in groups.each(self._parts))
-        gradients = [None] * len(groups.pieces) if self._rise_parts is None else groups.each(self._rise_parts)
-        found = list[list[Tensor]]()
-        for (piece, climbed), gradient in zip(groups.each(self._parts), gradients, strict=True):
-            values, moved = self._along(piece, climbed)
-            sums = [squares(moved), products(climbed, moved)]
-            if p != math.inf:
-                sums.append(_powers(values, p))
-            if gradient is not None:
-                sums.append(products(gradient[1], moved))
-            found.append(sums)
-        sums_of_groups = groups.sums(found) if found else self._nothing(self._one * 0)
-        of_squares, slopes = sums_of_groups[0], sums_of_groups[1]
-        self._doubt = self._doubt + of_squares.sum()
+    def _find_direction(self, sums: dict[str, Tensor], *, measures: bool = False) -> _Direction:
+        """The next direction, from the sums of the gradient if they suffice."""
+        p, scale, rises = self.p, self._T, None
+        if measures or self.by_element or p not in (2.0, math.inf):
+            of_squares, of_slopes, rises = self._measured_direction()
+        elif p == 2.0:
+            of_squares = of_slopes = sums["squares"]
+        else:
+            of_squares, of_slopes = sums.get("signs"), sums.get("sizes")
         factor = self._one
-        if p != math.inf:
-            factor = inverse(sums_of_groups[2].sum().pow(1 / p))
-        if p == 2.0 and not self.by_element:
-            factor = self._T * inverse((self._T.square() * of_squares).sum().sqrt())
-        rises = None if self._rise_parts is None else sums_of_groups[-1]
-        return _Direction(factor, of_squares, slopes, rises)
+        if p == 2.0:  # d = T c / |T c|
+            factor = scale * inverse((scale.square() * of_slopes).sum().sqrt())
+        elif p != math.inf:
+            factor = inverse(of_slopes.sum().pow(1 / p))
+        slopes = None if of_slopes is None else of_slopes * (scale if p in (2.0, math.inf) else self._largest)
+        return _Direction(factor, of_squares, slopes, slopes if rises is None else rises * scale)
+
+    def _measured_direction(self) -> Any:
+        """|T u_i|^2; c_i . u_i or |u_i|_p^p, from which slopes follow; and g_i . u_i if something else is climbed."""
+        p, groups, own = self.p, self.groups, self._parts is self._gradients
+        if p not in (2.0, math.inf):
+            scaled = (climbed * self._scale_of(piece, climbed) for piece, climbed in groups.each(self._parts))
+            self._largest = groups.largest(scaled)
+
+        def sums_of(piece: Piece, climbed: Tensor, *gradient: Tensor) -> list[Tensor]:
+            values, moved = self._along(piece, climbed)
+            of_slope = products(climbed, moved) if p == math.inf else powers(values, p)
+            return [squares(moved), of_slope, *(products(each, moved) for each in gradient)]
+
+        sums = groups.measure(2 if own else 3, sums_of, self._parts, *([] if own else [self._gradients]))
+        self._doubt = self._doubt + sums[0].sum()
+        return (*sums, None) if own else sums
 
     def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor]:
         """(u, T u), where u is the direction of steepest ascent along h = T c before it is normalised.
 
         If T is one number per group, it is part of a factor: the second is u as well, and for p = 2 u is c.
         """
-        p = self.p
-        if not self.by_element:
-            if p == math.inf:
-                values = torch.sign(climbed, out=piece.scratch)
-            else:
-                values = climbed if p == 2.0 else steepest_ascent(self._scaled(piece, climbed), p, self._largest)
-            return values, values
-        scale = self._scale_of(piece, climbed)
+        p, scale = self.p, None
+        if self.by_element or p not in (2.0, math.inf):
+            scale = self._scale_of(piece, climbed)
+        values = climbed
         if p == math.inf:
             values = torch.sign(climbed, out=piece.scratch)
-        else:
+        elif scale is not None:
             values = torch.mul(climbed, scale, out=piece.scratch)
             if p != 2.0:
                 values = steepest_ascent(values, p, self._largest)
+        if not self.by_element or scale is None:
+            return values, values
         return values, torch.mul(values, scale, out=piece.spare)
 
-    def _scaled(self, piece: Piece, climbed: Tensor) -> Tensor:
-        """h = T c."""
-        scale = self._scale_of(piece, climbed) if self.by_element else self._T_of[piece]
-        return torch.mul(climbed, scale, out=piece.scratch)
+    @torch.no_grad()
+    def read_gradient(self, seen: Pass) -> None:
+        """Measure the gradient of a displaced pass. If anything is not finite, the weights stop moving."""
+        self._direction = self._find_direction(self._read(seen, ["squares"]))
 
-    def _directions(self) -> Iterator[tuple[Piece, Tensor]]:
-        for piece, climbed in self.groups.each(self._parts):
-            yield piece, self._along(piece, climbed)[1]
+    @torch.no_grad()
+    def step(self) -> None:
+        """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
+        direction, finite, stride = self._direction, self._is_finite(), self.plan.stride
+        if finite is False:
+            self._stay()
+        elif self.keeps_position:
+            self._project(self._stepped_positions(_valid(finite, direction.factor * stride)), shrinkage)
+        else:  # a single step starts at the centre, so projecting it only limits its length `stride` to 1
+            factor = self._epsilon * self._shortened(direction.factor * min(1.0, stride), direction.squares)
+            if self.measured:
+                self._rise = (factor * direction.rises).sum() / self._gradient_scale
+            along = ((piece, self._along(piece, c)[1]) for piece, c in self.groups.each(self._parts))
+            self._displace(along, factor)
 
-    def _stepped_positions(self, stride: float) -> Iterator[tuple[Piece, Tensor]]:
+    @torch.no_grad()
+    def move_to(self, start: Start) -> None:
+        """Move to the ball's surface in the direction that `start` draws; for p = inf, move to the drawn point."""
+        if self._is_finite() is False:
+            self._stay()
+        else:
+            self._project(self._drawn_positions(start), inverse)
+
+    def _stay(self) -> None:
+        """Make the next pass at w, because something is not finite."""
+        self.trace.offsets.append(torch.zeros_like(self.groups.sizes))
+        self._parts = self._gradients = []
+        self.weights.home()
+
+    def _stepped_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """Add eta / epsilon d to the positions, in place."""
-        factor, finite = self._direction.factor * stride, self._is_finite()
-        if isinstance(finite, Tensor):
-            factor = torch.where(finite, factor, 0.0)
-        factors = self.groups.spread(factor if finite is not False else self._one * 0)
-        gradients = self._parts if self._rise_parts is None else self._rise_parts
         if self.measured:
-            before = [self._slope(piece, gradient) for piece, gradient in self.groups.each(gradients)]
+            before = [self._slope(piece, gradient) for piece, gradient in self.groups.each(self._gradients)]
             self._slopes.append((-1 / self._gradient_scale, before))
-        for (piece, climbed), own in zip(self.groups.each(self._parts), factors, strict=True):
+        for (piece, climbed), own in zip(self.groups.each(self._parts), self.groups.spread(factor), strict=True):
             direction = self._along(piece, climbed)[0]
-            if finite is not True:
-                direction = torch.nan_to_num(direction, 0.0, 0.0, 0.0)
+            if not self._looks:
+                direction = torch.nan_to_num(direction, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
             yield piece, piece.buffer("position").addcmul_(direction, own)
 
     def _drawn_positions(self, start: Start) -> Iterator[tuple[Piece, Tensor]]:
@@ -364,34 +327,33 @@ class _Ascent:
             excess = self.groups.largest(position for _, position in positions).clamp(min=1.0)
             length, of_squares = self._measure(self._multiplied_positions(1 / excess))
             factor = excess * rescale(excess * length)
-        factor = self._shortened(factor, of_squares)
-        self._displace(self._moved_positions(factor), self._epsilon)
+        self._displace(self._moved_positions(self._shortened(factor, of_squares)), self._epsilon)
 
     def _moved_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """T y, or y if T is one number per group, after y was multiplied by the factor."""
-        slopes = list[Tensor]()
-        gradients = self._parts if self._rise_parts is None else self._rise_parts
-        for (piece, position), (_, gradient) in zip(
-            self._multiplied_positions(factor), self.groups.each(gradients), strict=True
-        ):
+        slopes, gradients = list[Tensor](), self.groups.each(self._gradients)
+        for (piece, position), (_, gradient) in zip(self._multiplied_positions(factor), gradients, strict=True):
             if self.measured:
                 slopes.append(self._slope(piece, gradient))
-            yield piece, self._times_element_scale(piece, position)
+            yield piece, self._times_scale(piece, position)
         if self.measured:
             self._slopes.append((1 / self._gradient_scale, slopes))
 
     def _measure(self, vectors: Values) -> tuple[Tensor, Tensor]:
-        """|y|_p, and |T y_i|^2 of each group. For p = inf the length is not used, and 1 is returned."""
-        found = list[list[Tensor]]()
-        for piece, values in vectors:
-            powers = [] if self.p == math.inf else [_powers(values, self.p)]
-            found.append([squares(self._times_element_scale(piece, values)), *powers])
-        sums = self.groups.sums(found) if found else self._nothing(self._one * 0)
-        return self._one if self.p == math.inf else sums[1].sum().pow(1 / self.p), sums[0]
+        """|y|_p, and |T y_i|^2 of each group."""
+        p = 2.0 if self.p == math.inf else self.p  # then nobody reads the length
 
-    def _shortened(self, factor: Tensor, of_squares: Tensor) -> Tensor:
+        def sums_of(piece: Piece, values: Tensor) -> list[Tensor]:
+            return [powers(values, p), squares(self._times_scale(piece, values))]
+
+        sums = self.groups.sums(2, [sums_of(piece, values) for piece, values in vectors])
+        return sums[0].sum().pow(1 / p), sums[1]
+
+    def _shortened(self, factor: Tensor, of_squares: Tensor | None) -> Tensor:
         """Reduce the factor of groups whose offset exceeds the cap; `of_squares` are |T y_i|^2 without the factor."""
-        norms = (self._epsilon * self._with_group_scale(factor)).abs() * of_squares.sqrt()  # |a_i|
+        if of_squares is None:
+            return factor
+        norms = (self._epsilon * self._T * factor).abs() * of_squares.sqrt()  # |a_i|
         if self.plan.cap is not None:
             assert self._weight_squares is not None
             limits = comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
@@ -399,45 +361,41 @@ class _Ascent:
             self._capped = norms > limits
             shrinking = torch.where(self._capped, limits * inverse(norms), 1.0)
             factor, norms = factor * shrinking, norms * shrinking
-        self._norms = norms
+        self.trace.offsets.append(norms.expand_as(self.groups.sizes))
         return factor
 
     def _displace(self, vectors: Values, factor: Tensor) -> None:
-        """Move the weights to w + factor T y, or home if something is not finite."""
+        """Move the weights to w + factor T y; if something is not finite, the factor is zero."""
         finite = self._is_finite()
-        self.walked.offsets.append(self._norms.expand_as(self.groups.sizes))
-        if finite is not True:
-            nothing = torch.zeros_like(self.walked.offsets[-1])
-            self.walked.offsets[-1] = nothing if finite is False else torch.where(finite, self._norms, 0.0)
-        if finite is False:
-            self.weights.home()
+        factor = _valid(finite, factor * self._T)
+        factors, offsets, of_squares = self.groups.spread(factor), self.trace.offsets, list[list[Tensor]]()
+        is_measured = len(offsets) == len(self.trace.losses)
+        self._realised: list[list[Tensor]] = []
+        self.weights.leave()
+        for (piece, values), own in zip(vectors, factors, strict=True):
+            if not self._looks and (self.by_element or self.p != math.inf):
+                values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
+            if not is_measured:
+                of_squares.append([squares(values)])
+            offset = values * own if self.detailed else None
+            piece.displace(values, own)
+            if offset is not None:
+                realised = piece.offset()
+                self._realised.append([squares(realised), products(realised, offset)])
+        self.weights.arrive()
+        if is_measured:
+            offsets[-1] = _valid(finite, offsets[-1])
         else:
-            factor = self._with_group_scale(factor)
-            factors = self.groups.spread(factor if finite is True else torch.where(finite, factor, 0.0))
-            self.weights.leave()
-            self._realised = list[list[Tensor]]()
-            for (piece, values), own in zip(vectors, factors, strict=True):
-                if finite is not True and (self.by_element or self.p != math.inf):
-                    values = torch.nan_to_num(values, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
-                offset = values * own if self.detailed else None
-                piece.displace(values, own)
-                if offset is not None:
-                    realised = piece.offset()
-                    self._realised.append([squares(realised), products(realised, offset)])
-            self.weights.arrive()
-        self._parts, self._rise_parts = [], None  # the next pass may free the gradients
+            offsets.append((factor.abs() * self.groups.sums(1, of_squares)[0].sqrt()).expand_as(self.groups.sizes))
+        self._parts = self._gradients = []  # the next pass may free the gradients
 
-    def _with_group_scale(self, factor: Tensor) -> Tensor:
-        """The factor of the offset, which includes T if T is one number per group."""
-        return factor if self.by_element else factor * self._T
-
-    def _times_element_scale(self, piece: Piece, values: Tensor) -> Tensor:
-        """T * values if each weight has its own T, else the values: `_with_group_scale` applies a T per group."""
+    def _times_scale(self, piece: Piece, values: Tensor) -> Tensor:
+        """T * values if each weight has its own T, else the values."""
         return torch.mul(values, piece.buffer("scale"), out=piece.scratch) if self.by_element else values
 
     def _slope(self, piece: Piece, gradient: Tensor) -> Tensor:
         """g . T y for each row, without T if it is one number per group."""
-        return products(gradient, self._times_element_scale(piece, piece.buffer("position")))
+        return products(gradient, self._times_scale(piece, piece.buffer("position")))
 
     def _rms_weight(self) -> Tensor:
         """The root mean square of all weights that take part, including rows without a gradient."""
@@ -445,19 +403,29 @@ class _Ascent:
         total: Tensor = self._weight_squares.sum() + self.groups.untouched_squares()
         return (total / max(self.groups.total, 1)).sqrt()
 
-    def _report(self, seen: Pass | None) -> Measured:
+    @torch.no_grad()
+    def finish(self, seen: Pass | None) -> Trace:
+        """After the last pass: what the walk leaves."""
+        trace, finite = self.trace, self._is_finite()
+        loss = trace.losses[-1]
+        trace.finite = finite & loss.to(self._one).isfinite() if isinstance(finite, Tensor) else finite
+        if trace.finite is True:
+            trace.finite = math.isfinite(loss)
+        if self.measured:
+            self._report(seen)
+        return trace
+
+    def _report(self, seen: Pass | None) -> None:
         """What only the report of a measured walk needs."""
-        groups = self.groups
-        rise = self._rise if not self.keeps_position else self._one * 0
-        if self._slopes and groups.pieces:
-            sums = groups.sums(zip(*(slopes for _, slopes in self._slopes), strict=True))
-            parts = zip(self._slopes, sums, strict=True)
-            rise = self._epsilon * sum(f * self._with_group_scale(part).sum() for (f, _), part in parts)
-        weights = self._weight_squares
+        groups, weights, rise = self.groups, self._weight_squares, getattr(self, "_rise", self._one * 0)
         assert weights is not None
-        report = Measured(
+        if self._slopes:
+            sums = groups.sums(len(self._slopes), list(zip(*(slopes for _, slopes in self._slopes), strict=True)))
+            parts = zip(self._slopes, sums, strict=True)
+            rise = self._epsilon * sum(factor * (part * self._T).sum() for (factor, _), part in parts)
+        report = self.trace.groups = Measured(
             find_labels=groups.find_labels,
-            offsets=self.walked.offsets[-1],
+            offsets=self.trace.offsets[-1] if self.trace.offsets else groups.sizes * 0,
             weights=weights.sqrt(),
             sizes=groups.sizes,
             rms_weight=self._rms_weight(),
@@ -465,18 +433,16 @@ class _Ascent:
             predicted_rise=rise,
             at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
-        if self.detailed and self._realised:
+        if self.detailed and getattr(self, "_realised", None):
             self._compare(report, seen)
-        return report
 
     def _compare(self, report: Measured, seen: Pass | None) -> None:
         """Compare the last gradient with the clean one, and the last offset with what rounding left of it."""
         groups, found, alone = self.groups, self._realised, seen is not None and seen.alone
-        for sums, (piece, last) in zip(
-            found, groups.each(groups.split(groups.gradients())) if alone else (), strict=alone
-        ):
-            sums += [squares(last), products(last, piece.buffer("clean gradient"))]
-        realised, with_offset, *of_gradients = groups.sums(found)
+        gradients = groups.each(groups.split(groups.gradients())) if alone else ()
+        for sums, (piece, gradient) in zip(found, gradients, strict=alone):
+            sums += [squares(gradient), products(gradient, piece.buffer("clean gradient"))]
+        realised, with_offset, *of_gradients = groups.sums(4 if alone else 2, found)
         norm = report.realised_norm = realised.sum().sqrt()
         report.realised_cosine = with_offset.sum() * inverse(norm * report.offsets.square().sum().sqrt())
         if alone:
@@ -485,6 +451,11 @@ class _Ascent:
             report.gradient_norms = clean / self._clean_scale
             report.gradient_ratios = last * inverse(clean) * (self._clean_scale / scale)
             report.cosines = of_gradients[1] * inverse(last * clean)
+
+
+def _valid(finite: Tensor | bool, values: Tensor) -> Tensor:
+    """The values, or zeros if something is not finite."""
+    return torch.where(finite, values, 0.0) if isinstance(finite, Tensor) else values
 
 
 def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
@@ -550,14 +521,6 @@ def climb(
                 return evaluate(k, weights.offset)
 
         return walk(weights, perturbation, run, start=start)
-
-
-def _powers(values: Tensor, p: float) -> Tensor:
-    """The sum of |values|^p in each row."""
-    if p == 2.0:
-        return squares(values)
-    powers = values.abs().pow_(p)
-    return powers.sum() if values.ndim == 1 else powers.sum(1)
 
 
 def _magnitude(seen: Pass, like: Tensor) -> Tensor | float:

@@ -187,9 +187,10 @@ class Weights:
         if not self._moved:
             return
         changed = list[tuple[Tensor, str]]()
-        for parameter, away, own in zip(self._plain, self._away, self._own, strict=True):
-            if not parameter.is_set_to(away) and _kind(parameter) != _kind(own):
-                changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
+        if not all(map(Tensor.is_set_to, self._plain, self._away)):
+            for parameter, own in zip(self._plain, self._own, strict=True):
+                if _kind(parameter) != _kind(own):
+                    changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
         if self._in_place:
             copy_all(self._in_place, self._copies)
         for operand in self._touched:

@@ -12,12 +12,10 @@ from gasam.analysis import (
     CrossEntropy,
     GradientNorms,
     Objective,
-    SquaredError,
     applied,
     attack,
     filter_normalised,
     gradient,
-    half_radius,
     line,
     mean_loss,
     plain,
@@ -62,37 +60,22 @@ class Shuffled(list):
 CASES = [
     (lambda m: mean_loss(m, OBJECTIVE, []), "batches is empty"),
     (lambda m: mean_loss(m, losses(lambda o, b: o.sum()), DATA), r"one loss per example.*shape \(\)"),
-    (lambda m: mean_loss(m, losses(lambda o, b: 1.0), DATA), "losses must return a tensor .* got float"),
-    (lambda m: mean_loss(m, Objective(lambda m, b: m(b[0])[:, None], CrossEntropy()), DATA), "for targets"),
-    (lambda m: mean_loss(m, losses(SquaredError()), DATA), "same shape"),
     (lambda m: gradient(nn.ReLU(), OBJECTIVE, DATA), "no parameter that requires a gradient"),
     (lambda m: gradient(m, OBJECTIVE, iter(DATA)), r"list\(batches\)"),
-    (lambda m: plain(0.0), "radius must be a finite number > 0, got 0.0"),
-    (lambda m: plain(0.1, norm="max"), "norm must be a number > 1 or math.inf, got 'max'"),
     (lambda m: attack(m, OBJECTIVE, DATA, 0.1), "perturbation must be a Perturbation"),
-    (lambda m: attack(m, OBJECTIVE, DATA, plain(0.1), restarts=-1), "restarts must be a whole number >= 0"),
-    (lambda m: attack(m, OBJECTIVE, DATA, plain(0.1), seed=0.5), "seed must be a whole number"),
     (lambda m: attack(m, NOT_FINITE, DATA, plain(0.1)), r"not finite at the model's weights \(loss nan\)"),
     (lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1), draws=-1), "draws must be a whole number >= 0"),
-    (lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1), confidence=95), "confidence must .* > 0 and < 1, got 95"),
     (lambda m: sharpness(m, NOT_FINITE, DATA, Perturbation(epsilon=0.1)), "not finite at the model's weights"),
-    (lambda m: random_corruption(m, True), "radius must be a finite number > 0, got True"),
     (lambda m: random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
     (lambda m: enter(quantised(m, 17)), "bits must be a whole number from 2 to 16, got 17"),
-    (lambda m: enter(quantised(m, 8, "row")), "per must be one of 'tensor', 'channel', got 'row'"),
     (lambda m: enter(pruned(m, 1.0)), "fraction must be a finite number >= 0 and < 1, got 1.0"),
-    (lambda m: enter(pruned(m, 0.1, among="layer")), "among must be one of 'tensor', 'model', got 'layer'"),
     (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
     (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),
     (lambda m: enter(applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got \(2,\)"),
-    (lambda m: enter(applied(m, [torch.ones(2)])), "offset must be a dictionary of tensors .* got list"),
-    (lambda m: judged(m, radii=[]), "radii is empty: .* or None to search"),
-    (lambda m: judged(m, radii=0.1), "radii must be a list of numbers > 0, or None .* got 0.1"),
+    (lambda m: judged(m, radii=[]), "radii is empty: give at least one number"),
+    (lambda m: judged(m, radii=0.1), "radii must be a list of numbers > 0, got 0.1"),
     (lambda m: judged(m, radii=[0.1, 0.0]), "a radius of radii must be a finite number > 0, got 0.0"),
-    (lambda m: judged(m, factor=1.0), "factor must be a finite number > 1, got 1.0"),
-    (lambda m: judged(m, metric=lambda model: "good"), "metric must return a number, got str"),
     (lambda m: judged(m, radii=None, metric=lambda model: 0.0), "radii must be given if the clean metric is 0"),
-    (lambda m: half_radius(CURVE, "worst"), "kind must be one of 'adversarial', 'random', got 'worst'"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0]), "give either direction, .* or other"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other={}), r"other lacks '0.weight': .* state_dict\(\)"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other=m.state_dict() | {"nose": 1}), "'nose', which is not in the"),
@@ -100,10 +83,9 @@ CASES = [
     (lambda m: line(m, OBJECTIVE, DATA, [], direction={}), "alphas is empty"),
     (lambda m: line(m, OBJECTIVE, DATA, ["a"], direction={}), "an alpha of alphas must be a finite number, got"),
     (lambda m: plane(m, OBJECTIVE, DATA, points=10), "points must be odd, .* got 10"),
-    (lambda m: plane(m, OBJECTIVE, DATA, [{}]), "directions must be two dictionaries .* got 1"),
+    (lambda m: plane(m, OBJECTIVE, DATA, [{}]), "directions must be two dictionaries .* got"),
     (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which is not in weights"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 54), "k must be at most .* 53, got 54"),
-    (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2.5), "k must be a whole number >= 1, got 2.5"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "kfac"), "'empirical_fisher', 'fisher', 'hessian', got 'kf"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, tolerance=math.nan), "tolerance must .*got nan"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, method="qr"), "method must be one of .*, got 'qr'"),
@@ -117,9 +99,7 @@ CASES = [
     (lambda m: spectral_density(m, OBJECTIVE, DATA, probes=0), "probes must be a whole number >= 1, got 0"),
     (lambda m: spectral_density(m, OBJECTIVE, DATA, width=-1.0), "width must be a finite number > 0"),
     (lambda m: GradientNorms(nn.ReLU()), "no parameters to record"),
-    (lambda m: GradientNorms(m.parameters()), "pairs of name and tensor, got a Parameter"),
-    (lambda m: GradientNorms({"a": torch.ones(2, dtype=torch.int64)}), "'a' must be .* got torch.int64"),
-    (lambda m: GradientNorms(m, {"0.weight": "first"}), "'0.bias' is not in it"),
+    (lambda m: GradientNorms(Turned()), "'inner' must be a whole tensor of real numbers"),
     (lambda m: GradientNorms(m).mean(2), "epoch must be one that was recorded"),
     (lambda m: GradientNorms(m).load_state_dict(GradientNorms(nn.Linear(1, 1)).state_dict()), "its 'names'"),
 ]
@@ -157,32 +137,26 @@ class Turned(nn.Module):
         return self.outer((x.to(inner) @ inner).abs())
 
 
-ASKED = {
-    "attack": lambda m: attack(m, OBJECTIVE, DATA, plain(0.1)),
-    "sharpness": lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1)),
-    "robustness": judged,
-    "gradient": lambda m: gradient(m, OBJECTIVE, DATA),
-    "hessian": lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "hessian"),
-    "density": lambda m: spectral_density(m, OBJECTIVE, DATA, probes=2, steps=4),
-    "line": lambda m: line(m, OBJECTIVE, DATA, [1.0], other=m.state_dict()),
-    "direction": lambda m: line(m, OBJECTIVE, DATA, [1.0], direction={"inner": torch.ones_like(m.inner)}),
-    "plane": lambda m: plane(m, OBJECTIVE, DATA, points=3),
-    "random": lambda m: random_corruption(m, 0.1),
-    "applied": lambda m: enter(applied(m, {"inner": torch.ones_like(m.inner)})),
-    "quantised": lambda m: enter(quantised(m, 4)),
-    "pruned": lambda m: enter(pruned(m, 0.5)),
-    "filters": lambda m: filter_normalised(dict(m.named_parameters()), dict(m.named_parameters())),
-}
+ASKED = [
+    lambda m: attack(m, OBJECTIVE, DATA, plain(0.1)),
+    lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1)),
+    lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "hessian"),
+    lambda m: line(m, OBJECTIVE, DATA, [1.0], other=m.state_dict()),
+    lambda m: plane(m, OBJECTIVE, DATA, points=3),
+    lambda m: random_corruption(m, 0.1),
+    lambda m: enter(applied(m, {"inner": torch.ones_like(m.inner)})),
+    lambda m: enter(quantised(m, 4)),
+]
 
 
-@pytest.mark.parametrize("ask", ASKED)
-def test_complex_weights_are_refused_and_their_real_form_is_analysed(ask):
-    with pytest.raises(TypeError, match=r"parameter 'inner' has type torch.complex128.*torch.view_as_real"):
-        ASKED[ask](Turned())
-    model = Turned(pairs=True)
-    before = bits(model)
-    ASKED[ask](model)
-    assert same_bits(model.parameters(), before)
+def test_complex_weights_are_refused_and_their_real_form_is_analysed():
+    for ask in ASKED:
+        with pytest.raises(TypeError, match=r"parameter 'inner' has type torch.complex128.*torch.view_as_real"):
+            ask(Turned())
+        model = Turned(pairs=True)
+        before = bits(model)
+        ask(model)
+        assert same_bits(model.parameters(), before)
 
 
 def test_frozen_complex_weights_stay_where_they_are():

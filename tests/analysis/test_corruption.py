@@ -10,7 +10,7 @@ from torch import nn
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
 from gasam.pieces import wide
 from problems import network
-from tolerances import EXACT, flat, same_bits
+from tolerances import flat, same_bits
 
 
 def convolution(dtype=torch.float32) -> nn.Sequential:
@@ -48,12 +48,6 @@ def test_random_direction_depends_on_the_seed_alone():
     )
     assert torch.equal(8 * small, large)
     assert abs(small @ other) < 0.7
-
-
-def test_frozen_weights_are_not_corrupted_at_random():
-    model = network()
-    model[0].requires_grad_(False)
-    assert list(random_corruption(model, 0.1)) == ["2.weight", "2.bias"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,14 +125,6 @@ def test_pruned_takes_the_same_share_of_every_tensor():
         assert [int((weight == 0).sum()) for weight in matrices(model)] == [round(size / 2) for size in sizes]
 
 
-def test_pruned_takes_the_first_of_equals():
-    model = nn.Linear(4, 2, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[2.0, -1, 1, 0], [1, -1, 3, 1]]))
-    with pruned(model, 0.5):
-        assert model.weight.tolist() == [[2, 0, 0, 0], [0, -1, 3, 1]]
-
-
 @pytest.mark.parametrize("corrupted", [lambda m: quantised(m, 4), lambda m: pruned(m, 0.5)])
 def test_weights_come_back_when_interrupted(corrupted):
     model, home = convolution(torch.bfloat16), bits(convolution(torch.bfloat16))
@@ -151,8 +137,3 @@ def test_weights_come_back_when_interrupted(corrupted):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert same_bits(model.parameters(), home)
-
-
-def test_length_is_over_all_tensors():
-    assert length([torch.tensor([3.0]), torch.empty(0), torch.tensor([[4.0]])], 2.0) == pytest.approx(5, rel=EXACT)
-    assert length([], 2.0) == 0

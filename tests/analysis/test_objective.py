@@ -1,6 +1,5 @@
 """What is analysed: losses of examples, and a model that is as before afterwards."""
 
-import pytest
 import torch
 from curvature import OBJECTIVE, uneven
 from torch import nn
@@ -10,8 +9,6 @@ from gasam.analysis.objective import (
     CrossEntropy,
     Objective,
     SquaredError,
-    back_propagate,
-    examined,
     gradient,
     mean_loss,
 )
@@ -39,26 +36,6 @@ def test_gradient_of_an_unused_weight_is_zero():
     assert found["used.weight"].any()
 
 
-def test_modes_and_gradients_are_as_before_also_after_an_error():
-    model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
-    model[1].eval()
-    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
-    modes = [module.training for module in model.modules()]
-
-    def interrupted():
-        with examined(model):
-            assert not any(module.training for module in model.modules())
-            back_propagate(model, OBJECTIVE, uneven())
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert [module.training for module in model.modules()] == modes
-    assert model[0][0].weight.grad is kept
-    assert torch.equal(kept, torch.ones_like(kept))
-    assert model[0][2].weight.grad is None
-
-
 def test_mean_loss_is_of_eval_mode_and_changes_nothing():
     model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
     model[1].eval()
@@ -72,12 +49,6 @@ def test_mean_loss_is_of_eval_mode_and_changes_nothing():
     assert model[0][0].weight.grad is kept
     x, y = batch(rows=12)
     assert error(found, cross_entropy(model.eval()(x), y)) < EXACT
-
-
-def test_mean_loss_needs_no_weight_to_learn_and_goes_through_the_batches_once():
-    model = network()
-    expected = mean_loss(model, OBJECTIVE, uneven())
-    assert mean_loss(model.requires_grad_(False), OBJECTIVE, iter(uneven())) == expected
 
 
 def test_likelihoods_are_torch_losses_by_row():

@@ -111,25 +111,18 @@ def test_search_goes_up_to_collapse():
 
 
 def test_search_goes_down_to_where_half_is_kept():
-    found = search(1e-4, factor=4.0)
-    assert radii(found) == pytest.approx([4.0**i for i in (-8, -7, -6, -5)])
+    found = search(1e-4)
+    assert radii(found) == [2.0**i for i in (-15, -14, -13, -12, -11, -10)]
     assert found.kept(found.points[0].metric) > 0.5
     assert half_radius(found).low == found.points[0].radius
 
 
 def test_search_has_an_end_both_ways():
-    up, down = search(1e9), search(1e-12, factor=10.0)
+    up, down = search(1e9), search(1e-12)
     assert radii(up)[-1] == 1.0
-    assert radii(down) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    assert 1e-7 <= radii(down)[0] < 2e-7
     assert "beyond" in half_radius(up).reason
     assert "already" in half_radius(down).reason
-
-
-@pytest.mark.parametrize("norm", [1.5, 3.0, math.inf])
-def test_search_begins_at_an_offset_of_a_thousandth_of_the_weights(norm):
-    """Entries +-c with |offset|_2 = |w|_2 / 1000 have this p-norm: c 2^(1/p) for two; a power of 1.01 is near."""
-    first = search(1e9, norm=norm, factor=1.01).points[0].radius
-    assert first == pytest.approx(1e-3 / math.sqrt(2) * (1 if norm == math.inf else 2 ** (1 / norm)), rel=0.006)
 
 
 def test_a_search_continues_after_an_interrupt_with_the_points_it_kept():
@@ -152,17 +145,6 @@ def test_a_search_continues_after_an_interrupt_with_the_points_it_kept():
     assert new == list(full.points[2:])
 
 
-def test_watch_counts_to_the_end_of_each_radius():
-    seen = []
-    robustness(
-        network(), OBJECTIVE, uneven(), perplexity, [0.1, 0.2], higher_is_better=False, steps=2, draws=2,
-        watch=lambda *now: seen.append(now),
-    )  # fmt: skip
-    total = 3 + 4 + 1 + 2 * 2
-    assert [now for now in seen if now[0] == now[1]] == [(total, total)] * 2
-
-
-@pytest.mark.parametrize("kind", ["adversarial", "random"])
 @pytest.mark.parametrize(
     ("points", "expected"),
     [
@@ -173,23 +155,18 @@ def test_watch_counts_to_the_end_of_each_radius():
         ([(1.0, 8.0), (4.0, 2.0), (16.0, 8.0), (64.0, 2.0)], 2.0),  # the first of two crossings
     ],
 )
-def test_half_radius_where_higher_is_better(points, expected, kind):
-    found = half_radius(curve(*points, kind=kind), kind)
+def test_half_radius(points, expected):
+    assert half_radius(curve(*points), "random").reason.endswith("set draws > 0")
+    found = half_radius(curve(*points, kind="random"), "random")
+    assert found == half_radius(curve(*points))
     assert found.radius == pytest.approx(expected)
     assert found.low < found.radius <= found.high
     assert found.reason is None
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([(0.1, 10.0), (0.4, 40.0)], 0.2),  # twice lies in the middle of once and fourfold
-        ([(1.0, 12.0), (10.0, 20.0)], 10.0),
-        ([(1.0, 10.0), (1e4, 160.0)], 10.0),
-    ],
-)
-def test_half_radius_where_lower_is_better(points, expected):
-    assert half_radius(curve(*points, higher=False)).radius == pytest.approx(expected)
+def test_half_radius_of_a_perplexity_is_where_it_doubles():
+    assert half_radius(curve((0.1, 10.0), (0.4, 40.0), higher=False)).radius == pytest.approx(0.2)
+    assert half_radius(curve((1.0, 10.0), (1e4, 160.0), higher=False)).radius == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +199,6 @@ def test_half_radius_beside_a_broken_model_is_the_middle_and_says_so(given):
     found = half_radius(given)
     assert found.radius == pytest.approx(0.2)
     assert "not finite" in found.reason
-
-
-def test_half_radius_of_random_corruption_that_was_not_measured():
-    assert "draws > 0" in half_radius(curve((0.1, 9.0)), "random").reason
 
 
 @pytest.mark.parametrize(("higher", "metric", "collapsed"), [

@@ -65,14 +65,6 @@ def test_average_rise_over_the_sphere_is_the_trace():
         assert found.average.mean == pytest.approx(sign * radius**2, rel=EXACT)
 
 
-def test_average_rise_over_the_box():
-    """For p = inf the points are uniform: a_i^2 has mean r^2 / 3 and variance 4 r^4 / 45."""
-    radius, draws, n = 0.2, 400, 3
-    objective = quadratic(2 * torch.eye(n).double(), FLAT)
-    found = sharpness(Point([0.0] * n), objective, [(1.0, 1)], plain(radius, math.inf), draws=draws)
-    assert abs(found.average.mean - n * radius**2 / 3) < 5 * radius**2 * math.sqrt(n * 4 / 45 / draws)
-
-
 @pytest.mark.parametrize("norm", [2.0, 3.0])
 def test_random_points_are_in_the_scaled_ball(norm):
     """L = sum |(w - w_0) / w_0|^p is epsilon^p on the surface of |T^-1 a|_p <= epsilon with T = |w_0|."""
@@ -99,15 +91,12 @@ def test_draws_are_the_seeds_and_differ_between_batches():
     assert same.values[0] != same.values[1]
 
 
-@pytest.mark.parametrize(("confidence", "count"), [(0.5, 2), (0.95, 3), (0.99, 30)])
-def test_interval_is_students(confidence, count):
+@pytest.mark.parametrize("count", [2, 30])
+def test_interval_is_students(count):
     values = torch.randn(count, dtype=torch.float64).tolist()
-    found = estimate(values, confidence)
-    expected = scipy.stats.t.interval(
-        confidence, count - 1, loc=sum(values) / count, scale=scipy.stats.sem(values, ddof=1)
-    )
-    assert found.interval == pytest.approx(expected, rel=1e-9)
-    assert found.mean == pytest.approx(sum(values) / count)
+    expected = scipy.stats.t.interval(0.95, count - 1, loc=sum(values) / count, scale=scipy.stats.sem(values, ddof=1))
+    assert estimate(values).interval == pytest.approx(expected, rel=1e-9)
+    assert estimate(values).mean == pytest.approx(sum(values) / count)
 
 
 def test_one_batch_has_no_interval_and_equal_ones_a_narrow_one():
@@ -124,12 +113,6 @@ def test_loss_that_overflows_is_an_infinite_rise():
     assert found.worst.interval is None
     record = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert record["worst"] == {"mean": "inf", "interval": None, "values": ["inf", "inf"]}
-
-
-def test_watch_counts_batches():
-    seen = []
-    sharpness(network(), OBJECTIVE, uneven(), plain(0.1), draws=1, watch=lambda *now: seen.append(now))
-    assert seen == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(

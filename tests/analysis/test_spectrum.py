@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy, linear, relu
+from torch.nn.functional import cross_entropy, linear
 
 from gasam.analysis.objective import CrossEntropy, Objective, SquaredError
-from gasam.analysis.per_example import example_gradients, factored
+from gasam.analysis.per_example import factored
 from gasam.analysis.spectrum import spectral_density, top_eigenvalues
 from problems import batch, network
-from tolerances import EXACT, error, same_bits
+from tolerances import error, same_bits
 
 # Values against dense ones, as a share of the largest: Lanczos stops at residuals of 1e-8.
 VALUES = 1e-6
@@ -232,13 +232,6 @@ def test_model_is_as_before_also_when_interrupted(method):
     assert model[0][0].bias.grad is None
 
 
-def test_gradients_may_be_off_outside():
-    model, (x, y) = network(), batch(rows=12)
-    expected = top_eigenvalues(model, OBJECTIVE, [(x, y)], 3, "hessian").values
-    with torch.no_grad():
-        assert torch.equal(top_eigenvalues(model, OBJECTIVE, [(x, y)], 3, "hessian").values, expected)
-
-
 class Net(nn.Module):
     """An inner layer that is used as `use` says, before an ordinary one."""
 
@@ -290,36 +283,6 @@ def test_losses_that_depend_on_each_other_have_no_factors():
     assert not factored(model, objective, data, list(model.parameters()))[1]
 
 
-def test_factors_of_one_batch_only_are_no_use():
-    torch.manual_seed(0)
-    model, (x, y) = Net(lambda layer, x: layer(x) if len(x) == 7 else layer(x.flip(0)).flip(0)).double(), batch(rows=12)
-    values = dense_values(model, x, y, "empirical_fisher")[:12]
-    found = top_eigenvalues(model, OBJECTIVE, [(x[:7], y[:7]), (x[7:], y[7:])], 12)
-    assert error(found.values, values) < 1e-8
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-def test_no_linear_layer_to_learn_leaves_nothing_to_factor(frozen):
-    torch.manual_seed(0)
-    inner = nn.Linear(6, 6).requires_grad_(False) if frozen else nn.Identity()
-    model = nn.Sequential(inner, nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 3, 3), nn.Flatten()).double()
-    x, y = batch(rows=12)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    assert not factored(model, OBJECTIVE, (x, y), weights)[1]
-    values = dense_values(model, x, y, "empirical_fisher")[:12]
-    assert error(top_eigenvalues(model, OBJECTIVE, [(x, y)], 12, method="gram").values, values) < 1e-8
-
-
-def test_factors_make_the_gradients():
-    model, (x, y) = Net(lambda layer, x: relu(layer(x))).double(), batch(rows=12)
-    losses, found = factored(model, OBJECTIVE, (x, y), weights := list(model.parameters()))
-    for i, loss in enumerate(losses):
-        inner, bias, outer = torch.autograd.grad(loss, weights, retain_graph=True)
-        assert error(torch.outer(found[0][0][i], found[0][1][i]), inner) < EXACT
-        assert error(found[1][0][i], bias) < EXACT
-        assert error(torch.outer(found[2][0][i], found[2][1][i]), outer) < EXACT
-
-
 class Turned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -343,19 +306,3 @@ def test_examples_that_are_each_others_negatives_are_never_cut_apart(size):
     dense = top_eigenvalues(model, objective, data, 12, method="dense").values
     assert dense.min() > 0
     assert error(top_eigenvalues(model, objective, data, 12, method="gram").values, dense) < 1e-2
-
-
-@pytest.mark.parametrize("factor", [1.0, 160.0, 400.0], ids=["ordinary", "tiny", "zero"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_are_cut_apart_however_small_their_losses(factor, dtype):
-    """One pass back through the whole batch says whether they may be; all others are through single rows."""
-    model, (x, _) = network(dtype), batch(dtype, rows=12)
-    y = model(x).argmax(1)
-    objective = Objective(lambda m, b: factor * m(b[0]), CrossEntropy())
-    passes, losses = [], objective(model, (x, y))
-    losses.register_hook(passes.append)
-    for i, found in enumerate(example_gradients(model, objective, (x, y), losses, weights := list(model.parameters()))):
-        expected = torch.autograd.grad(losses[i], weights, retain_graph=True)
-        passes.pop()
-        assert all(error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
-    assert len(passes) == 1

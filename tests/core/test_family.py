@@ -77,7 +77,7 @@ ENTRIES = [by_backward, by_closure]
 def kept_by(sharp):
     """The tensors that the method keeps, by name."""
     state = sharp.state_dict()
-    return state.get("method", state.get("walk_method", {}))
+    return state.get("walk", state).get("method", {})
 
 
 def test_every_file_of_the_folder_has_a_reference_here():

@@ -8,7 +8,6 @@ import copy
 import math
 import signal
 import sys
-import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -189,15 +188,17 @@ class Subject:
             other.grad = None if one.grad is None else one.grad.clone()
         return made
 
+    @property
+    def walk(self):
+        return self.sharp if self.base is None else self.sharp.sharp
+
     def take_kept(self, other):
-        key = "method" if self.base is None else "walk_method"
-        with warnings.catch_warnings(action="ignore"):
-            kept = copy.deepcopy(other.sharp.state_dict()).get(key, {})
-            self.sharp.load_state_dict(self.sharp.state_dict() | {key: kept})
+        kept = copy.deepcopy(other.walk.state_dict()).get("method", {})
+        self.walk.load_state_dict(self.walk.state_dict() | {"method": kept})
 
     def kept(self):
         """What the method keeps; zeros are the same as nothing yet."""
-        known = self.sharp.state_dict().get("method" if self.base is None else "walk_method", {})
+        known = self.walk.state_dict().get("method", {})
         shapes = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
         return [
             (zero if one is None else one).detach().clone()
@@ -466,8 +467,9 @@ def holds_nothing(self):
     return self
 
 
-def keeps_nan(self, own, new, finite, original=Kept._kept_or_new):
-    return original(self, own, new, True)
+def keeps_nan(self, name, value, original=Kept.put):
+    self._is_finite = lambda: True
+    return original(self, name, value)
 
 
 BUGS = {
@@ -480,7 +482,7 @@ BUGS = {
     "the caller's gradients are not copied back": lambda: patch.object(Fold, "undo", not_copied_back),
     "a failed step advances the schedule": lambda: after_failure(next_step),
     "the loss of a failed step is counted": lambda: after_failure(counts),
-    "the method keeps NaN": lambda: patch.object(Kept, "_kept_or_new", keeps_nan),
+    "the method keeps NaN": lambda: patch.object(Kept, "put", keeps_nan),
 }
 
 

@@ -264,14 +264,14 @@ class TestOptimizer:
         else:
             again = SharpnessAware(torch.optim.SGD(network().parameters(), lr=0.1))
             again.load_state_dict(optimizer.state_dict())
-        assert again.state_dict()["walk_schedule"] == optimizer.state_dict()["walk_schedule"]
-        assert again.state_dict()["walk_schedule"]["step"] == 25
+        assert again.state_dict()["walk"] == optimizer.state_dict()["walk"]
+        assert again.state_dict()["walk"]["step"] == 25
 
     def test_state_has_the_schedule_only_if_there_is_one(self):
         base = torch.optim.SGD(network().parameters(), lr=0.1)
         assert SharpnessAware(base, ga_sam(0.1)).state_dict().keys() == base.state_dict().keys()
         scheduled = SharpnessAware(base, ga_sam(0.1), schedule=Schedule(start=3))
-        assert scheduled.state_dict().keys() - base.state_dict().keys() == {"walk_schedule"}
+        assert scheduled.state_dict().keys() - base.state_dict().keys() == {"walk"}
         with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
             scheduled.load_state_dict(base.state_dict())
 
@@ -289,8 +289,8 @@ def test_nothing_given_is_the_recommended_setting():
     assert sharp.perturbation == SharpnessAware(base, model=model).perturbation == perturbation
     assert str(schedule) in repr(sharp)
     assert str(schedule) not in repr(SharpBackward(model, ga_sam(1e-4)))
-    assert "walk_schedule" in SharpnessAware(base, model=model).state_dict()
-    assert "walk_schedule" not in SharpnessAware(base, ga_sam(1e-4), model=model).state_dict()
+    assert "walk" in SharpnessAware(base, model=model).state_dict()
+    assert "walk" not in SharpnessAware(base, ga_sam(1e-4), model=model).state_dict()
 
 
 def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():

@@ -30,7 +30,6 @@ from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.cli import measuring
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
-from gasam.lab.output import lines
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
 from gasam.lab.training.finished import load
@@ -158,10 +157,11 @@ def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
         def cells(self, record):
             return [{"loss": f"{loss:.3f}"} for loss in record.found["losses"]]
 
-        def chart(self, found, labels):
-            losses = {labels[each.run.key]: each.found["losses"][0] for each in found}
-            points = [{"label": label, "seed": 1, "x": 1, "y": loss} for label, loss in losses.items()]
-            return lines(points, dict.fromkeys(labels.values(), "x"), title="loss", x="number", y="loss")
+        def curve(self, record):
+            return [(1, record.found["losses"][0])]
+
+        def style(self, record):
+            return {"title": "loss", "x": "number", "y": "loss"}
 
         def measures(self, record):
             return {"the loss": f"{record.found['losses'][0]:.3f}"}

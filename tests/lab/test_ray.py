@@ -15,7 +15,8 @@ import ray_nodes
 import torch
 
 from gasam import __version__ as gasam_version
-from gasam.lab.engines.engine import do_all, opened, prepare, read_files, train, write_files
+from gasam.lab.engines import opened
+from gasam.lab.engines.engine import do_all, prepare, read_files, train, write_files
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
 from gasam.lab.training.plan import make

@@ -95,9 +95,6 @@ def attack(
     the same.
 
     Args:
-        model: The model to attack. Its weights are restored afterwards.
-        objective: Computes the losses.
-        batches: All examples, as an iterable that can be read repeatedly.
         perturbation: The ball and the number of ascent steps, for example `plain(0.05)`.
         restarts: The number of additional walks that start at random points of the ball.
         seed: Seed of the random points.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from gasam.pieces import sum_of_squares, wide
-
-Layers = Mapping[str, str] | Callable[[str], str]
-NamedTensors = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -46,14 +43,19 @@ class GradientNorms:
     make a GPU synchronise, because they are coalesced first. The memory does not grow with the number of steps.
 
     Args:
-        model: A module, or its tensors by name.
-        layers: Maps the name of a tensor to the name of its layer; by default the module that owns the tensor.
+        model: The model, or a part of it.
+        layers: Gives the layer of a tensor by its name; by default the module that owns the tensor.
     """
 
-    def __init__(self, model: NamedTensors, layers: Layers | None = None) -> None:
-        weights = _checked_tensors(model)
+    def __init__(self, model: nn.Module, layers: Callable[[str], str] | None = None) -> None:
+        weights = dict(model.named_parameters())
+        if not weights:
+            raise ValueError("model has no parameters to record: give a model with parameters")
+        for name, weight in weights.items():
+            if hasattr(weight, "to_local") or not weight.is_floating_point():
+                raise TypeError(f"parameter {name!r} must be a whole tensor of real numbers, not sharded or complex")
         self.names, self._weights = list(weights), list(weights.values())
-        self.labels = [_label(name, layers) for name in self.names]
+        self.labels = [layers(name) if layers else name.rpartition(".")[0] or "model" for name in self.names]
         self.layers = list(dict.fromkeys(self.labels))
         of_layer = [[label == layer for label in self.labels] for layer in self.layers]
         own, every = torch.eye(len(weights), dtype=torch.bool), torch.ones(1, len(weights), dtype=torch.bool)
@@ -125,34 +127,3 @@ def squared_norm(gradient: Tensor) -> Tensor:
     """|g|^2 on the device of g, in float32 or wider."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return sum_of_squares(values.reshape(-1).to(wide(values.dtype)))
-
-
-def _label(name: str, layers: Layers | None) -> str:
-    if layers is None:
-        return name.rpartition(".")[0] or "model"
-    if isinstance(layers, Mapping) and name not in layers:
-        raise ValueError(f"layers must name the layer of every tensor, but {name!r} is not in it: add it")
-    label = layers[name] if isinstance(layers, Mapping) else layers(name)
-    if not isinstance(label, str):
-        raise TypeError(f"a layer's label must be a string, got {label!r} for {name!r}")
-    return label
-
-
-def _checked_tensors(model: NamedTensors) -> dict[str, Tensor]:
-    if isinstance(model, nn.Module):
-        model = model.named_parameters()
-    pairs: Sequence[Any] = list(model.items() if isinstance(model, Mapping) else model)
-    if not pairs:
-        raise ValueError("model has no parameters to record: give a model with parameters, or its named_parameters()")
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
-            raise TypeError(f"model must be a module or pairs of name and tensor, got a {type(pair).__name__}")
-        name, tensor = pair
-        sharded = hasattr(tensor, "to_local")
-        if sharded or not tensor.is_floating_point():
-            found = "a sharded DTensor" if sharded else tensor.dtype
-            raise TypeError(f"parameter {name!r} must be a whole tensor of real numbers, got {found}")
-    weights = dict(pairs)
-    if len(weights) < len(pairs):
-        raise ValueError("the names of the parameters must differ: give model.named_parameters()")
-    return weights

@@ -16,7 +16,7 @@ from gasam.analysis.objective import (
     Objective,
     Result,
     Watch,
-    check_number,
+    check_numbers,
     check_radius,
     check_real,
     check_shape,
@@ -58,9 +58,6 @@ def line(
     """Mean losses at w + alpha direction, or at w + alpha (other - w).
 
     Args:
-        model: The model. Its weights are restored afterwards.
-        objective: Computes the losses.
-        batches: All examples, as an iterable that can be read repeatedly.
         alphas: The positions on the line; 0 is the model.
         direction: An offset by parameter name. Weights that it does not name do not change. Give this or `other`.
         other: The state dict of another model, or all its weights by name. At alpha = 1 the weights are those of the
@@ -69,10 +66,13 @@ def line(
             variance may be negative.
         watch: Called with the number of alphas that are done, and with their total.
     """
-    at = _checked_alphas(alphas)
+    at = check_numbers("alphas", "an alpha of alphas", alphas)
     if direction is not None and other is None:
         matched(model, direction, "direction")
-        place = partial(_along, model, direction)
+
+        def place(alpha: float) -> AbstractContextManager[None]:
+            return applied(model, _combined((alpha, direction)))
+
     elif other is not None and direction is None:
         _check_other(model, other)
         place = partial(_towards, model, other)
@@ -102,9 +102,6 @@ def plane(
     """Mean losses at w + x first + y second on a grid of `points` times `points` values of x and y.
 
     Args:
-        model: The model. Its weights are restored afterwards.
-        objective: Computes the losses.
-        batches: All examples, as an iterable that can be read repeatedly.
         directions: The two offsets `first` and `second`, which are not normalised. None means random filter-normalised
             directions: at x = 1 every filter has moved by its norm, so that models with weights of different sizes can
             be compared (Li et al. 2018).
@@ -117,13 +114,18 @@ def plane(
     check_whole("points", points, 3)
     if points % 2 == 0:
         raise ValueError(f"points must be odd, so that the model is in the middle, got {points}")
-    first, second = random_directions(model, seed) if directions is None else _checked_pair(model, directions)
+    directions = random_directions(model, seed) if directions is None else directions
+    if not isinstance(directions, Sequence) or len(directions) != 2:
+        raise TypeError(f"directions must be two dictionaries of tensors by parameter name, got {directions!r:.80}")
+    for i, direction in enumerate(directions):
+        matched(model, direction, f"directions[{i}]")
+    first, second = directions
     axis = tuple(radius * (2 * i - (points - 1)) / (points - 1) for i in range(points))
     losses: list[float] = []
     with examined(model, batches):
         for x in axis:
             for y in axis:
-                with applied(model, _combined(first, x, second, y)):
+                with applied(model, _combined((x, first), (y, second))):
                     losses.append(propagate(model, objective, batches))
                 if watch is not None:
                     watch(len(losses), points**2)
@@ -172,15 +174,12 @@ def filter_normalised(direction: Offset, weights: Offset) -> dict[str, Tensor]:
     return normalised
 
 
-def _along(model: nn.Module, direction: Offset, alpha: float) -> AbstractContextManager[None]:
-    return applied(model, _combined(direction, alpha, {}, 0.0))
-
-
-def _combined(first: Offset, x: float, second: Offset, y: float) -> dict[str, Tensor]:
-    """x first + y second, in float32 or wider."""
-    total = {name: x * values.to(wide(values.dtype)) for name, values in first.items()}
-    for name, values in second.items():
-        total[name] = total.get(name, 0.0) + y * values.to(wide(values.dtype))
+def _combined(*terms: tuple[float, Offset]) -> dict[str, Tensor]:
+    """The sum of factors times offsets, in float32 or wider."""
+    total: dict[str, Tensor] = {}
+    for factor, offset in terms:
+        for name, values in offset.items():
+            total[name] = total.get(name, 0.0) + factor * values.to(wide(values.dtype))
     return total
 
 
@@ -215,23 +214,3 @@ def _check_other(model: nn.Module, other: Mapping[str, Tensor]) -> None:
             raise ValueError(f"other has {name!r}, which is not in the model: give weights of the same architecture")
     for name, tensor in tensors.items():
         check_shape("other", name, other[name], tensor)
-
-
-def _checked_pair(model: nn.Module, directions: Sequence[Offset]) -> Sequence[Offset]:
-    if not isinstance(directions, Sequence) or len(directions) != 2:
-        found = f"{len(directions)}" if isinstance(directions, Sequence) else type(directions).__name__
-        raise TypeError(f"directions must be two dictionaries of tensors by parameter name, got {found}")
-    for i, direction in enumerate(directions):
-        matched(model, direction, f"directions[{i}]")
-    return directions
-
-
-def _checked_alphas(alphas: Iterable[float]) -> list[float]:
-    if not isinstance(alphas, Iterable):
-        raise TypeError(f"alphas must be a list of numbers, got {alphas!r}")
-    numbers = list(alphas)
-    if not numbers:
-        raise ValueError("alphas is empty: give at least one number, for example 0 for the model")
-    for alpha in numbers:
-        check_number("an alpha of alphas", alpha)
-    return [float(alpha) for alpha in numbers]

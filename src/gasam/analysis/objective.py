@@ -26,6 +26,10 @@ Watch = Callable[[int, int], None]
 class Objective:
     """L(w), the mean of the examples' losses. An example is one row of a batch: a review, a sentence or a token.
 
+    Every measurement begins with the arguments `model, objective, batches`: a model, an `Objective`, and all examples
+    as an iterable that can be read repeatedly, such as a list or a DataLoader without shuffling. Models run in eval
+    mode. Their weights, modes and gradients are restored afterwards.
+
     `forward(model, batch)` returns the outputs. `losses(outputs, batch)` returns one loss for each example.
     """
 
@@ -99,26 +103,13 @@ class SquaredError:
 
 
 def mean_loss(model: nn.Module, objective: Objective, batches: Batches) -> float:
-    """L(w) in eval mode.
-
-    Args:
-        model: The model. Its mode and gradients are restored afterwards.
-        objective: Computes the losses.
-        batches: All examples.
-    """
+    """L(w) in eval mode."""
     with evaluated(model):
         return propagate(model, objective, batches)
 
 
 def gradient(model: nn.Module, objective: Objective, batches: Batches) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss in eval mode and its gradient by parameter name.
-
-    Args:
-        model: The model. Its mode and gradients are restored afterwards. A trained weight that the loss does not depend
-            on has a gradient of zero.
-        objective: Computes the losses.
-        batches: All examples, as an iterable that can be read repeatedly.
-    """
+    """The mean loss in eval mode and its gradient by parameter name; a weight without any has zero."""
     with examined(model, batches) as weights:
         seen = back_propagate(model, objective, batches)
         return float(seen.loss), {
@@ -247,6 +238,20 @@ def check_number(
 
 def check_radius(value: object, name: str = "radius") -> None:
     check_number(name, value, "> 0", lambda radius: radius > 0)
+
+
+def check_numbers(
+    name: str, one: str, values: object, allowed: str = "", is_allowed: Callable[[float], bool] = lambda value: True
+) -> list[float]:
+    """The values as a list of finite numbers; `one` is what an error calls one of them."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of numbers {allowed}, got {values!r}")
+    numbers = list(values)
+    if not numbers:
+        raise ValueError(f"{name} is empty: give at least one number")
+    for number in numbers:
+        check_number(one, number, allowed, is_allowed)
+    return [float(number) for number in numbers]
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from gasam.analysis.objective import (
     Watch,
     check_choice,
     check_number,
-    check_radius,
+    check_numbers,
     check_whole,
     examined,
     propagate,
@@ -131,7 +131,6 @@ def robustness(
     steps: int = 10,
     restarts: int = 1,
     draws: int = 3,
-    factor: float = 2.0,
     known: Iterable[Point] = (),
     seed: int = 0,
     watch: Watch | None = None,
@@ -139,15 +138,12 @@ def robustness(
 ) -> Curve:
     """Measure the loss and the metric under adversarial and random corruption at each radius, in eval mode.
 
-    Without `radii`, powers of `factor` are searched, so that different models are measured at the same radii. The
+    Without `radii`, powers of 2 are searched, so that different models are measured at the same radii. The
     search starts near the p-norm of an offset with entries +-c, c = |w|_2 / (1000 sqrt(n)), whose 2-norm is a
     thousandth of that of the weights. It goes up until the adversarial metric has collapsed (`Curve.collapsed`) or the
     offset is as long as the weights. It goes down to 1e-7 of the weights while at most half of the metric is kept.
 
     Args:
-        model: The model. Its weights are restored afterwards.
-        objective: Computes the losses that the attack increases.
-        batches: All examples, as an iterable that can be read repeatedly.
         metric: Computes the metric of a model. It runs without gradients.
         radii: Norms of the offsets; None searches for them.
         norm: p of the norm, > 1 or math.inf.
@@ -157,7 +153,6 @@ def robustness(
         steps: Ascent steps of each attack.
         restarts: Additional walks of each attack from random points.
         draws: Random offsets per radius. Their directions are the same at every radius.
-        factor: Ratio of neighbouring radii of the search.
         known: Points of an earlier call with the same options, which are not measured again.
         seed: Seed of the random points and directions.
         watch: Called with the number of evaluations that are done for one radius, and with their total.
@@ -166,9 +161,8 @@ def robustness(
     plain(1.0, norm, steps)  # raises if an argument is invalid, before anything is measured
     for name, value in (("restarts", restarts), ("draws", draws), ("seed", seed)):
         check_whole(name, value, 0)
-    check_number("factor", factor, "> 1", lambda value: value > 1)
     check_number("floor", floor)
-    wanted = None if radii is None else _checked_radii(radii)
+    wanted = None if radii is None else check_numbers("radii", "a radius of radii", radii, "> 0", lambda r: r > 0)
     with examined(model, batches) as weights:
         loss = propagate(model, objective, batches)
         clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, _judged(model, metric), (), floor)
@@ -187,7 +181,7 @@ def robustness(
         if wanted is None:
             n = sum(weight.numel() for weight in weights.values())
             # The p-norm of an offset with entries +-c that has the 2-norm of the weights.
-            _search(clean, measure, length(weights.values(), 2.0) * n ** (1 / norm - 0.5), factor)
+            _search(clean, measure, length(weights.values(), 2.0) * n ** (1 / norm - 0.5))
         else:
             for radius in wanted:
                 measure(radius)
@@ -279,7 +273,7 @@ def _judged(model: nn.Module, metric: Metric) -> float:
     return float(value)
 
 
-def _search(clean: Curve, measure: Callable[[float], Point], unit: float, factor: float) -> None:
+def _search(clean: Curve, measure: Callable[[float], Point], unit: float) -> None:
     """Measure up to collapse, and down until more than half is kept; `unit` is the radius of the weights' size."""
     if math.isnan(clean.kept(1.0)):
         raise ValueError(
@@ -294,21 +288,10 @@ def _search(clean: Curve, measure: Callable[[float], Point], unit: float, factor
             yield radius
             radius *= by
 
-    first = factor ** round(math.log(START * unit, factor))
-    for radius in powers(first, factor):
+    first = 2.0 ** round(math.log2(START * unit))
+    for radius in powers(first, 2.0):
         if clean.collapsed(measure(radius)):
             break
-    for radius in powers(first, 1 / factor):
+    for radius in powers(first, 0.5):
         if clean.kept(measure(radius).metric) > 0.5:
             break
-
-
-def _checked_radii(radii: Iterable[float]) -> list[float]:
-    if not isinstance(radii, Iterable):
-        raise TypeError(f"radii must be a list of numbers > 0, or None to search for them, got {radii!r}")
-    wanted = list(radii)
-    if not wanted:
-        raise ValueError("radii is empty: give at least one radius > 0, or None to search for them")
-    for radius in wanted:
-        check_radius(radius, "a radius of radii")
-    return wanted

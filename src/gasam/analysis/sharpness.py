@@ -16,7 +16,6 @@ from gasam.analysis.objective import (
     Result,
     Watch,
     back_propagate,
-    check_number,
     check_whole,
     each,
     examined,
@@ -31,7 +30,7 @@ from gasam.weights import Weights
 
 @dataclass(frozen=True)
 class Estimate(Result):
-    """A mean over batches with Student's confidence interval; None for one batch, or if a value is not finite."""
+    """A mean over batches with Student's 95% confidence interval; None for one batch, or if a value is not finite."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -47,7 +46,6 @@ class Sharpness(Result):
     Args:
         perturbation: The ball and the number of ascent steps.
         draws: Random points per batch.
-        confidence: Level of the confidence intervals.
         clean: L_B(w).
         worst: max_k L_B(w + a_k) - L_B(w) along the walk. At least 0, because a_0 = 0.
         average: Mean of L_B(w + a) - L_B(w) over random points a; None without draws.
@@ -55,7 +53,6 @@ class Sharpness(Result):
 
     perturbation: Perturbation
     draws: int
-    confidence: float
     clean: Estimate
     worst: Estimate
     average: Estimate | None
@@ -68,7 +65,6 @@ def sharpness(
     perturbation: Perturbation,
     *,
     draws: int = 8,
-    confidence: float = 0.95,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Sharpness:
@@ -78,19 +74,14 @@ def sharpness(
     If the gradient is zero, the walk does not move, and only `average` measures the curvature.
 
     Args:
-        model: The model. It runs in eval mode, and its weights are restored afterwards.
-        objective: Computes the losses.
-        batches: The batches, as an iterable that can be read repeatedly.
         perturbation: The ball and the number of ascent steps, for example `plain(0.05)`.
         draws: Random points per batch, for `average`.
-        confidence: Level of the confidence intervals, > 0 and < 1.
         seed: Seed of the random points.
         watch: Called with the number of batches that are done, and with their total.
     """
     check_perturbation(perturbation)
     check_whole("draws", draws, 0)
     check_whole("seed", seed, 0)
-    check_number("confidence", confidence, "> 0 and < 1", lambda value: 0 < value < 1)
     start = random_start(perturbation.norm, seed)
     total = sum(1 for _ in batches) if watch is not None else 0
     clean, worst, average = list[float](), list[float](), list[float]()
@@ -104,24 +95,18 @@ def sharpness(
                 average.append(sum(at_random) / draws)
             if watch is not None:
                 watch(done, total)
-    return Sharpness(
-        perturbation,
-        draws,
-        confidence,
-        estimate(clean, confidence),
-        estimate(worst, confidence),
-        estimate(average, confidence) if draws else None,
-    )
+    found = estimate(average) if draws else None
+    return Sharpness(perturbation, draws, estimate(clean), estimate(worst), found)
 
 
-def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """mean +- t s / sqrt(n), with Student's t of n - 1 degrees of freedom."""
     mean = sum(values) / len(values)
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return Estimate(mean, None, tuple(values))
     from scipy import stats  # type: ignore[import-untyped]
 
-    reach = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
+    reach = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return Estimate(mean, (mean - reach, mean + reach), tuple(values))
 
 

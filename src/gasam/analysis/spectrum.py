@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.lanczos import Eigen, largest, largest_of, quadrature, random_normal, random_signs
-from gasam.analysis.objective import Batches, Objective, check_whole, examined, twice_differentiable
+from gasam.analysis.objective import (
+    Batches,
+    Objective,
+    check_choice,
+    check_number,
+    check_radius,
+    check_whole,
+    examined,
+    twice_differentiable,
+)
 from gasam.analysis.per_example import Examples, gram
 from gasam.analysis.products import GIBIBYTE, Matrix, Products, Work, check_matrix
 
@@ -104,9 +113,6 @@ def top_eigenvalues(
     row. For SquaredError over D numbers, it is that of a normal distribution with variance D/2.
 
     Args:
-        model: The model. It runs in eval mode.
-        objective: Computes the losses. Matrix "fisher" needs CrossEntropy or SquaredError.
-        batches: All examples, as an iterable that can be read repeatedly.
         k: The number of eigenvalues.
         matrix: "empirical_fisher", "fisher" or "hessian", as above.
         tolerance: A value has converged when its residual is at most this share of the largest |value|. Its error is
@@ -119,7 +125,14 @@ def top_eigenvalues(
         watch: Called with the count after each unit of work.
     """
     check_matrix(matrix, objective)
-    _check_options(k, tolerance, method, matrix, max_products)
+    check_whole("k", k, 1)
+    check_number("tolerance", tolerance, ">= 0", lambda value: value >= 0)
+    if method is not None:
+        check_choice("method", method, get_args(Method))
+    if method == "gram" and matrix != "empirical_fisher":
+        raise ValueError(f"method 'gram' needs matrix 'empirical_fisher', got {matrix!r}: use method None")
+    if max_products < k:
+        raise ValueError(f"max_products must be at least k, {k}, got {max_products}")
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         if k > products.n:
             raise ValueError(f"k must be at most the number of weights that require a gradient, {products.n}, got {k}")
@@ -153,9 +166,6 @@ def spectral_density(
     u' f(A) u / |u|^2, whose mean is the mean of f over all eigenvalues.
 
     Args:
-        model: The model. It runs in eval mode.
-        objective: Computes the losses. Matrix "fisher" needs CrossEntropy or SquaredError.
-        batches: All examples, as an iterable that can be read repeatedly.
         matrix: "hessian", "fisher" or "empirical_fisher"; see `top_eigenvalues`.
         probes: The number of random vectors.
         steps: Steps of Lanczos per vector.
@@ -168,8 +178,8 @@ def spectral_density(
     check_matrix(matrix, objective)
     for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
         check_whole(name, count, least)
-    if width is not None and not 0 < width < math.inf:
-        raise ValueError(f"width must be a finite number > 0, or None for a hundredth of the range, got {width}")
+    if width is not None:
+        check_radius(width, "width")
     generator = torch.Generator().manual_seed(seed)
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         rules = [
@@ -234,15 +244,3 @@ def _by_lanczos(products: Products, k: int, tolerance: float, max_products: int,
     room = int(memory // start.nbytes) - 1
     size = max(k + 20, min(room, 8 * k + 40))
     return largest(products, start, k, size=size, tolerance=tolerance, max_products=max_products, generator=generator)
-
-
-def _check_options(k: int, tolerance: float, method: str | None, matrix: str, max_products: int) -> None:
-    check_whole("k", k, 1)
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a finite number >= 0, relative to the largest value, got {tolerance}")
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))} or None, got {method!r}")
-    if method == "gram" and matrix != "empirical_fisher":
-        raise ValueError(f"method 'gram' needs matrix 'empirical_fisher', got {matrix!r}: use method None")
-    if max_products < k:
-        raise ValueError(f"max_products must be at least k, {k}, got {max_products}")

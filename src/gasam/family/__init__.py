@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gasam.distributed import over_processes, sharding
+from gasam.distributed import sharding, total_of
 from gasam.pieces import wide
 from gasam.scales import inverse
 from gasam.torch_private import local
@@ -46,8 +46,8 @@ class Method:
         """What the first ascent step climbs, from the gradient at w. Do not write to it."""
         return g
 
-    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
-        """The gradient for the optimizer, from those of all K+1 passes, which you may overwrite.
+    def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
+        """The gradient for the optimizer, from those of all K+1 passes: a list of `Tensors`, which you may overwrite.
 
         An entry is None if its pass did not run: in a step between walks all but the first. `strength` is that of the
         schedule.
@@ -73,7 +73,7 @@ class Kept:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Tensor, Tensor]] = {}
         self._parameters: Sequence[Tensor] = ()
-        self._is_finite: Callable[[], Tensor | bool] = _always
+        self._is_finite: Callable[[], Tensor | bool] = bool
         self.factor: Tensor | float = 1.0
         """The gradients of this step divided by those of the mean loss, such as a loss scale."""
 
@@ -86,41 +86,30 @@ class Kept:
     ) -> Iterator[None]:
         """Inside the block lists belong to these parameters."""
         self._parameters, self.factor, self._is_finite = parameters, factor, is_finite
-        try:
-            yield
-        finally:
-            self._parameters, self.factor, self._is_finite = (), 1.0, _always
+        yield
+        self._parameters = ()
 
     def __getitem__(self, name: str) -> Tensors:
         known = self._kept.setdefault(name, {})
         for parameter in self._parameters:
             if parameter not in known:
                 known[parameter] = _zeros(parameter)
-            elif known[parameter].device != parameter.device:  # the model has moved
-                known[parameter] = known[parameter].to(parameter.device)
+            known[parameter] = known[parameter].to(parameter.device)  # the model may have moved
         return [known[parameter] for parameter in self._parameters]
 
     @torch.no_grad()
     def mix(self, name: str, decay: float, g: Tensors) -> Tensors:
         """Keep decay * kept + (1 - decay) * g, where g is divided by this step's factor; return what is kept."""
-        finite, found = self._is_finite(), self[name]
-        for i, (own, each) in enumerate(zip(found, g, strict=True)):
-            new = local(each).to(own.dtype) / _on(self.factor, own)
-            found[i] = self._kept_or_new(own, torch.lerp(new, local(own), decay), finite)
-        return found
+        pairs = [(local(own), local(each)) for own, each in zip(self[name], g, strict=True)]
+        return self.put(name, [torch.lerp(each.to(own) / _on(self.factor, own), own, decay) for own, each in pairs])
 
     @torch.no_grad()
     def put(self, name: str, value: Tensors) -> Tensors:
         """Keep these tensors, and return what is kept."""
-        finite = self._is_finite()
-        return [self._kept_or_new(own, local(each), finite) for own, each in zip(self[name], value, strict=True)]
-
-    def _kept_or_new(self, own: Tensor, new: Tensor, finite: Tensor | bool) -> Tensor:
-        if isinstance(finite, Tensor):
-            new = torch.where(finite.to(own.device), new, local(own))
-        if finite is not False:
-            local(own).copy_(new)
-        return own
+        finite, found = torch.as_tensor(self._is_finite()), self[name]
+        for own, each in zip(map(local, found), map(local, value), strict=True):
+            own.copy_(torch.where(finite.to(own.device), each, own))
+        return found
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, list[Tensor | None]]:
         """The kept tensors in the order of the parameters."""
@@ -130,29 +119,21 @@ class Kept:
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
         loaded: dict[str, dict[Tensor, Tensor]] = {}
         for name, tensors in state.items():
-            if len(tensors) != len(parameters):
-                raise ValueError(f"the saved {name!r} has {len(tensors)} tensors, but there are {len(parameters)}")
-            loaded[name] = {}
-            for parameter, tensor in zip(parameters, tensors, strict=True):
-                if tensor is not None and tensor.shape != parameter.shape:
-                    raise ValueError(
-                        f"the saved {name!r} has the shape {tuple(tensor.shape)} for a parameter of the shape "
-                        f"{tuple(parameter.shape)}: load the state of the same model"
-                    )
-                if tensor is not None:
-                    loaded[name][parameter] = _zeros(parameter)
-                    local(loaded[name][parameter]).copy_(local(tensor))
+            fitting = len(tensors) == len(parameters)
+            for parameter, tensor in zip(parameters, tensors, strict=False):
+                fitting &= tensor is None or tensor.shape == parameter.shape
+            if not fitting:
+                raise ValueError(f"the saved {name!r} is for other parameters: load the state of the same model")
+            here = {p: tensor for p, tensor in zip(parameters, tensors, strict=True) if tensor is not None}
+            loaded[name] = {parameter: _zeros(parameter) for parameter in here}
+            for parameter, tensor in here.items():
+                local(loaded[name][parameter]).copy_(local(tensor))
         self._kept = loaded
 
 
 def dot(a: Tensors, b: Tensors) -> Tensor:
     """The sum of the products of all entries, over all processes, as a scalar tensor."""
-    sums: dict[Any, Tensor] = {}
-    for x, y in zip(a, b, strict=True):
-        here = _product(local(x), local(y))
-        sums[sharding(x)] = here + sums.get(sharding(x), torch.zeros_like(here)).to(here.device)
-    totals = [over_processes(here, kind) for kind, here in sums.items()]
-    return torch.stack([total.to(totals[0].device) for total in totals]).sum() if totals else torch.zeros(())
+    return total_of((sharding(x), _product(local(x), local(y))) for x, y in zip(a, b, strict=True))
 
 
 def norm(a: Tensors) -> Tensor:
@@ -163,12 +144,11 @@ def norm(a: Tensors) -> Tensor:
 def add(a: Tensors, b: Tensors, factor: Tensor | float, *, new: bool = False) -> Tensors:
     """a + factor * b, in place unless `new`."""
     found = [x.clone() if new else x for x in a]
-    for x, y in zip(found, b, strict=True):
-        x_here, y_here = local(x), local(y)
+    for x, y in zip(map(local, found), map(local, b), strict=True):
         if isinstance(factor, Tensor):
-            x_here.addcmul_(y_here.to(x_here.dtype), factor.to(x_here))
+            x.addcmul_(y.to(x.dtype), factor.to(x))
         else:
-            x_here.add_(y_here, alpha=factor)
+            x.add_(y, alpha=factor)
     return found
 
 
@@ -179,14 +159,20 @@ def scaled(a: Tensors, factor: Tensor | float) -> Tensors:
     return a
 
 
-def check_dense(parameters: Sequence[Tensor]) -> Tensors:
-    """The gradients of the parameters, in float32 or wider. Raises if one is sparse."""
-    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+def dense_gradient(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """A gradient of the parameter in float32 or wider; zeros if there is none. Raises if it is sparse."""
+    if gradient is None:
+        return _zeros(parameter)
+    if gradient.is_sparse:
         raise TypeError(
             "a method with its own direction or fold can't combine the sparse gradient of an embedding: use "
             "sparse=False, or a walk without a method, such as sam(0.05)"
         )
-    return [torch.zeros_like(p) if p.grad is None else p.grad.to(wide(p.grad.dtype)) for p in parameters]
+    return gradient.to(wide(gradient.dtype))
+
+
+def check_dense(parameters: Sequence[Tensor]) -> Tensors:
+    return [dense_gradient(parameter, parameter.grad) for parameter in parameters]
 
 
 def check_result(found: object, parameters: Sequence[Tensor], who: str) -> None:
@@ -206,10 +192,6 @@ def _product(x: Any, y: Any) -> Tensor:
 
 def _on(factor: Tensor | float, like: Tensor) -> Tensor | float:
     return factor.to(like.device, like.dtype) if isinstance(factor, Tensor) else factor
-
-
-def _always() -> bool:
-    return True
 
 
 def _zeros(parameter: Tensor) -> Tensor:

@@ -1,11 +1,4 @@
-"""Friendly-SAM: SAM that climbs the noise of the batch instead of its gradient.
-
-Li et al., "Friendly Sharpness-Aware Minimization", CVPR 2024, Algorithm 1:
-
-    m_t = decay m_{t-1} + (1 - decay) g_0,  m_{-1} = 0        the walk climbs g_0 - sigma m_t
-
-Memory: one running mean of the size of the model, in float32.
-"""
+"""Friendly-SAM: SAM that climbs the noise of the batch instead of its gradient."""
 
 from __future__ import annotations
 
@@ -41,7 +34,8 @@ def friendly_sam(
 ) -> Perturbation:
     """Friendly-SAM: SAM that climbs g_0 - sigma m, where m is a running mean of the clean gradients.
 
-    Li et al., CVPR 2024, Algorithm 1. m is the mean over the calls that walk, so micro-batches count one by one. With
+    Li et al., "Friendly Sharpness-Aware Minimization", CVPR 2024, Algorithm 1. m begins at zero, and is the mean over
+    the calls that walk, so micro-batches count one by one; it needs memory of the size of the model, in float32. With
     `per_worker` each worker has the mean of its own gradients, and saves and loads its own state. Refuses more than one
     ascent step, because the paper has one. A budget is the rise along what is climbed.
 

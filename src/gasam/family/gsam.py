@@ -1,16 +1,9 @@
-"""GSAM: SAM without the part of the clean gradient that is orthogonal to SAM's.
-
-Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1:
-
-    gradient = g_1 - alpha (component of g_0 orthogonal to g_1)
-
-The paper lets the radius follow the learning rate; give a schedule for that. Memory: one more gradient than SAM.
-"""
+"""GSAM: SAM without the part of the clean gradient that is orthogonal to SAM's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse, scaled
 from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
@@ -23,11 +16,9 @@ class GSAM(Method):
     def __post_init__(self) -> None:
         check_at_least_zero("alpha", self.alpha)
 
-    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+    def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1)"""
         g_0, *_, g_1 = gradients
-        assert g_0 is not None
-        assert g_1 is not None
         along = dot(g_0, g_1) * inverse(dot(g_1, g_1))
         return add(scaled(g_1, 1 + self.alpha * along), g_0, -self.alpha)
 
@@ -35,8 +26,10 @@ class GSAM(Method):
 def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **size: Unpack[Size]) -> Perturbation:
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
-    Zhuang et al., ICLR 2022, Algorithm 1: the gradient is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all
-    parameters. With K > 1, g_1 is the gradient of the last pass. Can't be used with `per_worker`.
+    Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1: the gradient
+    is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all parameters. The paper lets the radius follow the learning
+    rate; give a schedule for that. With K > 1, g_1 is the gradient of the last pass. Needs memory for one more gradient
+    than SAM. Can't be used with `per_worker`.
 
     Args:
         epsilon: As in `Perturbation`.

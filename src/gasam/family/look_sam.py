@@ -1,17 +1,9 @@
-"""LookSAM: SAM on every k-th step, whose orthogonal component is used again in the steps between.
-
-Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, Algorithm 1:
-
-    every k-th step:  gradient = g_1,  g_v = component of g_1 orthogonal to g_0
-    other steps:      gradient = g_0 + alpha |g_0| / |g_v| g_v
-
-Memory: g_v, of the size of the model, in float32; and one more gradient than SAM in the steps with a walk.
-"""
+"""LookSAM: SAM on every k-th step, whose orthogonal component is used again in the steps between."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse
 from gasam.family import norm as norm_of
@@ -29,15 +21,14 @@ class LookSAM(Method):
     def __post_init__(self) -> None:
         check_at_least_zero("alpha", self.alpha)
 
-    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+    def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """In a walk g_1, and keep g_1 - (g_0.g_1 / g_0.g_0) g_0; between walks g_0 + alpha |g_0| / |g_v| g_v"""
         g_0, g_1 = gradients
-        assert g_0 is not None
         if g_1 is None:
             g_v = kept["component"]
             return add(g_0, g_v, self.alpha * strength * norm_of(g_0) * inverse(norm_of(g_v)))
         kept.put("component", add(g_1, g_0, -dot(g_0, g_1) * inverse(dot(g_0, g_0)), new=True))
-        return g_1
+        return g_1  # type: ignore[no-any-return]
 
 
 def look_sam(
@@ -45,9 +36,12 @@ def look_sam(
 ) -> Perturbation:
     """LookSAM: SAM on every k-th step, and its kept orthogonal component in the steps between.
 
-    Liu et al., CVPR 2022, Algorithm 1, over all parameters at once. Without a schedule k is 5; for another k give
-    `Schedule(every=k, weight=1)`. Refuses other weights and `every=1`, because the kept component replaces them, and
-    more than one ascent step, because the paper has one. Can't be used with `per_worker`.
+    Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, Algorithm 1, over all
+    parameters at once. A step with a walk uses g_1 and keeps g_v, the component of g_1 that is orthogonal to g_0; the
+    steps between use g_0 + alpha |g_0| / |g_v| g_v. Without a schedule k is 5; for another k give `Schedule(every=k,
+    weight=1)`. Refuses other weights and `every=1`, because the kept component replaces them, and more than one ascent
+    step, because the paper has one. Needs memory for g_v, in float32, and in steps with a walk for one more gradient
+    than SAM. Can't be used with `per_worker`.
 
     Args:
         epsilon: As in `Perturbation`.

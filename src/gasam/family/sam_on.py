@@ -1,8 +1,4 @@
-"""SAM-ON: SAM whose walk moves the normalisation layers only.
-
-Mueller et al., "Normalization Layers Are All That Sharpness-Aware Minimization Needs", NeurIPS 2023: a is zero except
-for the parameters of normalisation layers. All parameters are trained with the gradient at w + a.
-"""
+"""SAM-ON: SAM whose walk moves the normalisation layers only."""
 
 from __future__ import annotations
 
@@ -23,8 +19,9 @@ def normalisation(module: nn.Module) -> bool:
 def sam_on(epsilon: float | None = None, norm: float = 2.0, **size: Unpack[Size]) -> Perturbation:
     """SAM-ON: SAM whose walk moves the parameters of normalisation layers only; all parameters are trained.
 
-    Mueller et al., NeurIPS 2023. Refuses a model without normalisation layers, and parameters without their model. The
-    radius is larger than SAM's, because few weights move.
+    Mueller et al., "Normalization Layers Are All That Sharpness-Aware Minimization Needs", NeurIPS 2023. All parameters
+    are trained with the gradient at w + a. Refuses a model without normalisation layers, and parameters without their
+    model. The radius is larger than SAM's, because few weights move.
 
     Args:
         epsilon: As in `Perturbation`.

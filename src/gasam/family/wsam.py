@@ -1,16 +1,9 @@
-"""WSAM: the clean loss plus a weighted sharpness.
-
-Yue et al., "Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization Term", KDD 2023, section 3:
-
-    L_WSAM = L(w) + v (L(w + a) - L(w)),  v = gamma / (1 - gamma)        gradient = g_0 + v (g_1 - g_0)
-
-Memory: one more gradient than SAM.
-"""
+"""WSAM: the clean loss plus a weighted sharpness."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from gasam.family import Kept, Method, Tensors, add, scaled
 from gasam.perturbation import Perturbation, Size, check_below_one, sam
@@ -23,11 +16,9 @@ class WSAM(Method):
     def __post_init__(self) -> None:
         check_below_one("gamma", self.gamma)
 
-    def fold(self, gradients: list[Tensors | None], kept: Kept, strength: float) -> Tensors:
+    def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """g_0 + v (g_1 - g_0)"""
         g_0, *_, g_1 = gradients
-        assert g_0 is not None
-        assert g_1 is not None
         v = self.gamma / (1 - self.gamma)
         return add(scaled(g_1, v), g_0, 1 - v)
 
@@ -35,11 +26,12 @@ class WSAM(Method):
 def wsam(epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9, **size: Unpack[Size]) -> Perturbation:
     """WSAM: the clean loss plus the sharpness L(w + a) - L(w), with the weight v = gamma / (1 - gamma).
 
-    Yue et al., KDD 2023, section 3: the gradient is g_0 + v (g_1 - g_0). The optimizer gets it as one gradient. The
-    paper's decoupled form, which adds v (g_1 - g_0) after the optimizer's own update, is the same for SGD without
-    momentum, and is not offered for other optimizers. A large gamma multiplies the noise between the passes: in a model
-    with dropout share the masks (`same_noise`) or lower gamma. With K > 1, g_1 is the gradient of the last pass. Can't
-    be used with `per_worker`.
+    Yue et al., "Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization Term", KDD 2023, section
+    3: the gradient is g_0 + v (g_1 - g_0). The optimizer gets it as one gradient. The paper's decoupled form, which
+    adds v (g_1 - g_0) after the optimizer's own update, is the same for SGD without momentum, and is not offered for
+    other optimizers. A large gamma multiplies the noise between the passes: in a model with dropout share the masks
+    (`same_noise`) or lower gamma. With K > 1, g_1 is the gradient of the last pass. Needs memory for one more gradient
+    than SAM. Can't be used with `per_worker`.
 
     Args:
         epsilon: As in `Perturbation`.

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from gasam.lab.cli.sessions import run_many, search
 from gasam.lab.comparisons import comparison_plans
-from gasam.lab.engines.engine import opened
+from gasam.lab.engines import opened
 from gasam.lab.errors import checked
 from gasam.lab.report.comparison import run_list
 from gasam.lab.report.html import read_runs

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from gasam.analysis.objective import plain_value
 from gasam.lab import output
 from gasam.lab.errors import InputError, first_fault
-from gasam.lab.output import Chart, Table
+from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.training.finished import FinishedRun
@@ -31,22 +31,15 @@ KINDS: dict[str, type[Analysis]] = {}
 def option(default: Any, help: str, *, flag: str = "", text: str = "", panel: str = "", **limits: Any) -> Any:  # noqa: A002
     """A field of an analysis, which is an option of its command.
 
-    Args:
-        default: The default.
-        help: Help text on the command line.
-        flag: Name on the command line, if it is not the field's name.
-        text: The default on the command line of an option that is read from text.
-        panel: Heading of the group of options that it is listed under.
-        limits: Limits of the value, as for pydantic's `Field`.
+    `flag` is its name on the command line if it is not the field's, `text` the default of an option that is read from
+    text, `panel` the heading of its group of options, and `limits` are those of pydantic's `Field`.
     """
     return Field(default, description=help, json_schema_extra={"flag": flag, "text": text, "panel": panel}, **limits)
 
 
 def as_norm(value: object) -> object:
-    if not isinstance(value, str):
-        return value
     try:
-        return float(value)
+        return float(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError(f"--norm must be a number > 1 or inf, got {value!r}") from None
 
@@ -54,12 +47,9 @@ def as_norm(value: object) -> object:
 def as_numbers(value: Any, name: str, allowed: str = "numbers separated by commas") -> tuple[float, ...]:
     """Numbers from text or from a list."""
     try:
-        numbers = tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
+        return tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
     except ValueError:
-        numbers = ()
-    if isinstance(value, str) and not numbers:
-        raise ValueError(f"--{name} must be {allowed}, got {value!r}")
-    return numbers
+        raise ValueError(f"--{name} must be {allowed}, got {value!r}") from None
 
 
 Norm = Annotated[float, BeforeValidator(as_norm)]
@@ -77,8 +67,7 @@ class Progress:
             self.kept: Found = json.loads(file.read_text(encoding="utf-8"))
             self._begun: float = time.perf_counter() - self.kept.pop("seconds")
         except (OSError, ValueError, TypeError, AttributeError, KeyError):  # there is none, or it is damaged
-            self.kept = {}
-            self._begun = time.perf_counter()
+            self.kept, self._begun = {}, time.perf_counter()
 
     @property
     def seconds(self) -> float:
@@ -141,13 +130,17 @@ class Analysis(BaseModel, ABC):
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         """Measure a run and return the numbers."""
 
-    @abstractmethod
     def cells(self, record: AnalysisRecord) -> list[Cells]:
-        """The rows of the table for one run, without its name."""
+        """The rows of the table for one run, without its name; by default its measures."""
+        return [{"measure": measure, "value": value} for measure, value in self.measures(record).items()]
 
-    @abstractmethod
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
-        """The chart of runs of one task and size; None if one chart cannot hold them."""
+    def curve(self, record: AnalysisRecord) -> Iterable[tuple[float, float]]:
+        """The points of the run's line in the chart."""
+        return []
+
+    def style(self, record: AnalysisRecord) -> dict[str, Any]:
+        """Title, axes and marks of the chart, as arguments of `lines`."""
+        return {}
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         """The numbers that the sentence compares, by what they are."""
@@ -157,19 +150,29 @@ class Analysis(BaseModel, ABC):
         """A sentence below the table."""
         return ""
 
+    def table_rows(self, found: Sequence[AnalysisRecord], names: Sequence[str]) -> list[Cells]:
+        """The rows of the table for runs of these names."""
+        return [{"run": name} | cells for each, name in zip(found, names, strict=True) for cells in self.cells(each)]
+
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
-        names = _run_names(found, labels)
-        rows = [{"run": name} | cells for each, name in zip(found, names, strict=True) for cells in self.cells(each)]
         values = [{"run": each.run.name} | each.found for each in found]
-        return Table(self.title, rows, [self.note(found)] if self.note(found) else [], values)
+        notes = [note for note in [self.note(found)] if note]
+        return Table(self.title, self.table_rows(found, _run_names(found, labels)), notes, values)
 
     def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
-        """A chart for each task and size."""
-        panels: dict[tuple[str, str], list[AnalysisRecord]] = {}
-        for each in found:
-            panels.setdefault((each.run.task, each.run.size), []).append(each)
-        charts = [self.chart(some, labels) for some in panels.values()]
-        return [chart for chart in charts if chart is not None]
+        """A chart for each task and size, with a line for each configuration."""
+        charts = []
+        for task, size in dict.fromkeys((each.run.task, each.run.size) for each in found):
+            some = [each for each in found if (each.run.task, each.run.size) == (task, size)]
+            points = [
+                {"label": labels[each.run.key], "seed": each.run.seed, "x": x, "y": y}
+                for each in some
+                for x, y in self.curve(each)
+            ]
+            style = self.style(some[0])
+            style["title"] = f"{task}, {size}: {style['title']}"
+            charts.append(lines(points, {labels[each.run.key]: each.run.method for each in some}, **style))
+        return charts
 
     def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
         """The measures of all runs by task and configuration; those of several seeds stand together."""
@@ -209,16 +212,12 @@ def _run_names(found: Sequence[AnalysisRecord], labels: Labels) -> list[str]:
     """A name for each run: its task if there are several, its configuration, and its seed if there are several."""
     several = len({each.run.task for each in found}) > 1
     keys = [each.run.key for each in found]
-    names = []
-    for each in found:
-        name = f"{each.run.task}: {labels[each.run.key]}" if several else labels[each.run.key]
-        names.append(f"{name}, seed {each.run.seed}" if keys.count(each.run.key) > 1 else name)
-    return names
-
-
-def methods_of(found: Sequence[AnalysisRecord], labels: Labels) -> dict[str, str]:
-    """The method of each configuration by its label, for the colours of a chart."""
-    return {labels[each.run.key]: each.run.method for each in found}
+    return [
+        (f"{each.run.task}: " if several else "")
+        + labels[each.run.key]
+        + (f", seed {each.run.seed}" if keys.count(each.run.key) > 1 else "")
+        for each in found
+    ]
 
 
 def norm_name(norm: float) -> str:

@@ -17,16 +17,13 @@ from gasam.lab.analyses.analysis import (
     Analysis,
     Cells,
     Found,
-    Labels,
     Norm,
     Progress,
     as_numbers,
     example_count,
-    methods_of,
     norm_name,
     option,
 )
-from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
@@ -105,39 +102,29 @@ class Attack(Analysis):
             "compressed": compressed,
         }
 
-    def cells(self, record: AnalysisRecord) -> list[Cells]:
-        """A row for each corruption, with the metric and its difference to the clean one."""
-        found, clean = record.found, float(record.found["clean_metric"])
-        metrics: dict[str, str] = {"none": _shown(clean)}
-        if found["higher_is_better"] and found["floor"]:
-            metrics["a model that knows nothing"] = _shown(found["floor"])
-        for point in found["points"]:
-            for key, corruption in (("metric", "attack"), ("random_metric", "random")):
-                if point[key] is not None:
-                    change = _shown(float(point[key]) - clean, sign="+")
-                    row = f"{norm_name(self.norm)}, {point['radius']:.3g}, {corruption}"
-                    metrics[row] = f"{_shown(point[key])} ({change})"
-        metrics |= {how: _shown(metric) for how, metric in found["compressed"].items()}
-        metrics[f"half is lost, or doubled if lower is better ({norm_name(self.norm)}, attack)"] = _half(record)
-        return [{"corruption": corruption, "metric": metric} for corruption, metric in metrics.items()]
-
-    def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
+    def table_rows(self, found: Sequence[AnalysisRecord], names: Sequence[str]) -> list[Cells]:
         """A row for each corruption and a column for each run, as in Table 4."""
-        plain = super().table(found, labels)
-        rows: dict[str, Cells] = {}
-        for cell in plain.rows:
-            row = rows.setdefault(cell["corruption"], {"corruption": cell["corruption"]})
-            row[cell["run"]] = cell["metric"]
-        return Table(self.title, self._in_order(list(rows.values())), plain.notes, plain.values)
+        metrics = dict(zip(names, map(self._metrics, found), strict=True))
+        return [
+            {"corruption": key[-1]} | {name: own[key] for name, own in metrics.items() if key in own}
+            for key in sorted({key for own in metrics.values() for key in own})
+        ]
 
-    def _in_order(self, rows: list[Cells]) -> list[Cells]:
-        """The radii in ascending order between the clean metric and the compressions, also if runs differ in them."""
-        ball = f"{norm_name(self.norm)}, "
-        radii = [row for row in rows if row["corruption"].startswith(ball)]
-        radii.sort(key=lambda row: float(row["corruption"].split(", ")[1]))
-        first = next((place for place, row in enumerate(rows) if row in radii), 0)
-        others = [row for row in rows if row not in radii]
-        return others[:first] + radii + others[first:]
+    def _metrics(self, record: AnalysisRecord) -> dict[tuple[int, float, str], str]:
+        """The metric under each corruption, and its difference to the clean one. The keys sort as the rows do."""
+        found, clean, ball = record.found, float(record.found["clean_metric"]), norm_name(self.norm)
+        metrics = {(0, 0.0, "none"): _shown(clean)}
+        if found["higher_is_better"] and found["floor"]:
+            metrics[0, 1.0, "a model that knows nothing"] = _shown(found["floor"])
+        for point in found["points"]:
+            for name, how in (("metric", "attack"), ("random_metric", "random")):
+                if point[name] is not None:
+                    change = _shown(float(point[name]) - clean, sign="+")
+                    key = (1, float(point["radius"]), f"{ball}, {point['radius']:.3g}, {how}")
+                    metrics[key] = f"{_shown(point[name])} ({change})"
+        metrics |= {(2, float(i), how): _shown(value) for i, (how, value) in enumerate(found["compressed"].items())}
+        metrics[3, 0.0, f"half is lost, or doubled if lower is better ({ball}, attack)"] = _half(record)
+        return metrics
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         metrics = " and ".join(dict.fromkeys(_metric(each) for each in found))
@@ -147,41 +134,25 @@ class Attack(Analysis):
             f"from the weights and from {self.restarts} random points; {metrics} is of {judged} test examples."
         )
 
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart:
-        """The metric against the radius, which begins at 0 with the clean metric."""
-        run, first = found[0].run, found[0].found
-        points = []
-        for each in found:
-            curve = {0.0: float(each.found["clean_metric"])}
-            curve |= {point["radius"]: float(point["metric"]) for point in each.found["points"]}
-            points += [{"label": labels[each.run.key], "seed": each.run.seed, "x": x, "y": y} for x, y in curve.items()]
-        chance = first["higher_is_better"] and first["floor"]
-        return lines(
-            points,
-            methods_of(found, labels),
-            title=f"{run.task}, {run.size}: attacked in {norm_name(self.norm)}",
-            x=f"radius in {norm_name(self.norm)}",
-            y=_metric(found[0]),
-            log="x" if first["higher_is_better"] else "xy",
-            marks=[{"y": first["floor"], "text": f"chance: {_shown(first['floor'])}"}] if chance else [],
-        )
+    def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
+        points = [(point["radius"], float(point["metric"])) for point in record.found["points"]]
+        return [(0.0, float(record.found["clean_metric"])), *points]
+
+    def style(self, record: AnalysisRecord) -> dict[str, Any]:
+        floor, higher, ball = record.found["floor"], record.found["higher_is_better"], norm_name(self.norm)
+        marks = [{"y": floor, "text": f"chance: {_shown(floor)}"}] if higher and floor else []
+        axes = {"x": f"radius in {ball}", "y": _metric(record), "log": "x" if higher else "xy"}
+        return axes | {"title": f"attacked in {ball}", "marks": marks}
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         """The radius at which half is lost, or without a search the metric under the largest attack."""
-        ball = norm_name(self.norm)
+        found, metric, ball = record.found, record.run.metric.name, norm_name(self.norm)
         if self.radii:
-            last = max(record.found["points"], key=lambda point: float(point["radius"]))
-            return {f"the {record.run.metric.name} at {ball} radius {last['radius']:g}": _shown(last["metric"])}
-        return {f"the {ball} radius at which {loss_of_half(record)}": _half(record)}
-
-
-def loss_of_half(record: AnalysisRecord) -> str:
-    """What happens at the radius of half, in words."""
-    found, metric = record.found, record.run.metric.name
-    if not found["higher_is_better"]:
-        return f"{metric} is doubled"
-    above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
-    return f"half of the {metric}{above} is lost"
+            last = max(found["points"], key=lambda point: float(point["radius"]))
+            return {f"the {metric} at {ball} radius {last['radius']:g}": _shown(last["metric"])}
+        above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
+        lost = f"half of the {metric}{above} is lost" if found["higher_is_better"] else f"{metric} is doubled"
+        return {f"the {ball} radius at which {lost}": _half(record)}
 
 
 def _metric(record: AnalysisRecord) -> str:

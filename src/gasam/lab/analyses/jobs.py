@@ -18,19 +18,13 @@ from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
 from gasam.lab.training.finished import find, load
-from gasam.lab.training.loop import OnUpdate
 
 
 @dataclass
 class AnalysisJob(Job):
-    """The analysis of one run.
+    """The analysis of one run, as for `measure_all`.
 
-    Args:
-        analysis: What to measure.
-        run: The record of the run, NAME.json.
-        origin: Where its data is, as the user says.
-        files: The files of the run and of other runs that the options name, for another machine; None on this one.
-        cpu: Use the CPU even if there is a GPU.
+    `files` are those of the run and of other runs that the options name, for another machine; None on this one.
     """
 
     analysis: Any = None
@@ -67,57 +61,46 @@ def measure_all(
     jobs = [_job(analysis, run, folder, origin, cpu, here) for run in runs]
     if not here:
         do_all(jobs, folder, engine, on_event, measured)
-        return jobs
-    for job in (job for job in jobs if job.record is None):
+    for job in (job for job in jobs if here and job.record is None):
         on_event(job, ("start", None))
-        job.record = measured(job, folder, partial(_tell, on_event, job))
+        job.record = measured(job, folder, partial(lambda job, text: on_event(job, ("update", text)), job))
         on_event(job, ("done", job.record))
     return jobs
 
 
-def _tell(on_event: OnEvent, job: Job, text: Any) -> None:
-    on_event(job, ("update", text))
-
-
-def measured(job: AnalysisJob, folder: Path, on_update: OnUpdate) -> AnalysisRecord:
+def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -> AnalysisRecord:
     """The work of a job: analyse its run, and write and return the record."""
-    if job.files is None:
-        return _measured(job, job.analysis, job.run, folder, on_update)
+    code, analysis, run = record.code(), job.analysis, job.run
+    progress = Progress(folder / f".{job.name}.json", on_update)
     with tempfile.TemporaryDirectory(prefix="gasam-") as place:
-        for name, content in job.files.items():
-            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(place) / name).write_bytes(content)
-        moved = {name: Path(place) / f"{run.stem}.json" for name, run in _named_runs(job.analysis).items()}
-        analysis = job.analysis.model_copy(update=moved)
-        return _measured(job, analysis, Path(place) / f"{job.run.stem}.json", folder, on_update)
-
-
-def _measured(
-    job: AnalysisJob, analysis: Analysis, run: Path, folder: Path, say: Callable[[Any], None]
-) -> AnalysisRecord:
-    code = record.code()
-    loaded = load(run, job.origin, cpu=job.cpu)
-    progress = Progress(folder / f".{job.name}.json", say)
-    try:
-        found = analysis.measure(loaded, progress)
-    except ValueError as error:  # invalid options, explained in one sentence
-        raise InputError(str(error)) from None
-    of_the_run = loaded.record.model_dump(include=set(Summary.model_fields))
-    made = AnalysisRecord(
-        kind=analysis.kind,
-        options=analysis.options(),
-        run=Summary(**of_the_run | {"name": loaded.name}),
-        examples=loaded.count(analysis.split, analysis.rows),
-        found=plain_value(found),
-        seconds=progress.seconds,
-        machine=record.machine(next(loaded.model.parameters()).device),
-        versions=record.versions(),
-        **code,
-    )
-    file = folder / f"{job.name}.json"
-    record.write(file, made)
-    progress.file.unlink(missing_ok=True)
-    return record.read_analysis(file)
+        if job.files is not None:
+            for name, content in job.files.items():
+                (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+                (Path(place) / name).write_bytes(content)
+            run = Path(place) / run.name
+            named = {name: Path(place) / f"{other.stem}.json" for name, other in _named_runs(analysis).items()}
+            analysis = analysis.model_copy(update=named)
+        loaded = load(run, job.origin, cpu=job.cpu)
+        try:
+            found = analysis.measure(loaded, progress)
+        except ValueError as error:  # invalid options, explained in one sentence
+            raise InputError(str(error)) from None
+        of_the_run = loaded.record.model_dump(include=set(Summary.model_fields))
+        made = AnalysisRecord(
+            kind=analysis.kind,
+            options=analysis.options(),
+            run=Summary(**of_the_run | {"name": loaded.name}),
+            examples=loaded.count(analysis.split, analysis.rows),
+            found=plain_value(found),
+            seconds=progress.seconds,
+            machine=record.machine(next(loaded.model.parameters()).device),
+            versions=record.versions(),
+            **code,
+        )
+        file = folder / f"{job.name}.json"
+        record.write(file, made)
+        progress.file.unlink(missing_ok=True)
+        return record.read_analysis(file)
 
 
 def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:

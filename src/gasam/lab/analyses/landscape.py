@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from gasam.analysis.landscape import line, plane
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, methods_of, option
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, option
 from gasam.lab.errors import InputError
-from gasam.lab.output import Chart, lines
+from gasam.lab.output import Chart
 from gasam.lab.output import plane as heat_map
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun, find
@@ -89,17 +89,11 @@ class Landscape(Analysis):
         ends = (min(heights), max(heights)) if heights else None
         return [self._plane(each, labels, ends) for each in found]
 
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
-        if self.to is None:
-            return self.charts(found, labels)[0] if len(found) == 1 else None
-        run = found[0].run
-        points = [
-            {"label": labels[each.run.key], "seed": each.run.seed, "x": alpha, "y": float(loss)}
-            for each in found
-            for alpha, loss in zip(each.found["alphas"], each.found["losses"][self.split], strict=True)
-        ]
-        title = f"{run.task}, {run.size}: {self.split} loss along a line"
-        return lines(points, methods_of(found, labels), title=title, x="alpha", y="loss")
+    def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
+        return list(zip(record.found["alphas"], map(float, record.found["losses"][self.split]), strict=True))
+
+    def style(self, record: AnalysisRecord) -> dict[str, Any]:
+        return {"title": f"{self.split} loss along a line", "x": "alpha", "y": "loss"}
 
     def _plane(self, record: AnalysisRecord, labels: Labels, ends: tuple[float, float] | None) -> Chart:
         run, axis, grid = record.run, record.found["axis"], _heights(record)

@@ -12,16 +12,13 @@ from gasam.lab.analyses.analysis import (
     Analysis,
     Cells,
     Found,
-    Labels,
     Norm,
     Progress,
     as_numbers,
     example_count,
-    methods_of,
     norm_name,
     option,
 )
-from gasam.lab.output import Chart, lines
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 from gasam.perturbation import Perturbation
@@ -73,15 +70,11 @@ class Sharpness(Analysis):
             f"on {example_count(found)} of the {self.split} split; mean over batches with its 95% interval."
         )
 
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart:
-        run = found[0].run
-        points = []
-        for each in found:
-            common = {"label": labels[each.run.key], "seed": each.run.seed}
-            rises = {ball["epsilon"]: float(ball["worst"]["mean"]) for ball in each.found["balls"]}
-            points += [common | {"x": epsilon, "y": rise} for epsilon, rise in rises.items()]
-        title = f"{run.task}, {run.size}: worst rise of the loss"
-        return lines(points, methods_of(found, labels), title=title, x="epsilon", y="rise", log="xy")
+    def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
+        return [(ball["epsilon"], float(ball["worst"]["mean"])) for ball in record.found["balls"]]
+
+    def style(self, record: AnalysisRecord) -> dict[str, Any]:
+        return {"title": "worst rise of the loss", "x": "epsilon", "y": "rise", "log": "xy"}
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         """The worst rise in the last ball."""

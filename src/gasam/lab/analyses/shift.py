@@ -6,16 +6,17 @@ import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import gradient
 from gasam.lab import tasks
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress
+from gasam.lab.analyses.analysis import Analysis, Found, Labels, Progress
 from gasam.lab.data.corpus import Split
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import drawn
@@ -24,12 +25,13 @@ from gasam.lab.output import Chart, lines
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import Checkpoints, Weights
 from gasam.lab.theory import Minimum, Problem, find_minimum, mixture, settle
-from gasam.lab.theory.risk import Examples, Risk
+from gasam.lab.theory.risk import Examples
 from gasam.lab.training.finished import FinishedRun
 from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
 
 Labelled = tuple[Tensor, Tensor]
+PROTOCOLS = ("fine-tuned", "regularised")
 
 
 class Shift(Analysis):
@@ -41,6 +43,8 @@ class Shift(Analysis):
     is at most `tolerance`.
     """
 
+    axes: ClassVar[dict[str, Any]]
+
     rows: int = 2000
     epochs: int = 5
     ridge: float = 1e-2
@@ -48,8 +52,15 @@ class Shift(Analysis):
 
     def problem(self, run: FinishedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
         """The model at its regularised minimum on the training data, the training data, and the test data."""
-        train, test = (_in_double(whole(run, split, self.rows)) for split in ("train", "test"))
-        model = _softmax_regression(run)
+        train, test = (
+            [(images.double(), labels) for images, labels in whole(run, split, self.rows)]
+            for split in ("train", "test")
+        )
+        data = run.family.data.shared
+        linear = nn.Linear(data["pixels"], len(data["classes"]), dtype=torch.float64)
+        for weight in linear.parameters():
+            nn.init.zeros_(weight)
+        model = nn.Sequential(Brightness(data["brightest"]), linear)  # on the same inputs as the run's model
         _reached(settle(self._problem(run, model, train)), "training")
         return model, train, test
 
@@ -60,16 +71,23 @@ class Shift(Analysis):
     def _problem(self, run: FinishedRun, model: nn.Module, examples: Examples) -> Problem:
         return Problem(model, run.objective, examples, ridge=self.ridge, tolerance=self.tolerance)
 
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart | None:
-        return None  # there is one for each run and protocol
+    @abstractmethod
+    def curves(self, record: AnalysisRecord, protocol: str) -> dict[str, dict[float, float]]:
+        """The lines of the chart of one run and protocol: y by x for each label."""
 
     def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
         """A chart for each run and protocol."""
-        return [self.of_protocol(each, protocol) for each in found for protocol in ("fine-tuned", "regularised")]
-
-    @abstractmethod
-    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
-        """The chart of one run and protocol."""
+        charts = []
+        for each, protocol in product(found, PROTOCOLS):
+            curves, run = self.curves(each, protocol), each.run
+            points = [
+                {"label": label, "seed": run.seed, "x": x, "y": y}
+                for label, curve in curves.items()
+                for x, y in curve.items()
+            ]
+            title = f"{run.task}, seed {run.seed}: {protocol}"
+            charts.append(lines(points, {label: label for label in curves}, title=title, **self.axes))
+        return charts
 
 
 class ShiftedLine(Shift):
@@ -77,6 +95,7 @@ class ShiftedLine(Shift):
 
     kind = "shifted-line"
     title = "The training loss beside the test loss"
+    axes: ClassVar = {"x": "alpha (0 train, 1 test)", "y": "loss"}
 
     points: int = 31
 
@@ -98,60 +117,34 @@ class ShiftedLine(Shift):
         alphas = [-1 + 3 * number / (self.points - 1) for number in range(self.points)]
         with problem.risks() as [train, test]:
             step = train.flat({name: delta[name] for name in train.names})
-
-            def at(risk: Risk, alpha: float) -> float:
-                with risk.moved_by(alpha * step):
-                    return float(risk.loss())
-
-            constant = at(test, 1.0) - at(train, 0.0)
+            constant = test.loss(step) - train.loss()
+            lifted = test.loss(step) - train.loss(step)
             losses = {
-                "train": [at(train, alpha) for alpha in alphas],
-                "test": [at(test, alpha) for alpha in alphas],
-                "shifted": [at(train, alpha - 1) + constant for alpha in alphas],
+                "train": [train.loss(alpha * step) for alpha in alphas],
+                "test": [test.loss(alpha * step) for alpha in alphas],
+                "shifted": [train.loss((alpha - 1) * step) + constant for alpha in alphas],
             }
-            lifted = at(test, 1.0) - at(train, 1.0)
-        near = [number for number, alpha in enumerate(alphas) if 0.5 <= alpha <= 1.5]
-        unshifted = [loss + lifted for loss in losses["train"]]
-        gaps = {
-            "shifted": _distance(losses["shifted"], losses["test"], near),
-            "unshifted": _distance(unshifted, losses["test"], near),
-        }
+
+        def gap(heights: list[float]) -> float:
+            """The root mean square distance from the test loss near theta*."""
+            rows = zip(alphas, heights, losses["test"], strict=True)
+            return math.sqrt(statistics.fmean((y - test) ** 2 for alpha, y, test in rows if 0.5 <= alpha <= 1.5))
+
+        gaps = {"shifted": gap(losses["shifted"]), "unshifted": gap([loss + lifted for loss in losses["train"]])}
         return {"alphas": alphas, "constant": constant, "delta": float(step.norm()), "gaps": gaps} | losses
 
-    def cells(self, record: AnalysisRecord) -> list[Cells]:
-        return [
-            {
-                "protocol": protocol,
-                "|delta|": f"{losses['delta']:.4g}",
-                "shifted training loss": f"{losses['gaps']['shifted']:.3g}",
-                "training loss, not shifted": f"{losses['gaps']['unshifted']:.3g}",
-            }
-            for protocol, losses in record.found.items()
-        ]
-
-    def note(self, found: Sequence[AnalysisRecord]) -> str:
-        return (
-            "Root mean square distances from the test loss within half a shift of its minimum, heights matched there."
-        )
-
-    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
-        losses, run = record.found[protocol], record.run
+    def curves(self, record: AnalysisRecord, protocol: str) -> dict[str, dict[float, float]]:
+        losses = record.found[protocol]
         names = {"training loss": "train", "test loss": "test", "shifted training loss + constant": "shifted"}
-        points = [
-            {"label": label, "seed": run.seed, "x": alpha, "y": loss}
-            for label, name in names.items()
-            for alpha, loss in zip(losses["alphas"], losses[name], strict=True)
-        ]
-        title = f"{run.task}, seed {run.seed}: {protocol}"
-        return lines(points, _colours(names), title=title, x="alpha (0 train, 1 test)", y="loss")
+        return {label: dict(zip(losses["alphas"], losses[name], strict=True)) for label, name in names.items()}
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
-        gaps = {protocol: losses["gaps"] for protocol, losses in record.found.items()}
+        """Root mean square distances within half a shift of the minimum of the test loss, heights matched there."""
         return {
             f"({protocol}) the distance from the test loss near its minimum": (
-                f"{gap['shifted']:.3g} shifted and {gap['unshifted']:.3g} not shifted"
+                f"{losses['gaps']['shifted']:.3g} shifted and {losses['gaps']['unshifted']:.3g} not shifted"
             )
-            for protocol, gap in gaps.items()
+            for protocol, losses in record.found.items()
         }
 
 
@@ -160,6 +153,7 @@ class Mixtures(Shift):
 
     kind = "mixtures"
     title = "|delta| against the share of shifted data"
+    axes: ClassVar = {"x": "eta, the share of shifted data", "y": "|delta|"}
 
     trials: int = 100
     controls: int = 5
@@ -190,30 +184,13 @@ class Mixtures(Shift):
         }
         return found | {"fits": fits}
 
-    def cells(self, record: AnalysisRecord) -> list[Cells]:
-        names = {"intercept": "intercept", "slope": "slope", "r_squared": "R^2", "at_one": "|delta| at 1"}
-        return [
-            {"protocol": protocol}
-            | {title: f"{fit[name]:.4g}" for name, title in (names | {"control": "at 0"}).items()}
-            | {"stationary": f"{fit['stationary']} of {fit['trials']}"}
-            for protocol, fit in record.found["fits"].items()
-        ]
-
-    def of_protocol(self, record: AnalysisRecord, protocol: str) -> Chart:
-        run, fit = record.run, record.found["fits"][protocol]
-        measured = {trial["eta"]: trial["norm"] for trial in record.found[protocol.replace("-", "_")]}
-        curves = {
-            "measured": measured,
+    def curves(self, record: AnalysisRecord, protocol: str) -> dict[str, dict[float, float]]:
+        fit = record.found["fits"][protocol]
+        return {
+            "measured": {trial["eta"]: trial["norm"] for trial in record.found[protocol.replace("-", "_")]},
             f"fit, R^2 {fit['r_squared']:.3f}": {0.0: fit["intercept"], 1.0: fit["intercept"] + fit["slope"]},
             "no shift (control)": {0.0: fit["control"], 1.0: fit["control"]},
         }
-        points = [
-            {"label": label, "seed": run.seed, "x": eta, "y": norm}
-            for label, curve in curves.items()
-            for eta, norm in curve.items()
-        ]
-        title = f"{run.task}, seed {run.seed}: {protocol}"
-        return lines(points, _colours(curves), title=title, x="eta, the share of shifted data", y="|delta|")
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         return {
@@ -297,31 +274,8 @@ def length(tensors: Weights) -> float:
     return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())
 
 
-def _in_double(batches: list[Labelled]) -> list[Labelled]:
-    return [(images.double(), labels) for images, labels in batches]
-
-
-def _softmax_regression(run: FinishedRun) -> nn.Module:
-    """A softmax regression with zero weights in double precision, on the same inputs as the run's model."""
-    data = run.family.data.shared
-    linear = nn.Linear(data["pixels"], len(data["classes"]), dtype=torch.float64)
-    for weight in linear.parameters():
-        nn.init.zeros_(weight)
-    return nn.Sequential(Brightness(data["brightest"]), linear)
-
-
 def _reached(minimum: Minimum, data: str) -> None:
     if not minimum.stationary:
         raise ValueError(
             f"the regularised minimum on {data} data was not found ({minimum.sentence}): raise ridge or tolerance"
         )
-
-
-def _colours(labels: Sequence[str] | dict[str, Any]) -> dict[str, str]:
-    """Each line in a colour of its own."""
-    return {label: label for label in labels}
-
-
-def _distance(one: Sequence[float], other: Sequence[float], places: Sequence[int]) -> float:
-    """The root mean square difference at these indices."""
-    return math.sqrt(statistics.fmean((one[place] - other[place]) ** 2 for place in places))

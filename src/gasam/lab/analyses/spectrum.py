@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, methods_of, option
-from gasam.lab.output import Chart, lines
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, example_count, option
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
@@ -47,16 +46,11 @@ class Spectrum(Analysis):
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         return f"{WORDS[self.matrix]} of the training loss on {example_count(found)} of the {self.split} split."
 
-    def chart(self, found: Sequence[AnalysisRecord], labels: Labels) -> Chart:
-        run = found[0].run
-        points = [
-            {"label": labels[each.run.key], "seed": each.run.seed, "x": number, "y": value}
-            for each in found
-            for number, value in enumerate(each.found["values"], 1)
-            if value > 0
-        ]
-        title = f"{run.task}, {run.size}: top of the spectrum, {WORDS[self.matrix]}"
-        return lines(points, methods_of(found, labels), title=title, x="number", y="eigenvalue", log="y")
+    def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
+        return [(number, value) for number, value in enumerate(record.found["values"], 1) if value > 0]
+
+    def style(self, record: AnalysisRecord) -> dict[str, Any]:
+        return {"title": f"top of the {WORDS[self.matrix]}", "x": "number", "y": "eigenvalue", "log": "y"}
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         top = record.found["values"]

@@ -85,7 +85,7 @@ def _say(sentence: str, code: int) -> int:
     """Print the sentence in one line, or on a terminal in lines that end between words."""
     text = f"gasam: {sentence}"
     if sys.stderr.isatty():
-        from gasam.lab.cli.narrow import wrapped
+        from gasam.lab.cli.display import wrapped
 
         text = wrapped(text, shutil.get_terminal_size().columns)
     print(text, file=sys.stderr)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 
-from gasam.lab import output
-from gasam.lab.cli.narrow import in_blocks, total_width, wrapped
 from gasam.lab.engines.engine import Event, Job
-from gasam.lab.output import Table as OutputTable
+from gasam.lab.output import Table
 from gasam.lab.record import Record
-from gasam.lab.tables import Table, holds_numbers
 from gasam.lab.training.loop import Update
 
 # Markup is off, because file names and error messages may look like markup.
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+COMMAND = re.compile(r"`[^`]*`")
+SPACE = "\0"
+"""Stands for a space where a line must not end: a command that is copied has to be in one piece."""
 STYLES = {"done": "none", "failed": "red"}
 
 
@@ -30,30 +31,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(table: Table | OutputTable) -> None:
-    """Print a table. One that is wider than the terminal is printed in blocks that begin with the same columns."""
-    say(table.title)
-    if isinstance(table, OutputTable):
-        console.print(table.terminal())
-        for note in table.notes:
-            say(f"- {note}")
-        return
-    for block in in_blocks(table, console.width):
-        shown = RichTable(width=total_width(block))  # rich would shorten a path that is longer than the terminal
-        for place, title in enumerate(block.columns):
-            shown.add_column(title, justify="right" if holds_numbers(block, place) else "left", no_wrap=True)
-        for row in block.rows:
-            shown.add_row(*row)
-        console.print(shown, soft_wrap=True)
-    for note in table.notes:
-        say(f"- {note}")
-
-
-def show_table(table: output.Table) -> None:
+def print_table(table: Table) -> None:
     say(table.title)
     console.print(table.terminal())
     for note in table.notes:
         say(f"- {note}")
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of this width at most. Words and commands in backticks that are longer stay whole."""
+    joined = COMMAND.sub(lambda found: found[0].replace(" ", SPACE), text)
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+    return "\n".join(lines).replace(SPACE, " ")
 
 
 def say(text: str, to: Console = console, style: str | None = None) -> None:

@@ -13,7 +13,7 @@ from rich.status import Status
 
 from gasam.lab.analyses import KINDS, Analysis, measure_all
 from gasam.lab.cli import options as opt
-from gasam.lab.cli.display import console, errors, failed_because, print_json, say, show_table
+from gasam.lab.cli.display import console, errors, failed_because, print_json, print_table, say
 from gasam.lab.cli.grouping import keyword, with_parameters
 from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.engines.engine import Engine, Event, Job
@@ -89,7 +89,7 @@ def show(analysis: Analysis, found: Sequence[AnalysisRecord], output: AnalysisOu
     if output.json:
         print_json(table.as_json() | {"sentence": sentence, "files": files})
         return
-    show_table(table)
+    print_table(table)
     say(sentence)
     for file in files:
         console.print(f"saved: {file}", soft_wrap=True)

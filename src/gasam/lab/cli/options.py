@@ -135,7 +135,7 @@ class PlaceOptions:
     @contextmanager
     def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
         """Open the engine; `jobs` limits the number of runs at a time."""
-        from gasam.lab.engines.engine import opened
+        from gasam.lab.engines import opened
 
         limits = {"--jobs": jobs, "--cpus-per-run": self.cpus_per_run}
         parallel, cpus = (None if number is None else positive(name, number) for name, number in limits.items())

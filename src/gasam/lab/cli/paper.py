@@ -135,7 +135,7 @@ def _figure(
 
 
 def _show(finding: FigureResult, place: Path, json: bool) -> None:
-    from gasam.lab.cli.display import console, print_json, say, show_table
+    from gasam.lab.cli.display import console, print_json, print_table, say
 
     saved = [str(file) for file in finding.save(place)]
     if json:
@@ -143,7 +143,7 @@ def _show(finding: FigureResult, place: Path, json: bool) -> None:
         print_json({"title": finding.title, "sentence": finding.sentence, "tables": tables, "files": saved})
         return
     for table in finding.tables:
-        show_table(table)
+        print_table(table)
     say(f"{finding.title}: {finding.sentence}")
     for file in saved:
         console.print(f"saved: {file}", soft_wrap=True)

@@ -1,1 +1,48 @@
-"""The execution of many runs by an engine, and the measurement of their step times."""
+"""Engines, which execute runs: on this machine, or on a Ray cluster. `opened` opens the one that the user names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gasam.lab.errors import InputError
+
+if TYPE_CHECKING:
+    from gasam.lab.engines.engine import Engine
+
+
+@contextmanager
+def opened(
+    where: str, *, parallel: int | None = None, cpus: int | None = None, gpus: float | None = None, cpu: bool = False
+) -> Iterator[Engine]:
+    """Open the engine that the user names with `--on`. Ray is imported only if it is asked for.
+
+    Args:
+        where: `local` for processes of this machine, `ray` or `auto` for the Ray cluster that runs on it, or the
+            address of a cluster, HOST:PORT or ray://HOST:PORT.
+        parallel: The largest number of runs at a time. Default: `default_jobs()`, or as many as the cluster holds.
+        cpus: CPUs of each run in a cluster. Default: 1.
+        gpus: GPUs of each run in a cluster. Default: 1 if it has any.
+        cpu: Use the CPU even if there is a GPU.
+    """
+    if where == "local":
+        if cpus is not None or gpus is not None:
+            raise InputError(
+                "--cpus-per-run and --gpus-per-run are for a Ray cluster: add --on ray, or divide the cores by --jobs"
+            )
+        from gasam.lab.engines.local import LocalEngine, default_jobs
+
+        yield LocalEngine(default_jobs() if parallel is None else parallel)
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(f"--on {where} needs the package ray: run `pip install 'gasam[ray]'`, or leave out --on")
+    # Ray would print pages about every dead node to standard output. It reads the variable when it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    from gasam.lab.engines.ray import RayEngine
+
+    place = "auto" if where == "ray" else where
+    with RayEngine(place, parallel=parallel, cpus=1 if cpus is None else cpus, gpus=gpus, cpu=cpu) as engine:
+        yield engine

@@ -38,8 +38,6 @@ class ClassifierSettings(Recipe):
     dropout: Share
     smoothing: Share = 0.0
 
-    later: ClassVar[dict[str, Any]] = {"smoothing": 0.0}
-
     def space(self) -> dict[str, Any]:
         return {
             "learning_rate": around(self.learning_rate, 4),
@@ -153,7 +151,6 @@ class TextCNNSettings(ClassifierSettings):
     embedding_dropout: Share = 0.0
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
-    later: ClassVar[dict[str, Any]] = ClassifierSettings.later | {"embedding_scale": 1.0, "embedding_dropout": 0.0}
 
     def space(self) -> dict[str, Any]:
         return super().space() | {"embedding_scale": "0.02..0.5,log", "embedding_dropout": "0..0.6"}

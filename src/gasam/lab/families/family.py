@@ -79,8 +79,6 @@ class Recipe(BaseModel):
 
     encoding: ClassVar[tuple[str, ...]] = ("rows",)
     """The names of the settings that the encoded data depends on."""
-    later: ClassVar[dict[str, Any]] = {}
-    """Settings that were added after the first records, with the values that the first records used."""
 
     def space(self) -> dict[str, Any]:
         """The ranges of `gasam tune --quantity settings`, around the values of this recipe, as `--space` takes them."""
@@ -92,14 +90,6 @@ class Recipe(BaseModel):
             if name not in type(self).model_fields:
                 raise InputError(f"there is no setting {name!r}: there are {', '.join(type(self).model_fields)}")
         return checked(type(self), **dict(self) | overrides)
-
-    def recorded(self) -> dict[str, Any]:
-        """The settings as JSON values.
-
-        Later settings are left out at their old values, so that old records keep their identity.
-        """
-        values = self.model_dump(mode="json")
-        return {name: v for name, v in values.items() if name not in self.later or v != self.later[name]}
 
 
 def around(value: float, factor: float) -> str:

@@ -45,7 +45,6 @@ class LSTMSettings(Recipe):
     embedding_range: PositiveFloat = 0.1
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
-    later: ClassVar[dict[str, Any]] = {"embedding_range": 0.1}
 
     def space(self) -> dict[str, Any]:
         return {

@@ -92,7 +92,7 @@ def verdict_of(row: Row, ours: comparison.Row | None) -> Verdict | None:
 def runs_of(row: Row, found: Comparison, size: str, tuned: Path | None = None) -> list[comparison.Row]:
     """Our configurations of a row: with the task's own settings, and one of the walks that stand for the paper's."""
     wanted = [walk.identity() for walk in _walks(row, size, tuned)]
-    settings = row.plan(size, 1).settings.recorded()
+    settings = row.plan(size, 1).settings.model_dump(mode="json")
     usual = [each for each in found.rows if each.first.settings == settings and each.method == row.method]
     if row.method == "baseline":
         return usual[:1]

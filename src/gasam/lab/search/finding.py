@@ -220,7 +220,7 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
 def _serves(found: Finding, plan: Plan, data_hash: str) -> bool:
     """Whether a search for a walk has the plan's task, method, settings and data, and other seeds than the plan."""
     searched = (found.task, found.method, found.settings, found.data)
-    planned = (plan.task_name, plan.walk.method, plan.settings.recorded(), data_hash)
+    planned = (plan.task_name, plan.walk.method, plan.settings.model_dump(mode="json"), data_hash)
     return bool(found.walk) and found.walk_searched and searched == planned and plan.seed not in found.seeds
 
 

@@ -264,9 +264,11 @@ class Driver:
             method=self.asked.method,
             quantity=self.asked.what,
             seeds=[record.seed for record in plain],
-            settings=self.asked.plan().settings.recorded(),
+            settings=self.asked.plan().settings.model_dump(mode="json"),
             changes={
-                k: v for k, v in plan.settings.recorded().items() if k in {**self.asked.settings, **choice.values}
+                k: v
+                for k, v in plan.settings.model_dump(mode="json").items()
+                if k in {**self.asked.settings, **choice.values}
             },
             walk=plan.walk.model_dump(mode="json", include=walk),
             data=data_hash,

@@ -80,7 +80,7 @@ def planned_task(reference: str, code: str) -> Task:
 
     A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
     """
-    if (reference, code) not in _LOADED and load_task(reference).sizes[SIZE].recorded()["code"] != code:
+    if (reference, code) not in _LOADED and load_task(reference).sizes[SIZE].model_dump()["code"] != code:
         raise InputError(f"{reference} has changed since this command was started: run the command again")
     return _LOADED[reference, code]
 

@@ -138,9 +138,8 @@ def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
 class Training:
     """One run in progress.
 
-    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `give_up` is called
-    after every epoch with the curve so far, and decides whether to stop. `on_epoch` is called with the curve when the
-    checkpoint of the epoch is written.
+    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `on_epoch` is called
+    with the curve when the checkpoint of the epoch is written.
     """
 
     def __init__(
@@ -158,7 +157,6 @@ class Training:
         self.walks = WalkMeans(self.accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
-        self.give_up: Callable[[Sequence[dict[str, Any]]], bool] = lambda curve: False
         self.on_epoch: Callable[[Sequence[dict[str, Any]]], None] = lambda curve: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -185,7 +183,7 @@ class Training:
 
     def goes_on(self) -> bool:
         progress = self.progress
-        return progress.epoch < self.settings.epochs and not progress.diverged and not self.give_up(progress.curve)
+        return progress.epoch < self.settings.epochs and not progress.diverged
 
     def train_epoch(self, interruption: Interruption) -> None:
         progress = self.progress

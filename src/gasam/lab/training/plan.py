@@ -71,12 +71,13 @@ class Plan:
 
     def config(self) -> dict[str, Any]:
         """The configuration as JSON values."""
-        settings, walk = self.settings.recorded(), self.walk.model_dump()
+        settings, walk = self.settings.model_dump(mode="json"), self.walk.model_dump()
         return {"task": self.task_name, "size": self.size, "settings": settings, "walk": walk}
 
     def key(self, data_hash: str, *more: object) -> str:
         """A hash of the configuration, the same for all seeds and in the records of its runs."""
-        return key_of(self.task_name, self.settings.recorded(), self.walk.identity(), data_hash, VERSION, *more)
+        known = self.config()
+        return key_of(known["task"], known["settings"], known["walk"], data_hash, VERSION, *more)
 
     def name(self, data_hash: str) -> str:
         """The name of the run and of its files: readable, and unique because it ends in a hash of everything."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, together, unchanged_state
-from gasam.family import Kept
 from gasam.schedule import Clock
-from gasam.trace import Trace, Watch
+from gasam.trace import Measured, Watch
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
 """The sizes that are tested by default, as multiples of the perturbation's size."""
@@ -95,53 +93,50 @@ def range_test(
         sizes: The values of epsilon or budget to test, in the unit of the perturbation. By default 12 sizes from 1/64
             to 32 times the perturbation's size.
     """
-    walk, batches = sharp.perturbation, list(batches)
-    if walk.size == 0:
-        raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {walk}")
-    sizes = [walk.size * multiple for multiple in SIZES] if sizes is None else sizes
+    plan, batches = sharp.perturbation, list(batches)
+    if plan.size == 0:
+        raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {plan}")
+    sizes = [plan.size * multiple for multiple in SIZES] if sizes is None else sizes
     if not batches or not sizes or min(sizes) <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
-    unit = "epsilon" if walk.budget is None else "budget"
+    unit, groups, rows = "epsilon" if plan.budget is None else "budget", dict[str, None](), list[Row]()
     probe = copy.copy(sharp)
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
-    probe.kept, probe.around = Kept(), together(same_noise(), sharp.around)
-    probe.kept.load_state_dict(sharp.kept.state_dict(sharp.parameters), sharp.parameters)
-    rows, groups = list[Row](), dict[str, None]()
+    probe.kept, probe.around = copy.deepcopy(sharp.kept), together(same_noise(), sharp.around)
     with unchanged_state(sharp.model, sharp.parameters):
         for size in sorted(sizes):
-            step_size = None if walk.step_size is None else walk.step_size * size / walk.size
+            step_size = None if plan.step_size is None else plan.step_size * size / plan.size
             changed: dict[str, Any] = {unit: size, "step_size": step_size}
-            probe.perturbation = replace(walk, **changed)
-            traces = [_walk(probe, partial(loss_function, batch)) for batch in batches]
-            groups |= {name: None for trace in traces for name, *_ in _groups(trace)}
-            rows.append(_row(size, traces))
+            probe.perturbation = replace(plan, **changed)
+            found = [_walk(probe, loss_function, batch) for batch in batches]
+            groups |= {name: None for _, measured in found for name in measured.labels}
+            rows.append(_row(size, found))
     return RangeTest(unit, tuple(groups), tuple(rows))
 
 
-def _walk(probe: SharpBackward, function: Callable[[], Any]) -> Trace:
+def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any) -> tuple[dict[str, float], Measured]:
     for parameter in probe.parameters:
         parameter.grad = None
-    probe(function)
-    assert probe.last is not None
-    return probe.last
+    probe(lambda: loss_function(batch))
+    trace: Any = probe.last
+    return trace.metrics(), trace.detail
 
 
-def _groups(trace: Trace) -> list[tuple[str, float, float, bool]]:
-    """The name, |a_i|/|w_i| and cosine of each group, and whether its gradient is more than rounding noise."""
-    detail = trace.detail
-    assert detail is not None
-    assert detail.cosines is not None
-    columns = (detail.ratios, detail.cosines, detail.with_signal)
-    return list(zip(detail.labels, *(column.tolist() for column in columns), strict=True))
-
-
-def _row(size: float, traces: Sequence[Trace]) -> Row:
+def _row(size: float, found: Sequence[tuple[dict[str, float], Measured]]) -> Row:
     cosines = dict[str, list[float]]()
-    for name, _, cosine, has_signal in (group for trace in traces for group in _groups(trace)):
-        if has_signal:
-            cosines.setdefault(name, []).append(cosine)
-    largest, ratio = max(((name, ratio) for t in traces for name, ratio, *_ in _groups(t)), key=lambda each: each[1])
+    for _, measured in found:
+        columns: Any = measured.labels, measured.cosines, _with_signal(measured)
+        for name, cosine, has_signal in zip(*columns, strict=True):
+            if has_signal:
+                cosines.setdefault(name, []).append(float(cosine))
     names = ("predicted_rise", "rise", "perturbation_ratio", "capped")
-    predicted, measured, whole, capped = (fmean(trace.metrics()[name] for trace in traces) for name in names)
-    means = {name: fmean(values) for name, values in cosines.items()}
-    return Row(size, predicted, measured, whole, ratio, largest, capped, means)
+    predicted, rise, whole, capped = (fmean(metrics[name] for metrics, _ in found) for name in names)
+    largest, ratio = max((measured.largest_ratio() for _, measured in found), key=lambda each: each[1])
+    return Row(size, predicted, rise, whole, ratio, largest, capped, {name: fmean(c) for name, c in cosines.items()})
+
+
+def _with_signal(measured: Measured) -> Any:
+    """Whether a group's clean gradient is more than rounding noise, relative to that of the whole model."""
+    norms: Any = measured.gradient_norms
+    usual = (norms.square().sum() / measured.sizes.sum().clamp(min=1)).sqrt()
+    return norms > 1e-5 * usual * measured.sizes.sqrt()

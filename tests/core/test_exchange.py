@@ -1,0 +1,254 @@
+"""In a displaced pass parameters point to other memory: who sees w + a, who does not, and what stays as it is."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from gasam import SharpBackward, asam, ga_sam, sam
+from problems import TEN_WALKS, batch, network
+from tolerances import EXACT, error, flat, same_bits
+
+WALK = ga_sam(0.1, steps=2)
+
+
+def stepped(model, loss, walk=WALK, **options):
+    """The losses and the gradient of one call; the weights must be home, in their own memory."""
+    before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+    model.zero_grad()
+    sharp = SharpBackward(model, walk, **options)
+    sharp(loss)
+    assert [p.data_ptr() for p in model.parameters()] == [place for place, _ in before]
+    assert same_bits(model.parameters(), [values for _, values in before])
+    return torch.stack(list(sharp.last.losses)), flat([p.grad for p in model.parameters()])
+
+
+def expected(walk=WALK):
+    model, (x, y) = network(), batch()
+    return stepped(model, lambda: cross_entropy(model(x), y), walk)
+
+
+def assert_equal(found, wanted):
+    assert all(error(one, other) < EXACT for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", TEN_WALKS)
+def test_walks_after_the_measured_ones_and_walks_in_place_are_the_same(name):
+    """The first 20 walks are measured in full; what others leave out may not change the step."""
+    model, (x, y) = network(), batch()
+    found = []
+    for in_place in (False, True):
+        sharp = SharpBackward(model.named_parameters(), TEN_WALKS[name], in_place=in_place)
+        for _ in range(22):
+            model.zero_grad()
+            sharp(lambda: cross_entropy(model(x), y))
+            found.append((torch.stack(list(sharp.last.norms)), flat([p.grad for p in model.parameters()])))
+        assert sharp.last.groups is None
+        assert sharp.last.verdict().endswith("(measured in step 0)") or sharp.last.sampled.groups is not None
+    for each in found[1:]:
+        assert_equal(each, found[0])
+
+
+def test_a_graph_from_before_the_exchange_raises_instead_of_giving_wrong_gradients():
+    model, kept = network(), []
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def loss():
+        kept.append(sum((p * p).sum() for p in model.parameters()))
+        return kept[0] + kept[-1]
+
+    def backward(value):
+        value.backward(retain_graph=True)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        SharpBackward(model, sam(0.1), backward=backward)(loss)
+    assert same_bits(model.parameters(), before)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_computes_again_at_the_displaced_weights(reentrant):
+    model, (x, y) = network(), batch()
+    x.requires_grad_()
+    assert_equal(stepped(model, lambda: cross_entropy(checkpoint(model, x, use_reentrant=reentrant), y)), expected())
+
+
+LAYOUTS = {
+    "one flat buffer": lambda shape, flat, at: flat[at : at + shape.numel()].view(shape),
+    "every second place": lambda shape, flat, at: flat[2 * at : 2 * (at + shape.numel()) : 2].view(shape),
+    "turned": lambda shape, flat, at: (
+        torch.empty(shape[::-1]).double().t() if len(shape) == 2 else torch.empty(shape).double()
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("walk", [WALK, asam(0.1)], ids=["ga_sam", "asam"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_views_of_any_layout_walk_alike_and_keep_their_strides(layout, walk, in_place):
+    model, (x, y), memory, at, strides = network(), batch(), torch.zeros(200).double(), 0, []
+    for parameter in model.parameters():
+        view = LAYOUTS[layout](parameter.shape, memory, at)
+        at += parameter.numel()
+        parameter.data = view.copy_(parameter.data)
+
+    def loss():
+        strides.append([p.stride() for p in model.parameters()])
+        return cross_entropy(model(x), y)
+
+    assert_equal(stepped(model, loss, walk, in_place=in_place), expected(walk))
+    assert all(each == strides[0] for each in strides)
+
+
+def test_a_column_keeps_strides_that_a_copy_would_change():
+    weight = nn.Parameter(torch.randn(10, 5).double()[:, :1])
+    strides = []
+
+    def loss():
+        strides.append(weight.stride())
+        return weight.square().sum()
+
+    SharpBackward([weight], sam(0.1))(loss)
+    assert strides == [(5, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("numel", [100, 40_000])
+def test_displaced_weights_are_aligned_as_an_allocation_is(numel):
+    weights, places = [nn.Parameter(torch.randn(numel + 3 * i)) for i in range(5)], []
+
+    def loss():
+        places.append([p.data_ptr() % 64 for p in weights])
+        return sum(p.square().sum() for p in weights)
+
+    SharpBackward(weights, sam(0.1))(loss)
+    assert places[1] == [0] * 5
+
+
+def test_recurrent_weights_follow():
+    torch.manual_seed(0)
+    model, x = nn.LSTM(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double()
+    offset, losses = [], []
+
+    def loss():
+        losses.append(model(x)[0].square().mean())
+        offset.append([p.detach().clone() for p in model.parameters()])
+        return losses[-1]
+
+    stepped(model, loss, sam(0.5))
+    with torch.no_grad():
+        for parameter, moved in zip(model.parameters(), offset[1], strict=True):
+            parameter.copy_(moved)
+    assert torch.equal(model(x)[0].square().mean(), losses[1])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_name_of_the_memory_sees_the_walk_only_in_place(in_place):
+    """A view, or a state dict that was taken before; a model that reads by such a name is told so."""
+    weight = nn.Parameter(torch.randn(50).double())
+    view, seen, places = weight.detach(), [], []
+
+    def loss():
+        seen.append(view.clone())
+        places.append(weight.data_ptr())
+        return (view + (weight - weight.detach())).square().sum()
+
+    sharp = SharpBackward([("w", weight)], ga_sam(0.1, steps=2), in_place=in_place)
+    sharp(loss)
+    assert torch.equal(seen[0], seen[1]) != in_place
+    assert sharp.last.verdict().startswith("without effect: ") != in_place
+    assert torch.equal(view, seen[0])
+    sharp(loss)
+    assert places[1] == places[2] == places[4]  # the other memory is kept
+
+
+READERS = {
+    "functional_call": lambda model: lambda x: functional_call(model, dict(model.named_parameters()), x),
+    "script": torch.jit.script,
+    "trace": lambda model: torch.jit.trace(model, batch()[0]),
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+@pytest.mark.filterwarnings("ignore")
+def test_other_ways_to_run_a_model_follow(how):
+    model, (x, y) = network(), batch()
+    reader = READERS[how](model)
+    assert_equal(stepped(model, lambda: cross_entropy(reader(x), y)), expected())
+
+
+def test_parametrized_weights_follow():
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        model, (x, y) = weight_norm(nn.Linear(6, 3).double()), batch()
+        found.append(stepped(model, lambda m=model, x=x, y=y: cross_entropy(m(x), y), in_place=in_place))
+    assert_equal(*found)
+    assert found[0][0][1] != found[0][0][0]
+
+
+def test_writes_of_a_displaced_pass_vanish():
+    words = nn.Embedding(5, 3, max_norm=1.0).double()
+    with torch.no_grad():
+        words.weight.mul_(0.1)
+    before = words.weight.detach().clone()
+    SharpBackward(words, sam(5.0))(lambda: (words(torch.tensor([1, 2])) + 1).square().sum())
+    assert torch.equal(words.weight, before)
+
+
+def test_compiled_models_are_compiled_once():
+    model, (x, y), graphs = network(), batch(), []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=counting)
+    sharp = SharpBackward(model, WALK)
+    for _ in range(3):
+        sharp(lambda: cross_entropy(compiled(x), y))
+    assert len(graphs) == 1
+    assert sharp.last.sharpness > 0
+
+
+def test_weights_that_hide_their_memory_are_refused():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    hidden = nn.Parameter(TwoTensor(torch.randn(4), torch.randn(4)))
+    with pytest.raises(TypeError, match=r"TwoTensor, whose memory the walk can't exchange: .*'perturb': False"):
+        SharpBackward([("w", hidden)], sam(0.1))(lambda: hidden.square().sum())
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_optimizers_keep_their_state(kind):
+    found = []
+    for in_place in (False, True):
+        model, (x, y) = network(), batch()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **{kind: True})
+        sharp = SharpBackward(model, WALK, in_place=in_place)
+        for _ in range(4):
+            optimizer.zero_grad()
+            sharp(lambda m=model, x=x, y=y: cross_entropy(m(x), y))
+            optimizer.step()
+        found.append(flat(model.parameters()))
+    assert error(*found) < EXACT
+
+
+def test_copies_and_pickles_leave_the_other_memory_behind():
+    model = nn.Linear(300, 300)
+    sharp = SharpBackward(model.parameters(), sam(0.1))
+    empty = len(pickle.dumps(sharp))
+    for _ in range(3):
+        sharp(lambda: model(torch.ones(1, 300)).square().sum())
+        model.zero_grad()
+    assert len(pickle.dumps(sharp)) < 1.1 * empty
+    twin = copy.deepcopy(sharp)
+    before = [p.detach().clone() for p in twin.parameters]
+    with warnings.catch_warnings(action="ignore"):
+        twin(lambda: sum(p.square().sum() for p in twin.parameters))
+    assert same_bits(twin.parameters, before)
