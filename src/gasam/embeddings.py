@@ -183,11 +183,9 @@ class Hooks:
 def direction(h: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     """The unit direction of steepest ascent along h for each slice over `dims`; zero if h is not finite."""
     u = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
-    return (
-        u
-        if p == math.inf
-        else (u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True))).nan_to_num(0.0, 0.0, 0.0)
-    )
+    if p != math.inf:
+        u = (u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True))).nan_to_num(0.0, 0.0, 0.0)
+    return u
 
 
 def project(y: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:

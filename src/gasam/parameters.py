@@ -133,9 +133,9 @@ def _check_modules(moving: list[Entry]) -> None:
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
+    """Raise if the walk needs names that are missing or, for modules, not unique."""
     by_module = perturbation.granularity == "module"
-    by_name = getattr(perturbation.scale, "only_named", None) is not None
-    if not by_module and not by_name:
+    if not by_module and getattr(perturbation.scale, "only_named", None) is None:
         return
     if names is None:
         who = "granularity 'module'" if by_module else "a scale with only_named"

@@ -78,16 +78,13 @@ class Perturbation:
                 "sam(0.05), for example, or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
             )
         check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
-        if self.cap is not None and not (_is_finite(self.cap) and self.cap > 0):
-            raise ValueError(f"cap must be a finite number > 0, or None for no cap, got {self.cap!r}")
+        for name, value in (("cap", self.cap), ("step_size", self.step_size)):
+            if value is not None and not (_is_finite(value) and value > 0):
+                raise ValueError(f"{name} must be a finite number > 0, or None, got {value!r}")
         if not is_number(self.norm) or not self.norm > 1:
             raise ValueError(f"norm must be a number > 1 or math.inf, got {self.norm!r}")
         if not is_whole(self.steps, at_least=1):
             raise ValueError(f"steps must be a whole number >= 1, got {self.steps!r}")
-        if self.step_size is not None and not (_is_finite(self.step_size) and self.step_size > 0):
-            raise ValueError(
-                f"step_size must be a finite number > 0, or None for 1.5 epsilon / steps, got {self.step_size!r}"
-            )
         check_at_least_zero("floor", self.floor)
         if not callable(self.scale):
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")

@@ -33,35 +33,23 @@ MANY_TIMES = 10.0
 class Measured:
     """What a measured walk knows of each group in its last pass; of each tensor with granularity "element" or "model".
 
-    Args:
-        find_labels: Returns the names of the groups.
-        offsets: |a_i|.
-        weights: |w_i|.
-        sizes: n_i.
-        rms_weight: The root mean square of all weights.
-        capped: Whether the cap limited the offset.
-        predicted_rise: First-order rise of the mean loss.
-        at_zero: Whether all weights are zero although there is a gradient.
-        realised_norm: |fl(w + a) - w|, and the cosine between this and a. The rest has only a detailed walk.
-        realised_cosine: See there.
-        gradient_norms: |g_0,i|; None also with per_worker, where the last gradient is not alone.
-        gradient_ratios: |g_K,i| / |g_0,i|.
-        cosines: Between the clean and the last gradient.
+    The last five fields have only detailed walks. With per_worker, whose last gradient is not alone, the last three are
+    None as well.
     """
 
-    find_labels: Callable[[], list[str]]
-    offsets: Tensor
-    weights: Tensor
-    sizes: Tensor
-    rms_weight: Tensor
-    capped: Tensor
-    predicted_rise: Tensor
-    at_zero: Tensor
-    realised_norm: Tensor | None = None
-    realised_cosine: Tensor | None = None
-    gradient_norms: Tensor | None = None
-    gradient_ratios: Tensor | None = None
-    cosines: Tensor | None = None
+    find_labels: Callable[[], list[str]]  # the names of the groups
+    offsets: Tensor  # |a_i|
+    weights: Tensor  # |w_i|
+    sizes: Tensor  # n_i
+    rms_weight: Tensor  # the root mean square of all weights
+    capped: Tensor  # whether the cap limited the offset
+    predicted_rise: Tensor  # first-order rise of the mean loss
+    at_zero: Tensor  # whether all weights are zero although there is a gradient
+    realised_norm: Tensor | None = None  # |fl(w + a) - w|
+    realised_cosine: Tensor | None = None  # between fl(w + a) - w and a
+    gradient_norms: Tensor | None = None  # |g_0,i|
+    gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
+    cosines: Tensor | None = None  # between the clean and the last gradient
 
     @property
     def labels(self) -> list[str]:

@@ -115,13 +115,6 @@ def test_wrong_arguments_get_one_sentence_and_leave_the_model(action, sentence):
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_a_search_needs_weights_that_are_not_all_zero():
-    model = network()
-    nn.utils.vector_to_parameters(torch.zeros(53).double(), model.parameters())
-    with pytest.raises(ValueError, match="radii must be given for weights that are all zero"):
-        judged(model, radii=None)
-
-
 class Turned(nn.Module):
     """Its inner weights are complex, or pairs of real numbers."""
 

@@ -116,18 +116,6 @@ def test_top_fifty_of_a_hundred_thousand_weights(large):
     assert found.converged.all()
 
 
-def test_single_precision_is_near_double(large):
-    model, batches = large
-    double = top_eigenvalues(model, OBJECTIVE, batches).values
-    model.float()
-    single = top_eigenvalues(model, OBJECTIVE, batches).values
-    iterated = top_eigenvalues(model, OBJECTIVE, batches, method="lanczos").values
-    model.double()
-    # Weights in float32 are other weights, by 2^-24 each; Lanczos stops at residuals of 1e-5.
-    assert error(single, double) < 1e-6
-    assert error(iterated, double) < 1e-5
-
-
 def test_a_small_basis_starts_anew_and_finds_the_same():
     torch.manual_seed(1)
     model, (x, y) = wide().double(), batch(rows=14)
@@ -274,13 +262,6 @@ def test_factors_are_taken_where_they_are_the_gradients(use):
     values = dense_values(model, x, y, "empirical_fisher")[:12]
     assert error(top_eigenvalues(model, OBJECTIVE, [(x[:7], y[:7]), (x[7:], y[7:])], 12).values, values) < 1e-8
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_losses_that_depend_on_each_other_have_no_factors():
-    """However little: another row's share is one in a million."""
-    model, data = Net(USES["as usual"][0]).double(), batch(rows=12)
-    objective = Objective(lambda m, b: (z := m(b[0])) + 1e-6 * z.flip(0), CrossEntropy())
-    assert not factored(model, objective, data, list(model.parameters()))[1]
 
 
 class Turned(nn.Module):

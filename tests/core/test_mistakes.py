@@ -168,7 +168,7 @@ BAD_OPTIONS = {
     "granularity": (["tensor", None], "granularity must be one of 'element', .* 'model', got"),
     "risk": (["max", None], "risk must be one of 'mean', 'final'"),
     "floor": ([-1.0, math.nan], "floor must be a finite number >= 0, got"),
-    "cap": ([0.0, math.inf], "cap must be a finite number > 0, or None for no cap, got"),
+    "cap": ([0.0, math.inf], "cap must be a finite number > 0, or None, got"),
 }  # fmt: skip
 
 

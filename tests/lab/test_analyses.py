@@ -33,8 +33,6 @@ from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.tasks import Origin
 from gasam.lab.training.finished import load
-from gasam.lab.training.plan import make
-from gasam.lab.training.run import run as train
 from gasam.perturbation import Perturbation
 from local_layout import sentence, write_lines
 from tolerances import EXACT, error
@@ -122,22 +120,6 @@ def test_a_command_measures_what_the_library_does_and_only_once(name, command, t
     assert restored(record.read_analysis(file)).name(record.read(two[0])) == file.stem
 
 
-OPTIONS = {
-    "attack": {"norm", "radii", "steps", "restarts", "draws", "judged"},
-    "sharpness": {"epsilon", "norm", "steps", "scale", "granularity", "draws"},
-    "spectrum": {"matrix", "k"},
-    "landscape": {"to", "radius", "points", "start", "stop"},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_command_has_all_options_of_its_analysis(name, command):
-    ended = command(name, "--help")
-    assert ended.code == 0
-    listed = set(re.findall(r"│ +--([a-z-]+)", ended.out))
-    assert listed >= OPTIONS[name] | {"split", "rows", "seed", "train", "data-dir", "out", "cpu", "json", "on"}
-
-
 def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "KINDS", dict(analysis.KINDS))
 
@@ -196,10 +178,9 @@ def test_a_line_between_two_runs_holds_both_and_its_barrier_is_theirs(command, t
     highest, ends = max(inside), max(inside[0], inside[-1])
     words = json.loads(ended.out)["sentence"]
     assert f"highest train loss on the line to {two[1].stem} is {highest:.3g} ({highest - ends:.3g} above" in words
-    for wrong, said in ((trained["ptb baseline"], "--to must name another run"), (two[1], "start < stop")):
-        refused = command(*common, wrong, *(["--start", 1, "--stop", 0] if wrong == two[1] else []))
-        assert (refused.code, refused.err.count("\n")) == (2, 1)
-        assert said in refused.err
+    refused = command(*common, trained["ptb baseline"])
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--to must name another run" in refused.err
 
 
 RESUMED = """
@@ -293,23 +274,6 @@ def test_a_wrong_option_is_one_sentence(words, message, command, two, tmp_path):
     assert ended.err.startswith("gasam: ")
     assert ended.err.count("\n") == 1
     assert not list(tmp_path.glob("*.json"))
-
-
-def test_runs_that_cannot_be_analysed_end_with_code_2(command, own_trained, tmp_path):
-    [file] = own_trained.glob("digits-tiny-baseline-*.json")
-    (file.with_suffix("") / "model.safetensors").unlink()
-    damaged = write_lines(tmp_path / "damaged.json", ["{"])
-    train(make("digits", "baseline", "tiny", settings={"learning_rate": 1e30}), tmp_path / "diverged", cpu=True)
-    [diverged] = (tmp_path / "diverged").glob("*.json")
-    for run, words in (
-        (tmp_path / "none.json", "does not exist"),
-        (damaged, "is not a record"),
-        (file, "model.safetensors does not exist"),
-        (diverged, "the run diverged"),
-    ):
-        ended = command("spectrum", run, "--out", tmp_path / "found", "--cpu")
-        assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
-        assert words in ended.err
 
 
 def test_a_run_on_ones_own_table_is_analysed_with_it(command, tmp_path):

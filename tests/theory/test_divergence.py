@@ -83,12 +83,6 @@ def test_zeros_cost_what_they_should(name, p_vanishes, p_star_vanishes):
         assert found == expected if math.isinf(expected) else abs(found - expected) < EXACT
 
 
-@every
-def test_points_that_neither_shows_cost_nothing(kind):
-    assert kind.between([0.3, 0.7, 0.0], [0.6, 0.4, 0.0]) == kind.between([0.3, 0.7], [0.6, 0.4])
-    assert kind.between([0.5, 0.5, 0.0], [0.5, 0.5, 0.0]) == 0
-
-
 def test_a_divergence_of_ones_own_is_a_record():
     cressie = Divergence("cubic", lambda x: x**2 * (3 + x) / 6, (1 / 2, 1 / 6, 0.0), 1 / 3, math.inf)
     p_star, p = np.array([0.2, 0.8]), np.array([0.5, 0.5])

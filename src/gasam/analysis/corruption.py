@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import (
-    check_choice,
     check_number,
     check_radius,
     check_real,
@@ -25,8 +23,6 @@ from gasam.walk import uniform_start
 from gasam.weights import displaced
 
 Offset = Mapping[str, Tensor]
-Per = Literal["tensor", "channel"]
-Among = Literal["tensor", "model"]
 
 
 @contextmanager
@@ -66,44 +62,29 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
 
 
 @contextmanager
-def quantised(model: nn.Module, bits: int = 8, per: Per = "tensor") -> Iterator[None]:
+def quantised(model: nn.Module, bits: int = 8) -> Iterator[None]:
     """Quantise the weights inside the block, and restore them bit for bit.
 
-    Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1).
-    This gives 2^bits - 1 levels and an error of at most s / 2. The levels are rounded to the weights' type.
-    Tensors with fewer than two dimensions, such as biases, do not change.
-
-    Args:
-        model: The model.
-        bits: Bits per weight, from 2 to 16.
-        per: What shares a step size s: each "tensor", or each "channel", which is a row of the first dimension.
+    Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1)
+    of each tensor, with 2 to 16 bits. This gives 2^bits - 1 levels and an error of at most s / 2. The levels are
+    rounded to the weights' type. Tensors with fewer than two dimensions, such as biases, do not change.
     """
     check_whole("bits", bits, 2, 16)
-    check_choice("per", per, get_args(Per))
     weights = _corruptible(model)
-    with held(weights, [_rounded(weight.detach(), bits, per) for weight in weights]):
+    with held(weights, [_rounded(weight.detach(), bits) for weight in weights]):
         yield
 
 
 @contextmanager
-def pruned(model: nn.Module, fraction: float, among: Among = "tensor") -> Iterator[None]:
-    """Set the smallest weights to zero inside the block, and restore them bit for bit.
+def pruned(model: nn.Module, fraction: float) -> Iterator[None]:
+    """Set the smallest weights of each tensor to zero inside the block, and restore them bit for bit.
 
     Of n weights, the round(fraction n) with the smallest |w| become zero; among equal ones the first. Tensors with
-    fewer than two dimensions do not change.
-
-    Args:
-        model: The model.
-        fraction: Share of the weights that become zero, >= 0 and < 1.
-        among: Compare the weights within each "tensor", or within the whole "model". In the latter case a tensor of
-            small weights, such as a convolution next to a word embedding, may be removed altogether.
+    fewer than two dimensions do not change. `fraction` is >= 0 and < 1.
     """
     check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
-    check_choice("among", among, get_args(Among))
     weights = _corruptible(model)
-    values = [weight.detach() for weight in weights]
-    groups = [values] if among == "model" else [[value] for value in values]
-    with held(weights, [kept for group in groups for kept in _without_smallest(group, fraction)]):
+    with held(weights, [_without_smallest(weight.detach(), fraction) for weight in weights]):
         yield
 
 
@@ -148,19 +129,14 @@ def _corruptible(model: nn.Module) -> list[nn.Parameter]:
     return weights
 
 
-def _rounded(weight: Tensor, bits: int, per: Per) -> Tensor:
+def _rounded(weight: Tensor, bits: int) -> Tensor:
     exact = weight.to(wide(weight.dtype))
-    over = tuple(range(1, weight.ndim))
-    largest = exact.abs().amax(over, keepdim=True) if per == "channel" else exact.abs().amax()
-    step = largest / float(2 ** (bits - 1) - 1)
+    step = exact.abs().amax() / float(2 ** (bits - 1) - 1)
     return torch.where(step > 0, exact / step, 0.0).round() * step
 
 
-def _without_smallest(weights: Sequence[Tensor], fraction: float) -> list[Tensor]:
-    device = weights[0].device
-    sizes = torch.cat([weight.abs().reshape(-1).to(device, wide(weight.dtype)) for weight in weights])
-    smallest = sizes.argsort(stable=True)[: round(fraction * len(sizes))]
-    gone = torch.zeros(len(sizes), dtype=torch.bool, device=device)
-    gone[smallest] = True
-    masks = torch.split(gone, [weight.numel() for weight in weights])
-    return [w.masked_fill(mask.view(w.shape).to(w.device), 0.0) for w, mask in zip(weights, masks, strict=True)]
+def _without_smallest(weight: Tensor, fraction: float) -> Tensor:
+    smallest = weight.abs().reshape(-1).argsort(stable=True)[: round(fraction * weight.numel())]
+    kept = weight.clone().reshape(-1)
+    kept[smallest] = 0.0
+    return kept.view(weight.shape)

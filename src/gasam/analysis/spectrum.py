@@ -58,7 +58,7 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Density:
-    """The result of `spectral_density`: the density of the eigenvalues, with integral 1.
+    """The result of `spectral_density`: the density of the eigenvalues, with integral 1. See also `Eigenvalues`.
 
     sum(node_weights * nodes^j) * weights estimates trace(A^j).
 
@@ -70,10 +70,6 @@ class Density:
         width: The standard deviation of the normal densities.
         trace: The estimated trace of A.
         trace_error: Its standard error over the probes; NaN for a single probe.
-        matrix: The matrix A.
-        examples: The number of examples.
-        weights: The number of weights.
-        work: The number of products with the matrix.
     """
 
     grid: Tensor

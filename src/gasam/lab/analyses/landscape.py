@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import model_validator
+from typing import Any
 
 from gasam.analysis.landscape import line, plane
+from gasam.analysis.objective import check_whole
 from gasam.lab.analyses.analysis import Analysis, Cells, Found, Labels, Progress, example_count, option
 from gasam.lab.errors import InputError
 from gasam.lab.output import Chart
@@ -29,17 +28,7 @@ class Landscape(Analysis):
 
     to: Path | None = option(None, "Measure along the line to this run instead of on a plane.", strict=False)
     radius: float = option(1.0, "Half the width of the plane, in units of each filter's norm.")
-    points: int = option(15, "Number of points in each direction; odd for a plane.")
-    start: float = option(-0.5, "Start of the line; 0 is the run, 1 is the run of --to.")
-    stop: float = option(1.5, "End of the line.")
-
-    @model_validator(mode="after")
-    def _check_line(self) -> Self:
-        if self.to is not None and (self.points < 2 or not self.start < self.stop):
-            raise ValueError(
-                f"a line must have points >= 2 and start < stop, got {self.points}, {self.start:g} and {self.stop:g}"
-            )
-        return self
+    points: int = option(15, "Number of points in each direction of the plane (odd), or along the line.")
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         if self.to is not None:
@@ -48,13 +37,14 @@ class Landscape(Analysis):
         return plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting).as_json()
 
     def _along_line(self, run: FinishedRun, other: Path, progress: Progress) -> Found:
-        """The losses of this split and of the test split. Both runs are among the points."""
+        """The losses of this split and of the test split, from alpha -0.5 to 1.5. Both runs are among the points."""
         try:
             weights = find(other).weights_for(run.model)
         except InputError as error:
             raise InputError(f"--to must name another run of the same model: {error}") from None
-        step = (self.stop - self.start) / (self.points - 1)
-        alphas = sorted({0.0, 1.0, *(round(self.start + step * number, 9) for number in range(self.points))})
+        check_whole("points", self.points, 2)
+        spaced = (round(-0.5 + 2 * number / (self.points - 1), 9) for number in range(self.points))
+        alphas = sorted({0.0, 1.0, *spaced})
         losses = {}
         for split in dict.fromkeys((self.split, "test")):
             counting = progress.counting(f"{split}, point")

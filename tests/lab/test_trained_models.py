@@ -1,4 +1,4 @@
-"""Predictions of trained models: the numbers of evaluation, from the folder of a run alone, or a sentence."""
+"""Trained models: the weights and numbers of evaluation, from the folder alone or with the data, or a sentence."""
 
 import gzip
 import io
@@ -14,18 +14,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 
 from gasam.lab import load
-from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Family, PredictionOptions
+from gasam.lab.families.family import PredictionOptions
+from gasam.lab.families.translation import PAD, bleu
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 from local_layout import idx, sentence, write, write_lines
-from tolerances import EXACT, SINGLE, same_bits
+from tolerances import EXACT, SINGLE, error, same_bits
 
 FAMILIES = ("digits", "imdb", "ptb", "en-vi")
+
+
+@pytest.fixture(params=FAMILIES)
+def loaded(request, trained):
+    return load(trained[f"{request.param} baseline"], Origin(), cpu=True)
 
 
 @pytest.fixture
@@ -52,6 +59,24 @@ def typed(monkeypatch):
 
 def with_data(trained, task):
     return load(trained[f"{task} baseline"], Origin(), cpu=True)
+
+
+def write_table(file, rows, words=("good", "bad")):
+    return write_lines(file, ["review,stars", *(f"{sentence(i)} {words[i % 2]},{i % 2}" for i in range(rows))])
+
+
+def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(loaded, trained):
+    file = trained[f"{loaded.record.task} baseline"]
+    saved = load_file(file.with_suffix("") / "model.safetensors")
+    found = loaded.model.state_dict()
+    tied = {"ptb": {"output.weight"}, "en-vi": {"model.decoder.embed_tokens.weight"}}.get(loaded.record.task, set())
+    assert found.keys() - saved.keys() == tied
+    assert saved.keys() <= found.keys()
+    assert same_bits([found[name] for name in saved], saved.values())
+    assert not loaded.model.training
+    assert loaded.name == file.stem
+    assert loaded.score(loaded.model, "test") == loaded.record.test > 0
+    assert loaded.score(loaded.model, "valid") == loaded.record.valid
 
 
 def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tmp_path):
@@ -86,16 +111,70 @@ def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tm
     assert not Path(nowhere).exists()
 
 
-@pytest.mark.parametrize("task", FAMILIES)
-def test_a_loaded_run_holds_its_record_and_stays_tied(task, folder, trained):
-    place = folder(task)
-    loaded = load(str(place), cpu=True)
-    assert loaded.record == load(trained[f"{task} baseline"], cpu=True).record
-    assert loaded.record == with_data(trained, task).record
-    assert not loaded.model.training
-    parameters = [name for name, _ in loaded.model.named_parameters()]
-    assert parameters == [name for name, _ in with_data(trained, task).model.named_parameters()]
-    assert json.loads((place / "run.json").read_text())["gasam"] == loaded.record.versions["gasam"]
+@torch.no_grad()
+def test_the_objective_is_the_training_loss_of_each_example(loaded):
+    """A row of a classifier, a column of text from an empty state, a sentence by itself and without padding."""
+    family, model = loaded.family, loaded.model
+    for batch in loaded.examples("train", 32)[:2]:
+        losses = loaded.objective(model, batch)
+        if loaded.record.task == "en-vi":
+            alone = [
+                family.loss(model, tuple(side[i][side[i] != PAD][None] for side in batch), None)[0]
+                for i in range(len(losses))
+            ]
+            assert error(losses, torch.stack(alone)) < SINGLE
+            continue
+        if loaded.record.task == "ptb":
+            words, following = batch
+            columns = [
+                cross_entropy(model(words[:, i : i + 1], None)[0][:, 0], following[:, i]) for i in range(words.shape[1])
+            ]
+            assert error(losses, torch.stack(columns)) < SINGLE
+        assert float(losses.mean()) == pytest.approx(float(family.loss(model, batch, None)[0]), rel=SINGLE)
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_examples_are_always_the_same_and_as_many_as_asked(loaded, split):
+    torch.manual_seed(1)
+    first = loaded.examples(split, 6)
+    torch.manual_seed(2)
+    again = loaded.examples(split, 6)
+    assert [len(batch) for batch in first] == [len(batch) for batch in again]
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    count = sum(len(loaded.objective(loaded.model, batch)) for batch in first)
+    columns = loaded.family.settings.batch if loaded.record.task == "ptb" else 1
+    assert count == loaded.count(split, 6)
+    assert 6 <= count < 6 + columns
+
+
+def test_a_score_can_be_of_the_first_rows(loaded):
+    family, model = loaded.family, loaded.model
+    found = loaded.score(model, "test", 7)
+    if loaded.record.task == "en-vi":
+        lines = family.translate(model, "test")
+        assert family.translate(model, "test", 7) == lines[:7]
+        assert found == bleu(lines[:7], family.data["test"]["target_text"][:7])[0]
+    elif loaded.record.task == "ptb":
+        words = family.data["test"][: 7 * family.settings.length + 1].long()
+        with torch.no_grad():
+            scores = model(words[:-1, None], None)[0][:, 0]
+        assert found == pytest.approx(float(cross_entropy(scores, words[1:]).exp()), rel=SINGLE)
+    else:
+        inputs, labels = family.data["test"]
+        with torch.no_grad():
+            right = (model(inputs[:7]).argmax(1) == labels[:7]).double().mean()
+        assert found == pytest.approx(100 * float(right))
+        assert family.worthless("test", 7) == pytest.approx(100 * float(labels[:7].bincount().max()) / 7)
+
+
+def test_a_model_without_numbers_has_the_worst_score(trained):
+    for task, worst in (("ptb", float("inf")), ("digits", None)):
+        loaded = load(trained[f"{task} baseline"], Origin(), cpu=True)
+        with torch.no_grad():
+            for weight in loaded.model.parameters():
+                weight.fill_(float("nan"))
+        found = loaded.score(loaded.model, "test")
+        assert found == worst if worst else 0 <= found <= 100
 
 
 def test_classes_and_probabilities_are_those_of_the_model(trained):
@@ -268,26 +347,6 @@ def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_pat
     assert load(place, cpu=True).predict([bytes(row) for row in rows]) == expected
 
 
-IMAGE_FILES = {
-    "image.txt": "1 2 3\n",
-    "high.txt": f"{'9 ' * 63}256\n",
-    "words.csv": f"header\n{'x,' * 63}x\n",
-    "half.idx": b"\0\0",
-    "cut-ubyte": idx(2051, [2, 8, 8], bytes(70)),
-    "object.jsonl": '{"pixels": [1]}\n',
-    "broken.jsonl": "[1,\n",
-}
-IMAGE_FAULTS = {
-    "image.txt": "image.txt, line 1: an image must have 64 pixels, got 3",
-    "high.txt": "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255, as in training, got 256",
-    "words.csv": "words.csv, line 2: an image must be 64 numbers from 0 to 255, got ['x', ",
-    "half.idx": "half.idx: 2 bytes, but the header alone has 16",
-    "cut-ubyte": "cut-ubyte: 70 bytes of data, but the header says 128",
-    "object.jsonl": "object.jsonl, line 1: a line must hold a list of pixels, or an object with a list in 'text'",
-    "broken.jsonl": "broken.jsonl, line 1: not JSON",
-}
-
-
 def refused(ended, sentence):
     assert ended.code == 2
     assert ended.err.startswith(f"gasam: {sentence}"), ended.err
@@ -295,42 +354,41 @@ def refused(ended, sentence):
     assert ended.out == ""
 
 
-def test_bad_images_are_told_in_one_sentence(folder, command, tmp_path, monkeypatch):
-    place = folder("digits")
-    monkeypatch.chdir(tmp_path)
-    for name, content in IMAGE_FILES.items():
-        write(tmp_path / name, content)
-        refused(command("predict", place, name, "--cpu"), IMAGE_FAULTS[name])
+BAD_INPUTS = {
+    "imdb": {
+        "empty.txt": ("", "empty.txt has no inputs: give at least one line that is not blank"),
+        "column.csv": ("review\ngood\n", "column.csv, line 1: no column 'text' among 'review': use --text-column"),
+        "binary.txt": (b"\x89PNG\r\n\x1a\n", "binary.txt, line 1: byte 0x89 at position 1 is not UTF-8"),
+        "number.jsonl": ('{"text": 5}\n', "number.jsonl, line 1: 'text' is 5, but must be a string"),
+        ".": (None, ". is a folder, but the input must be a file"),
+        "good.txt --batch 0": ("good\n", "batch must be > 0, got 0"),
+        "good.txt --words 3": ("good\n", "words, temperature and seed are for language models, but"),
+        "good.txt --temperature -1": ("good\n", "temperature must be >= 0, got -1.0"),
+        "good.txt --out .": ("good\n", "--out must name a file, but . is a folder"),
+    },
+    "digits": {
+        "image.txt": ("1 2 3\n", "image.txt, line 1: an image must have 64 pixels, got 3"),
+        "high.txt": (f"{'9 ' * 63}256\n", "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255"),
+        "words.csv": (f"header\n{'x,' * 63}x\n", "words.csv, line 2: an image must be 64 numbers from 0 to 255"),
+        "cut-ubyte": (idx(2051, [2, 8, 8], bytes(70)), "cut-ubyte: 70 bytes of data, but the header says 128"),
+        "object.jsonl": ('{"pixels": [1]}\n', "object.jsonl, line 1: a line must hold a list of pixels"),
+        "broken.jsonl": ("[1,\n", "broken.jsonl, line 1: not JSON"),
+    },
+}
 
 
-def test_bad_inputs_and_options_are_told_in_one_sentence(folder, command, tmp_path, monkeypatch, typed):
-    place = folder("imdb")
+@pytest.mark.parametrize("task", BAD_INPUTS)
+def test_bad_inputs_and_options_are_told_in_one_sentence(task, folder, command, tmp_path, monkeypatch, typed):
+    place = folder(task)
     monkeypatch.chdir(tmp_path)
-    files = {"empty.txt": "", "blank.csv": "text\n", "column.csv": "review\ngood\n", "binary.txt": b"\x89PNG\r\n\x1a\n",
-             "zeros.txt": b"\0" * 20, "number.jsonl": '{"text": 5}\n', "good.txt": "good\n"}  # fmt: skip
-    for name, content in files.items():
-        write(tmp_path / name, content)
-    told = {
-        "empty.txt": "empty.txt has no inputs: give at least one line that is not blank",
-        "blank.csv": "blank.csv has no inputs",
-        "column.csv": "column.csv, line 1: no column 'text' among 'review': use --text-column review",
-        "binary.txt": "binary.txt, line 1: byte 0x89 at position 1 is not UTF-8",
-        "zeros.txt": "zeros.txt, line 1: byte 0x00, so this is not a text file",
-        "number.jsonl": "number.jsonl, line 1: 'text' is 5, but must be a string",
-        "none.txt": "none.txt does not exist: name a file with inputs",
-        ".": ". is a folder, but the input must be a file",
-        "good.txt --batch 0": "batch must be > 0, got 0",
-        "good.txt --words 3": f"words, temperature and seed are for language models, but {place.name} is none",
-        "good.txt --temperature -1": "temperature must be >= 0, got -1.0",
-        "good.txt --out .": "--out must name a file, but . is a folder",
-    }
-    for given, sentence_told in told.items():
-        refused(command("predict", place, *given.split(), "--cpu"), sentence_told)
+    for given, (content, told) in BAD_INPUTS[task].items():
+        if content is not None:
+            write(tmp_path / given.split()[0], content)
+        refused(command("predict", place, *given.split(), "--cpu"), told)
+    refused(command("predict", place, "none.txt", "--cpu"), "none.txt does not exist: name a file with inputs")
     typed("")
-    refused(command("predict", place, "--cpu"), "standard input has no inputs")
-    refused(command("predict", place, "binary.txt", "--out", "kept.txt", "--cpu"), "binary.txt, line 1")
-    assert not Path("kept.txt").exists()
-    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+    refused(command("predict", place, "--cpu", "--out", "kept.txt"), "standard input has no inputs")
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".") or file.name == "kept.txt"]
 
 
 def test_what_is_no_run_is_told_in_one_sentence(folder, command, tmp_path):
@@ -377,6 +435,62 @@ def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
     refused(command("predict", file, "-"), f"{file.stem} has no weights: the run diverged")
 
 
+def not_loaded(file, *words, origin=None):
+    with pytest.raises(InputError) as raised:
+        load(file, origin or Origin(), cpu=True)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
+    mine, other = write_table(tmp_path / "mine.csv", 40), write_table(tmp_path / "other.csv", 40, ("fine", "poor"))
+    columns = {"text_column": "review", "label_column": "stars"}
+    origin = Origin(train=str(mine), **columns)
+    plan = make("classify", "baseline", "tiny", origin=origin)
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    loaded = load(file, origin, cpu=True)
+    assert loaded.score(loaded.model, "test") == record.test
+    not_loaded(
+        file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns)
+    )
+
+
+def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split, rows in (("train", 40), ("valid", 10), ("test", 10)):
+        write_table(tmp_path / f"{split}.csv", rows)
+    named = {split: f"{split}.csv" for split in ("train", "valid", "test")}  # relative to where the run was started
+    plan = make("classify", "baseline", "tiny", origin=Origin(**named, text_column="review", label_column="stars"))
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def test_score(origin):
+        found = load(file, origin, cpu=True)
+        return found.score(found.model, "test")
+
+    assert test_score(Origin()) == record.test
+    valid, moved = tmp_path / "valid.csv", tmp_path / "moved.csv"
+    valid.rename(moved)
+    not_loaded(file, f"{valid}, the valid file of {file.stem}, does not exist: give", "--valid")
+    assert test_score(Origin(valid=str(moved))) == record.test
+    write_table(valid, 11)
+    not_loaded(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained: give", "--valid")
+    write_lines(valid, ["other,columns", "a,b"])
+    not_loaded(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained")
+    not_loaded(file, f"{valid}, line 1: no column 'review'", origin=Origin(valid=str(valid)))
+    valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
+    assert test_score(Origin()) == record.test  # the same examples in another file
+
+
+def test_files_are_not_for_tasks_that_bring_their_own(trained):
+    not_loaded(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
+    with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
+        load(trained["digits baseline"], Origin(), cpu=True).examples("dev", 3)
+
+
 def test_lists_are_wanted_and_blank_texts_are_not(trained):
     loaded = load(trained["imdb baseline"], cpu=True)
     assert loaded.predict([]) == []
@@ -384,12 +498,6 @@ def test_lists_are_wanted_and_blank_texts_are_not(trained):
         loaded.predict("a film")
     with pytest.raises(InputError, match="input 2 of 2 is blank: leave it out"):
         loaded.predict(["a film", " "])
-
-
-def test_a_family_without_predictions_says_so(trained):
-    known = with_data(trained, "imdb")
-    with pytest.raises(InputError, match="TextClassification has no predictions"):
-        Family.predict(known.family, known.model, ["a"], PredictionOptions())
 
 
 def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):
@@ -431,8 +539,3 @@ def test_the_lab_is_imported_without_what_it_needs_to_predict():
         "import sys, gasam.lab; sys.exit('transformers' in sys.modules or 'gasam.lab.training.finished' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_file_that_is_neither_table_nor_image_is_read_as_lines(tmp_path):
-    file = write_lines(tmp_path / "notes.md", ["one", " two "])
-    assert list(InputFile(file, "text").texts()) == [(1, "one"), (2, "two")]
