@@ -1,4 +1,4 @@
-"""The results of the project: `python -m tools.results` writes docs/results.md from results/*.jsonl.
+"""`python -m tools.results` writes docs/results.md and the README's table from results/*.jsonl.
 
 `python -m tools.results add RUNS...` first appends the finished runs, analyses and searches of these folders. It
 replaces a line that is there already, so a folder can be added again.
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 RUNS, ANALYSES, PAGE, CONCLUSIONS = (
     Path(name) for name in ("results/runs.jsonl", "results/analyses.jsonl", "docs/results.md", "results/conclusions.md")
 )
+README, BEGIN, END = Path("README.md"), "<!-- results -->", "<!-- /results -->"
 CURVE = ("epoch", "valid")
 """What a line keeps of an epoch."""
 HEAD = """# Results
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     elif arguments:
         raise SystemExit(__doc__)
     (ROOT / PAGE).write_text(page(ROOT), encoding="utf-8")
+    (ROOT / README).write_text(readme(ROOT), encoding="utf-8")
 
 
 def add(folder: Path, root: Path) -> None:
@@ -100,12 +102,19 @@ def page(root: Path) -> str:
         *(table_of_the_paper(name, runs) for name in studies.names()),
         table4(analyses),
         figures(analyses),
-        *every_configuration(runs),
+        *controls(runs),
         searches([line for line in lines if line["kind"] == "search"]),
         READING,
         how_it_was_run(runs),
     ]
     return HEAD + "\n".join(sections)
+
+
+def readme(root: Path) -> str:
+    """The text of README.md with its table."""
+    before, _, rest = (root / README).read_text(encoding="utf-8").partition(BEGIN)
+    runs = [Record.model_validate(line) for line in read(root / RUNS)]
+    return f"{before}{BEGIN}\n\n{in_readme(runs)}\n{END}{rest.partition(END)[2]}"
 
 
 def at_equal_cost(runs: Sequence[Record]) -> str:
@@ -177,12 +186,30 @@ def label(each: AnalysisRecord) -> str:
     return f"{each.run.method}, {each.run.settings['epochs']} epochs"
 
 
-def every_configuration(runs: Sequence[Record]) -> Iterator[str]:
-    """All rows of each comparison: ablations, controls, other methods and longer plain training."""
-    yield "## Every configuration\n"
-    for each in Comparison.of(runs):
+def controls(runs: Sequence[Record]) -> Iterator[str]:
+    """All rows on ptb, which has the controls: masks shared by the passes, and a walk too short to matter."""
+    yield "## Controls and other walks on ptb\n\nThe rows of other tasks are lines of `results/runs.jsonl`.\n"
+    for each in Comparison.of(run for run in runs if run.task == "ptb"):
         table = each.table()
         yield f"### {each.title}\n\n{Table(table.title, table.rows, each.notes()[1:]).markdown()}"
+
+
+def in_readme(runs: Sequence[Record]) -> str:
+    """The README's table: plain training, plain training of equal cost, SAM and GA-SAM."""
+    columns: dict[str, dict[str, str]] = {}
+    for each in Comparison.of(run for run in runs if run.size == "small" and run.task in ("imdb", "ptb")):
+        lead = each.lead
+        assert lead is not None
+        sam = next(row for row in each.rows if row.method == "sam" and row.walk.source == "recommended")
+        plain = {"Plain training": lead.baseline, "Plain training of equal cost": lead.equal_cost}
+        for name, row in (plain | {"SAM": sam, "GA-SAM": lead}).items():
+            assert row is not None
+            better = "" if each.metric.higher_is_better else " (lower is better)"
+            title = f"{each.records[0].task}, {each.metric.name}{better}"
+            difference = f" ({row.versus(row.baseline)})" if row.baseline is not None else ""
+            columns.setdefault(name, {"method": name})[title] = row.numbers + difference
+    told = "Mean and deviation over four seeds, and in brackets the difference to plain training with its 95% interval."
+    return f"{Table('', list(columns.values())).markdown()}\n{told}\n"
 
 
 def searches(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -222,6 +222,7 @@ def test_the_list_of_runs_has_texts_for_people_and_values_for_programs():
 def test_the_page_of_results_is_what_the_records_give():
     page = (results.ROOT / results.PAGE).read_text(encoding="utf-8")
     assert page == results.page(results.ROOT), "run `make results`"
+    assert (results.ROOT / results.README).read_text(encoding="utf-8") == results.readme(results.ROOT)
     assert len([word for line in page.splitlines() if not line.startswith("|") for word in line.split()]) <= 2000
 
 

@@ -113,7 +113,6 @@ _FOUND = tuple(
     for name, member in members().items()
 )
 METHODS = {method.name: method for method in (*_ALL, *_CHANGED, *_FOUND)}
-ABLATIONS = ("single-step", *_ABLATED)
 FAMILY = (*TABLE1, *(method.name for method in _FOUND))
 """The methods of `--methods family`."""
 
