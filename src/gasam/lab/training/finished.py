@@ -31,6 +31,8 @@ from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
 from gasam.lab.training.plan import Plan, make
 
+__all__ = ["FinishedRun"]
+
 WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json"
 """Files in the folder of a run. `training.run.write_folder` writes them."""
 Answer = tuple[int, dict[str, Any] | None]
