@@ -4,11 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-from gasam.lab import record as records
 from gasam.lab.engines.local import main_module_hidden, process_context
+from gasam.lab.training import run as run_module
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
-from gasam.lab.training.run import run
 
 
 def exit_code(function, *arguments):
@@ -33,10 +32,10 @@ def killed_at(out, task, method, moment, number, walk=None):
         "step": (Training, "train_step"),
         "write": (os, "fsync"),
         "move": (Path, "replace"),
-        "record": (records, "write"),
+        "record": (run_module, "write"),
     }[place]
     setattr(owner, method_name, _killing(getattr(owner, method_name), number, getattr(signal, name)))
-    run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True, gradient_norms=True)
+    run_module.run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True, gradient_norms=True)
 
 
 def _killing(function, number, how):

@@ -170,7 +170,7 @@ def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("walk", [SCHEDULE | {"walk_every": 2}, {"epsilon": 1e-3, "steps": 2}])
+@pytest.mark.parametrize("walk", [SCHEDULE | {"every": 2}, {"epsilon": 1e-3, "steps": 2}])
 def test_the_row_of_an_epoch_has_the_means_of_its_walks(tmp_path, monkeypatch, walk):
     seen, call = [], SharpBackward.__call__
 
@@ -210,7 +210,7 @@ def test_plain_training_has_no_walks_and_walks_that_are_not_finite_are_only_coun
 
 def test_a_tracker_gets_every_number_of_the_record_once(tmp_path):
     """Also of a run that was interrupted after the second epoch."""
-    plan, calls = make("digits", "ga-sam", "tiny", settings={"epochs": 3}), []
+    plan, calls = make("digits", "ga-sam", "tiny", settings={"epochs": 3}, walk={"epsilon": 1e-3}), []
 
     def stopping(update):
         calls.append(update)
