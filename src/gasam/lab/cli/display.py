@@ -34,7 +34,8 @@ def print_json(value: Any) -> None:
 def print_table(table: Table) -> None:
     """On a terminal cells are folded to its width; elsewhere every row is one line."""
     say(table.title)
-    console.print(table.terminal(), width=None if console.is_terminal else 10_000)
+    wide = Console(width=10_000, markup=False, emoji=False, highlight=False)
+    (console if console.is_terminal else wide).print(table.terminal())
     for note in table.notes:
         say(f"- {note}")
 
