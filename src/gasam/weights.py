@@ -64,7 +64,7 @@ class Weights:
         """One walk. At the end the weights are home, whatever happened."""
         if self.walking:
             raise RuntimeError("these weights are on a walk already: do not start another walk in the loss function")
-        self.walking, self._moved = True, False  # from the present weights, also if an earlier walk could not go home
+        self.walking, self._moved = True, False  # from the present weights, whatever an earlier walk left
         try:
             yield
         finally:
