@@ -24,6 +24,7 @@ from gasam import (
 )
 from tolerances import flat
 
+GRANULARITIES = ("element", "filter", "layer", "module", "model")
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
 
 TEN_WALKS = {

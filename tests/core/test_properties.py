@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward, uniform_start
-from gasam.perturbation import GRANULARITIES
-from problems import Wavy, climbed
+from problems import GRANULARITIES, Wavy, climbed
 from tolerances import EXACT, error, flat, same_bits
 
 shapes = st.dictionaries(

@@ -24,8 +24,7 @@ from gasam import (
     multi_step_defense,
     sam,
 )
-from gasam.perturbation import GRANULARITIES
-from problems import TEN_WALKS, Wavy, batch, network
+from problems import GRANULARITIES, TEN_WALKS, Wavy, batch, network
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gasam import SCALES, Perturbation, SharpBackward, ga_sam
-from gasam.perturbation import GRANULARITIES
+from problems import GRANULARITIES
 from tolerances import EXACT, error, flat, same_bits
 
 TOKENS = torch.tensor([[1, 2, 2], [7, 1, 0]])

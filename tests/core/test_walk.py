@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward
-from gasam.perturbation import GRANULARITIES
-from problems import SHAPES, TEN_WALKS, Wavy, climbed, reference_walk
+from problems import GRANULARITIES, SHAPES, TEN_WALKS, Wavy, climbed, reference_walk
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")

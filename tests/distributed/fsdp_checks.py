@@ -30,8 +30,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
 from gasam import SCALES, Pass, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
-from gasam.perturbation import GRANULARITIES
-from problems import TEN_WALKS, climbed, network
+from problems import GRANULARITIES, TEN_WALKS, climbed, network
 from tolerances import error, flat, same_bits
 
 
