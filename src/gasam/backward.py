@@ -65,8 +65,8 @@ class SharpBackward:
             pass" updates them in all passes. Has an effect only if you give the model.
         on_overflow: "keep" keeps a gradient that is not finite. "clean" uses the clean gradient instead, and needs
             memory for a copy of it.
-        detailed: Measure every walk in full, compare the clean and the displaced gradient of each group, and measure
-            the rounding error of the offset. Needs memory for two copies of the gradient.
+        detailed: Measure every walk in full, and compare the clean and the last gradient of each group. Needs memory
+            for two copies of the gradient.
         accumulation: The number of calls per optimizer step. Only the schedule uses it; see also `begin_step`.
         total_steps: Optimizer steps of the whole training. Needed if the schedule contains shares of training.
         process_group: The processes over which the schedule averages the loss. By default those of the DDP or FSDP2

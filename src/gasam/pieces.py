@@ -125,10 +125,6 @@ class Piece:
         else:
             self.target.copy_(torch.addcmul(self.weights(), values, factor))
 
-    def offset(self) -> Tensor:
-        """a after rounding, valid after `displace`."""
-        return self.target.to(self.wide) - self.weights()
-
 
 class Loose(Piece):
     """A tensor that is no plain vector in memory, or that shares memory with others: handled as a whole, by copies.
@@ -146,9 +142,6 @@ class Loose(Piece):
     def displace(self, values: Tensor, factor: Tensor) -> None:
         moved = torch.addcmul(self.target.to(self.wide).reshape(self.shape), values, factor)
         self.target.copy_(moved.view(self.target.shape))
-
-    def offset(self) -> Tensor:
-        return self.target.to(self.wide).reshape(self.shape) - self.weights()
 
 
 class Packed(Piece):
@@ -198,8 +191,3 @@ class Packed(Piece):
             home.addcmul_(values, factor)
         else:
             self.target.copy_(torch.addcmul(home, values, factor))
-
-    def offset(self) -> Tensor:
-        home = torch.zeros_like(self.target)
-        copy_all(self._views(home), self.sources)
-        return self.target.to(self.wide) - home.to(self.wide)

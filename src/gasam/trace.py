@@ -33,8 +33,7 @@ MANY_TIMES = 10.0
 class Measured:
     """What a measured walk knows of each group in its last pass; of each tensor with granularity "element" or "model".
 
-    The last five fields have only detailed walks. With per_worker, whose last gradient is not alone, the last three are
-    None as well.
+    The last three fields have only detailed walks, and not with per_worker, whose last gradient is not alone.
     """
 
     find_labels: Callable[[], list[str]]  # the names of the groups
@@ -45,8 +44,6 @@ class Measured:
     capped: Tensor  # whether the cap limited the offset
     predicted_rise: Tensor  # first-order rise of the mean loss
     at_zero: Tensor  # whether all weights are zero although there is a gradient
-    realised_norm: Tensor | None = None  # |fl(w + a) - w|
-    realised_cosine: Tensor | None = None  # between fl(w + a) - w and a
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient
@@ -84,8 +81,6 @@ class Measured:
         unknown = torch.full_like(self.offsets, torch.nan)
         rows = torch.stack([unknown if each is None else each for each in columns]).T.tolist()
         lines = ["       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)"]
-        if self.realised_norm is not None and self.realised_cosine is not None:
-            lines.insert(0, f"realised |a| {float(self.realised_norm):.4g}, cosine {float(self.realised_cosine):.4f}")
         for label, (a, w, ratio, cosine, growth) in zip(self.labels, rows, strict=True):
             share = f"{ratio:10.3e}" if w > 0 else "      zero"
             lines.append(f"{a:10.3e} {share} {cosine:7.3f} {growth:8.3f}  {label}")
@@ -132,7 +127,7 @@ class Trace:
     @property
     def detail(self) -> Measured | None:
         """The same as `groups`; None without `detailed=True`."""
-        return None if self.groups is None or self.groups.realised_norm is None else self.groups
+        return None if self.groups is None or self.groups.cosines is None else self.groups
 
     @property
     def sharpness(self) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,21 +51,21 @@ def walk(
         start: Draws a random first point, which is visited after w; K ascent steps follow.
         kept: What the plan's method keeps between steps.
         measured: Also measure what only the report needs.
-        detailed: Also compare the clean with the last gradient, and measure the rounding error of the offset.
+        detailed: Also compare the clean with the last gradient.
     """
     with weights.walk():
         seen = run(0)
         if seen is None:
             return Trace([])
-        kept, size = Kept() if kept is None else kept, plan.size * strength
-        ascent = _Ascent(weights, plan, seen, size, start is not None, kept, measured or detailed, detailed)
-        moves = [ascent.step] * plan.steps
-        if start is not None:
-            moves.insert(0, partial(ascent.move_to, start))
-        for k, move in enumerate(moves, start=1):
+        keeps_position = plan.steps > 1 or start is not None
+        ascent = _Ascent(weights, plan, seen, plan.size * strength, kept or Kept(), keeps_position, measured, detailed)
+        for k in range(1, plan.steps + (1 if start is None else 2)):
             if k > 1:
                 ascent.read_gradient(seen)
-            move()
+            if k == 1 and start is not None:
+                ascent.move_to(start)
+            else:
+                ascent.step()
             seen = run(k)
             if seen is None:
                 break
@@ -73,25 +73,13 @@ def walk(
         return ascent.finish(seen)
 
 
-class _Direction(NamedTuple):
-    """The unit direction d of the next ascent step is `factor` times the unnormalised direction u.
-
-    For each group `squares` holds |u_i|^2, or |T_i u_i|^2 if each weight has its own T. `slopes` has c_i . T_i u_i and
-    `rises` g_i . T_i u_i, where c is what is climbed: the gradient g, or a method's direction. Only the factor is
-    always known.
-    """
-
-    factor: Tensor
-    squares: Tensor | None
-    slopes: Any
-    rises: Any
-
-
 class _Ascent:
     """The state of a walk, in the coordinates y = T^-1 a / epsilon, where the ball has radius one.
 
     T is computed from the clean gradient. If groups of weights share a T, it is one number per group, `_T`. If each
     weight has its own T, `_T` is 1, and T is computed again when it is needed, or kept if it outlives the gradient.
+    The direction of an ascent step is `_factor` times u, which `_along` computes for one piece at a time from what is
+    climbed: the gradient g, or a method's direction.
     """
 
     @torch.no_grad()
@@ -101,36 +89,38 @@ class _Ascent:
         plan: Perturbation,
         clean: Pass,
         size: float,
-        from_start: bool,
         kept: Kept,
+        keeps_position: bool,
         measured: bool,
         detailed: bool,
     ) -> None:
         self.weights, self.plan, self.groups = weights, plan, weights.taking_part(plan.granularity)
         self.p, self.by_element = plan.norm, plan.granularity == "element"
-        self.measured, self.detailed, self.keeps_position = measured, detailed, plan.steps > 1 or from_start
+        self.measured, self.detailed, self.keeps_position = measured or detailed, detailed, keeps_position
         self.trace = Trace([clean.loss], loss_scale=clean.loss_scale)
         self._one = self.groups.sizes.new_ones(())
         self._looks = self._one.device.type in LOOKS and type(self._one) is Tensor  # a fake tensor has no values
-        self._T = self._largest = self._one  # the magnitude of T c, for p other than 2 and inf
+        self._parts: Sequence[Tensor] = ()  # of what is climbed
+        self._gradients: Sequence[Tensor] = ()
+        self._T = self._largest = self._one
         self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
         self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         self._with_scale = set[Piece]()  # those that keep T of each weight
-        self._slopes: list[tuple[float | Tensor, list[Tensor]]] = []  # (factor, g . y of each piece)
+        self._rises: list[tuple[Tensor, list[Tensor]]] = []  # (factor of each group, g . y of each piece)
         method = plan.method if plan.method is not None and plan.method.has_direction else None
         sums = self._read(clean, self._needed(method is not None))
         self._clean_squares, self._clean_scale = sums["squares"], self._gradient_scale
         self._weight_squares = sums.get("weights")
-        self._choose_scale(keeps=self.keeps_position or method is not None)
+        for piece, gradient in self.groups.each(self._parts) if detailed else ():
+            piece.buffer("clean gradient").copy_(gradient)
+        self._choose_scale(keeps=keeps_position or method is not None)
         if method is not None:
             self._parts = self.groups.split(self._climbed(method, kept), "climbed")
-        self._direction = self._find_direction(sums, measures=method is not None)
-        self._epsilon = self._one * size
-        if plan.budget is not None:  # epsilon = budget / |T g_0|_q for the gradient of the mean loss
-            slope = (self._direction.slopes * self._direction.factor).sum() / self._gradient_scale
-            self._epsilon = size * inverse(slope)
+        slope = self._find_direction({} if method is not None else sums)
+        # A budget is the rise of the mean loss along the direction: epsilon = budget / |T g_0|_q.
+        self._epsilon = self._one * size if slope is None else size * inverse(slope / self._gradient_scale)
         self._doubt = self._doubt + self._epsilon
-        for piece in self.groups.pieces if self.keeps_position else ():
+        for piece in self.groups.pieces if keeps_position else ():
             piece.buffer("position").zero_()
 
     def _needed(self, has_direction: bool) -> list[str]:
@@ -140,7 +130,7 @@ class _Ascent:
         """
         needed, plan = ["squares"], self.plan
         if self.p == math.inf and not self.by_element and not has_direction:
-            if self.measured or plan.budget is not None:
+            if plan.budget is not None:
                 needed += ["signs", "sizes"]
             elif plan.cap is not None or not self.groups.plain:
                 needed.append("signs")
@@ -161,8 +151,6 @@ class _Ascent:
                     found.append(products(gradient, sign))
             if "weights" in needed:
                 found.append(piece.squared_weights())
-            if self.detailed and self.trace.groups is None and not self.trace.offsets:
-                piece.buffer("clean gradient").copy_(gradient)
             return found
 
         doubt = (seen.loss - seen.loss).to(self._one)
@@ -208,38 +196,43 @@ class _Ascent:
         finite = self._doubt.isfinite()
         return bool(finite) if self._looks else finite
 
-    def _find_direction(self, sums: dict[str, Tensor], *, measures: bool = False) -> _Direction:
-        """The next direction, from the sums of the gradient if they suffice."""
-        p, scale, rises = self.p, self._T, None
-        if measures or self.by_element or p not in (2.0, math.inf):
-            of_squares, of_slopes, rises = self._measured_direction()
+    def _find_direction(self, sums: dict[str, Tensor]) -> Tensor | None:
+        """The factor of the next direction, and |T u_i|^2 without it, from the sums of the gradient if they suffice.
+
+        Returns |T c|_q, the slope of what is climbed along the direction, if a budget needs it.
+        """
+        p, scale = self.p, self._T
+        if not sums or self.by_element or p not in (2.0, math.inf):
+            self._squares, of_slope = self._measured_direction()
         elif p == 2.0:
-            of_squares = of_slopes = sums["squares"]
+            self._squares = of_slope = sums["squares"]
         else:
-            of_squares, of_slopes = sums.get("signs"), sums.get("sizes")
-        factor = self._one
+            self._squares, of_slope = sums.get("signs"), sums.get("sizes")
         if p == 2.0:  # d = T c / |T c|
-            factor = scale * inverse((scale.square() * of_slopes).sum().sqrt())
-        elif p != math.inf:
-            factor = inverse(of_slopes.sum().pow(1 / p))
-        slopes = None if of_slopes is None else of_slopes * (scale if p in (2.0, math.inf) else self._largest)
-        return _Direction(factor, of_squares, slopes, slopes if rises is None else rises * scale)
+            slope = (scale.square() * of_slope).sum().sqrt()
+            self._factor = scale * inverse(slope)
+        elif p == math.inf:
+            self._factor, slope = self._one, None if of_slope is None else (scale * of_slope).sum()
+        else:
+            total = of_slope.sum()
+            self._factor = inverse(total.pow(1 / p))
+            slope = self._largest * total * self._factor
+        return None if self.plan.budget is None else slope
 
     def _measured_direction(self) -> Any:
-        """|T u_i|^2; c_i . u_i or |u_i|_p^p, from which slopes follow; and g_i . u_i if something else is climbed."""
-        p, groups, own = self.p, self.groups, self._parts is self._gradients
+        """|T u_i|^2, and c_i . T u_i for p = inf, else |u_i|_p^p."""
+        p, groups = self.p, self.groups
         if p not in (2.0, math.inf):
             scaled = (climbed * self._scale_of(piece, climbed) for piece, climbed in groups.each(self._parts))
             self._largest = groups.largest(scaled)
 
-        def sums_of(piece: Piece, climbed: Tensor, *gradient: Tensor) -> list[Tensor]:
+        def sums_of(piece: Piece, climbed: Tensor) -> list[Tensor]:
             values, moved = self._along(piece, climbed)
-            of_slope = products(climbed, moved) if p == math.inf else powers(values, p)
-            return [squares(moved), of_slope, *(products(each, moved) for each in gradient)]
+            return [squares(moved), products(climbed, moved) if p == math.inf else powers(values, p)]
 
-        sums = groups.measure(2 if own else 3, sums_of, self._parts, *([] if own else [self._gradients]))
+        sums = groups.measure(2, sums_of, self._parts)
         self._doubt = self._doubt + sums[0].sum()
-        return (*sums, None) if own else sums
+        return sums
 
     def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor]:
         """(u, T u), where u is the direction of steepest ascent along h = T c before it is normalised.
@@ -263,22 +256,19 @@ class _Ascent:
     @torch.no_grad()
     def read_gradient(self, seen: Pass) -> None:
         """Measure the gradient of a displaced pass. If anything is not finite, the weights stop moving."""
-        self._direction = self._find_direction(self._read(seen, ["squares"]))
+        self._find_direction(self._read(seen, ["squares"]))
 
     @torch.no_grad()
     def step(self) -> None:
         """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
-        direction, finite, stride = self._direction, self._is_finite(), self.plan.stride
+        finite, stride = self._is_finite(), self.plan.stride
         if finite is False:
             self._stay()
         elif self.keeps_position:
-            self._project(self._stepped_positions(_valid(finite, direction.factor * stride)), shrinkage)
+            self._project(self._stepped_positions(_valid(finite, self._factor * stride)), shrinkage)
         else:  # a single step starts at the centre, so projecting it only limits its length `stride` to 1
-            factor = self._epsilon * self._shortened(direction.factor * min(1.0, stride), direction.squares)
-            if self.measured:
-                self._rise = (factor * direction.rises).sum() / self._gradient_scale
-            along = ((piece, self._along(piece, c)[1]) for piece, c in self.groups.each(self._parts))
-            self._displace(along, factor)
+            factor = self._epsilon * self._shortened(self._factor * min(1.0, stride), self._squares)
+            self._displace(((piece, self._along(piece, c)[1]) for piece, c in self.groups.each(self._parts)), factor)
 
     @torch.no_grad()
     def move_to(self, start: Start) -> None:
@@ -297,8 +287,9 @@ class _Ascent:
     def _stepped_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """Add eta / epsilon d to the positions, in place."""
         if self.measured:
-            before = [self._slope(piece, gradient) for piece, gradient in self.groups.each(self._gradients)]
-            self._slopes.append((-1 / self._gradient_scale, before))
+            pairs = self.groups.each(self._gradients)
+            here = [products(g, self._times_scale(piece, piece.buffer("position"))) for piece, g in pairs]
+            self._rises.append((-self._epsilon * self._T / self._gradient_scale, here))
         for (piece, climbed), own in zip(self.groups.each(self._parts), self.groups.spread(factor), strict=True):
             direction = self._along(piece, climbed)[0]
             if not self._looks:
@@ -328,17 +319,8 @@ class _Ascent:
             excess = self.groups.largest(position for _, position in positions).clamp(min=1.0)
             length, of_squares = self._measure(self._multiplied_positions(1 / excess))
             factor = excess * rescale(excess * length)
-        self._displace(self._moved_positions(self._shortened(factor, of_squares)), self._epsilon)
-
-    def _moved_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-        """T y, or y if T is one number per group, after y was multiplied by the factor."""
-        slopes, gradients = list[Tensor](), self.groups.each(self._gradients)
-        for (piece, position), (_, gradient) in zip(self._multiplied_positions(factor), gradients, strict=True):
-            if self.measured:
-                slopes.append(self._slope(piece, gradient))
-            yield piece, self._times_scale(piece, position)
-        if self.measured:
-            self._slopes.append((1 / self._gradient_scale, slopes))
+        positions = self._multiplied_positions(self._shortened(factor, of_squares))
+        self._displace(((piece, self._times_scale(piece, y)) for piece, y in positions), self._epsilon)
 
     def _measure(self, vectors: Values) -> tuple[Tensor, Tensor]:
         """|y|_p, and |T y_i|^2 of each group."""
@@ -367,36 +349,31 @@ class _Ascent:
 
     def _displace(self, vectors: Values, factor: Tensor) -> None:
         """Move the weights to w + factor T y; if something is not finite, the factor is zero."""
-        finite = self._is_finite()
+        finite, groups, offsets = self._is_finite(), self.groups, self.trace.offsets
         factor = _valid(finite, factor * self._T)
-        factors, offsets, of_squares = self.groups.spread(factor), self.trace.offsets, list[list[Tensor]]()
-        is_measured = len(offsets) == len(self.trace.losses)
-        self._realised: list[list[Tensor]] = []
+        is_known = len(offsets) == len(self.trace.losses)
+        of_squares, rises = list[list[Tensor]](), list[Tensor]()
+        gradients = groups.each(self._gradients) if self.measured else repeat((None, None))
         self.weights.leave()
-        for (piece, values), own in zip(vectors, factors, strict=True):
+        for (piece, values), own, (_, gradient) in zip(vectors, groups.spread(factor), gradients, strict=False):
             if not self._looks and (self.by_element or self.p != math.inf):
                 values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
-            if not is_measured:
+            if not is_known:
                 of_squares.append([squares(values)])
-            offset = values * own if self.detailed else None
+            if gradient is not None:
+                rises.append(products(gradient, values))
             piece.displace(values, own)
-            if offset is not None:
-                realised = piece.offset()
-                self._realised.append([squares(realised), products(realised, offset)])
         self.weights.arrive()
-        if is_measured:
+        if is_known:
             offsets[-1] = _valid(finite, offsets[-1])
         else:
-            offsets.append((factor.abs() * self.groups.sums(1, of_squares)[0].sqrt()).expand_as(self.groups.sizes))
+            offsets.append((factor.abs() * groups.sums(1, of_squares)[0].sqrt()).expand_as(groups.sizes))
+        self._rises.append((factor / self._gradient_scale, rises))
         self._parts = self._gradients = []  # the next pass may free the gradients
 
     def _times_scale(self, piece: Piece, values: Tensor) -> Tensor:
         """T * values if each weight has its own T, else the values."""
         return torch.mul(values, piece.buffer("scale"), out=piece.scratch) if self.by_element else values
-
-    def _slope(self, piece: Piece, gradient: Tensor) -> Tensor:
-        """g . T y for each row, without T if it is one number per group."""
-        return products(gradient, self._times_scale(piece, piece.buffer("position")))
 
     def _rms_weight(self) -> Tensor:
         """The root mean square of all weights that take part, including rows without a gradient."""
@@ -418,12 +395,11 @@ class _Ascent:
 
     def _report(self, seen: Pass | None) -> None:
         """What only the report of a measured walk needs."""
-        groups, weights, rise = self.groups, self._weight_squares, getattr(self, "_rise", self._one * 0)
+        groups, weights, rise = self.groups, self._weight_squares, self._one * 0
         assert weights is not None
-        if self._slopes:
-            sums = groups.sums(len(self._slopes), list(zip(*(slopes for _, slopes in self._slopes), strict=True)))
-            parts = zip(self._slopes, sums, strict=True)
-            rise = self._epsilon * sum(factor * (part * self._T).sum() for (factor, _), part in parts)
+        if self._rises:
+            sums = groups.sums(len(self._rises), list(zip(*(rises for _, rises in self._rises), strict=True)))
+            rise = sum((factor * own).sum() for (factor, _), own in zip(self._rises, sums, strict=True))
         report = self.trace.groups = Measured(
             find_labels=groups.find_labels,
             offsets=self.trace.offsets[-1] if self.trace.offsets else groups.sizes * 0,
@@ -434,24 +410,16 @@ class _Ascent:
             predicted_rise=rise,
             at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
-        if self.detailed and getattr(self, "_realised", None):
-            self._compare(report, seen)
-
-    def _compare(self, report: Measured, seen: Pass | None) -> None:
-        """Compare the last gradient with the clean one, and the last offset with what rounding left of it."""
-        groups, found, alone = self.groups, self._realised, seen is not None and seen.alone
-        gradients = groups.each(groups.split(groups.gradients())) if alone else ()
-        for sums, (piece, gradient) in zip(found, gradients, strict=alone):
-            sums += [squares(gradient), products(gradient, piece.buffer("clean gradient"))]
-        realised, with_offset, *of_gradients = groups.sums(4 if alone else 2, found)
-        norm = report.realised_norm = realised.sum().sqrt()
-        report.realised_cosine = with_offset.sum() * inverse(norm * report.offsets.square().sum().sqrt())
-        if alone:
-            scale = _magnitude(seen, self._one)  # type: ignore[arg-type]
-            clean, last = self._clean_squares.sqrt(), of_gradients[0].sqrt()
+        if self.detailed and seen is not None and seen.alone:
+            sums = groups.measure(
+                2,
+                lambda piece, last: [squares(last), products(last, piece.buffer("clean gradient"))],
+                groups.split(groups.gradients()),
+            )
+            clean, last = self._clean_squares.sqrt(), sums[0].sqrt()
             report.gradient_norms = clean / self._clean_scale
-            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / scale)
-            report.cosines = of_gradients[1] * inverse(last * clean)
+            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / _magnitude(seen, self._one))
+            report.cosines = sums[1] * inverse(last * clean)
 
 
 def _valid(finite: Tensor | bool, values: Tensor) -> Tensor:

@@ -93,26 +93,21 @@ def test_large_float32_norms_are_accurate(contiguous):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_low_precision_weights_come_home_and_report_what_was_realised(dtype, steps):
+def test_low_precision_weights_come_home(dtype, steps):
     model = network(dtype)
     x, y = batch(dtype)
     before = [p.detach().clone() for p in model.parameters()]
-    sharp = SharpBackward(model.parameters(), sam(1e-2), detailed=True)
+    sharp = SharpBackward(model.parameters(), sam(1e-2))
     sharp.perturbation = dataclasses.replace(sharp.perturbation, steps=steps)
     sharp(lambda: cross_entropy(model(x).float(), y))
     assert same_bits(model.parameters(), before)
     assert sharp.last.norms[-1].item() == pytest.approx(1e-2, rel=1e-2)
-    fine = SharpBackward(model.float().parameters(), sam(1e-2), detailed=True)
-    fine(lambda: cross_entropy(model(x.float()), y))
-    assert fine.last.detail.realised_cosine.item() == pytest.approx(1.0, abs=1e-4)
-    assert sharp.last.detail.realised_cosine.item() < fine.last.detail.realised_cosine.item()
-    assert sharp.last.detail.realised_norm.item() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-1])
-def test_what_was_realised_is_what_the_passes_saw(dtype, epsilon):
-    """Against the offset in float64 and the weights as the second pass finds them."""
+def test_displaced_weights_are_rounded_once(dtype, epsilon):
+    """Against the weights plus the offset in float64."""
     model, (x, y) = network(dtype), batch(dtype)
     places, gradients = [], []
 
@@ -124,14 +119,11 @@ def test_what_was_realised_is_what_the_passes_saw(dtype, epsilon):
         value.backward()
         gradients.append(flat([p.grad for p in model.parameters()]).double())
 
-    sharp = SharpBackward(model.parameters(), sam(epsilon), backward=backward, detailed=True)
+    sharp = SharpBackward(model.parameters(), sam(epsilon), backward=backward)
     sharp(loss)
-    offset, realised = epsilon * gradients[0] / gradients[0].norm(), places[1] - places[0]
-    detail = sharp.last.detail
-    assert detail.realised_norm.item() == pytest.approx(realised.norm().item(), rel=1e-5)
-    cosine = torch.nn.functional.cosine_similarity(offset, realised, dim=0).item()
-    assert detail.realised_cosine.item() == pytest.approx(cosine, rel=1e-5)
-    assert (cosine < 0.95) == (epsilon == 1e-3 and dtype == torch.bfloat16)
+    expected = (places[0] + epsilon * gradients[0] / gradients[0].norm()).to(dtype).double()
+    assert (places[1] == expected).double().mean().item() > 0.99  # float32 may round to the other side of a tie
+    assert not torch.equal(places[1], places[0])
 
 
 @pytest.mark.parametrize("steps", [1, 2])
