@@ -42,16 +42,13 @@ def assert_equal(found, wanted):
 @pytest.mark.parametrize("name", TEN_WALKS)
 def test_walks_after_the_measured_ones_and_walks_in_place_are_the_same(name):
     """The first 20 walks are measured in full; what others leave out may not change the step."""
-    model, (x, y) = network(), batch()
-    found = []
+    model, (x, y), found = network(), batch(), []
     for in_place in (False, True):
         sharp = SharpBackward(model.named_parameters(), TEN_WALKS[name], in_place=in_place)
         for _ in range(22):
             model.zero_grad()
             sharp(lambda: cross_entropy(model(x), y))
             found.append((torch.stack(list(sharp.last.norms)), flat([p.grad for p in model.parameters()])))
-        assert sharp.last.groups is None
-        assert sharp.last.verdict().endswith("(measured in step 0)") or sharp.last.sampled.groups is not None
     for each in found[1:]:
         assert_equal(each, found[0])
 
@@ -104,18 +101,6 @@ def test_views_of_any_layout_walk_alike_and_keep_their_strides(layout, walk, in_
 
     assert_equal(stepped(model, loss, walk, in_place=in_place), expected(walk))
     assert all(each == strides[0] for each in strides)
-
-
-def test_a_column_keeps_strides_that_a_copy_would_change():
-    weight = nn.Parameter(torch.randn(10, 5).double()[:, :1])
-    strides = []
-
-    def loss():
-        strides.append(weight.stride())
-        return weight.square().sum()
-
-    SharpBackward([weight], sam(0.1))(loss)
-    assert strides == [(5, 1), (5, 1)]
 
 
 @pytest.mark.parametrize("numel", [100, 40_000])

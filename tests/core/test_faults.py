@@ -25,6 +25,7 @@ from family_reference import PRESETS
 from gasam import Perturbation, Schedule, SharpBackward, SharpnessAware
 from tolerances import same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 SOURCE = str(Path(gasam.__file__).parent)
 WORDS = 7
 
@@ -227,8 +228,8 @@ class AtOperation(TorchDispatchMode):
         self.at, self.strike, self.places = at, strike, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func._schema.returns
-        if made and all(each.alias_info is None for each in made) and not str(func).startswith("profiler."):
+        new = [each for each in func._schema.returns if each.alias_info is None and "Tensor" in str(each.type)]
+        if new and not str(func).startswith("profiler."):
             self.places.append(str(func))
             if len(self.places) - 1 == self.at:
                 self.strike()
@@ -306,22 +307,29 @@ class Pair:
         if self.random.random() < 0.25:
             self.bad_number(seed, UserFault(k, self.random.choice(["loss", "gradient"]), value=math.nan))
         else:
-            self.failure(seed, k)
+            self.draw_failure(seed, k)
         self.next_step()
 
-    def failure(self, seed, k):
-        """Strike at an operation, at a line, or in the user's code."""
-        subject, kind = self.subject, self.random.choice([AtOperation, AtLine, None])
-        strike = self.random.choice([interrupt, fail]) if kind is AtOperation else interrupt
-        place = self.place(kind) if kind else 0
-        error = self.random.choice([ValueError("injected"), KeyboardInterrupt(), MemoryError("injected")])
-        fault = None if kind else UserFault(k, self.random.choice(["loss", "hook", "enter", "leave"]), error)
+    def draw_failure(self, seed, k):
+        """At an operation, at a line, or in the user's code."""
+        kind = self.random.choice([AtOperation, AtLine, None])
+        if kind is None:
+            error = self.random.choice([ValueError("injected"), KeyboardInterrupt(), MemoryError("injected")])
+            place = UserFault(k, self.random.choice(["loss", "hook", "enter", "leave"]), error)
+            self.failure(seed, nullcontext(), place)
+        else:
+            strike = self.random.choice([interrupt, fail]) if kind is AtOperation else interrupt
+            self.failure(seed, kind(self.place(kind), strike))
+
+    def failure(self, seed, striking, fault=None):
+        """The call is undone or complete."""
+        subject = self.subject
         before, kept, gradients = subject.state(), subject.kept(), [p.grad for p in subject.parameters]
         ahead = self.twin.copy()
         ahead.call(seed)
         raised = False
         try:
-            with kind(place, strike) if kind else nullcontext():
+            with striking:
                 subject.call(seed, fault)
         except (Exception, KeyboardInterrupt):
             raised = True
@@ -336,7 +344,7 @@ class Pair:
                 other.grad = None if one.grad is None else one.grad.clone()
             self.check(alike(subject.state(), self.twin.state()), f"the state after a plain pass, {fault}")
         else:
-            self.check(False, f"the state after {kind} {place} {strike} {fault}")
+            self.check(False, f"the state after {type(striking).__name__} {vars(striking).get('at')} {fault}")
         old = kept or [torch.zeros_like(one) for one in ahead.kept()]
         entries = zip(subject.kept(), old, ahead.kept(), strict=False)
         self.check(all(torch.equal(x, a) or torch.equal(x, b) for x, a, b in entries), "what the method keeps")
@@ -376,9 +384,26 @@ def campaign(seed, faults, bug=None):
     return []
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.fixture(autouse=True)
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also in a worker of xdist."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_no_fault_loses_anything():
     assert campaign(seed=11, faults=120) == []
+
+
+@pytest.mark.parametrize("entry", ["SharpBackward", "SharpnessAware"])
+def test_an_interrupt_at_any_line_leaves_no_half_step(entry):
+    pair = Pair(Case(entry, PRESETS["friendly_sam"](0.1), "float64", Schedule(warmup=3), {}, 0), Random(0))
+    count = len(pair.places[AtLine])
+    assert count > 100
+    for place in range(0, count, max(1, count // 100)):
+        pair.failure(place, AtLine(place, interrupt))
+        assert pair.lost == []
 
 
 def one_weight_stays(subject, failure):
@@ -432,7 +457,6 @@ BUGS = (
 )
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bug", BUGS)
 def test_what_a_bug_leaves_behind_is_noticed(bug):
     """`python -m benchmarks.mutants` plants bugs in the core itself."""
