@@ -1,17 +1,13 @@
 """Lightning: the weights of a plain loop, the clean loss in the logs, the schedule, and what is said to mistakes."""
 
-import copy
-from dataclasses import replace
-
 import lightning
 import pytest
-import pytorch_lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning_modules import CASES, PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
+from lightning_modules import QUIET, Plain, Sharp, batches, fit, plain_loop, weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -20,66 +16,23 @@ from torchmetrics.classification import MulticlassAccuracy
 from two_processes import run_two
 
 from gasam import (
-    Schedule,
     SharpBackward,
     SharpnessAware,
-    friendly_sam,
     frozen_batchnorm,
     ga_sam,
-    look_sam,
-    recommended,
     sam,
     same_noise,
     together,
 )
-from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
+from gasam.integrations.lightning import lightning_closure
 from problems import batch, network
-from tolerances import EXACT, SINGLE, error, flat, same_bits
+from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),  # five batches
     pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning calls what torch 2.13 deprecates
 ]
-
-
-@pytest.mark.parametrize(("name", "accumulate", "clip"), CASES)
-def test_five_steps_equal_a_plain_loop(name, accumulate, clip):
-    data, expected = batches(5 * accumulate), network()
-    module = Sharp(perturbation=PERTURBATIONS[name])
-    fit(module, data, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
-    plain_loop(expected, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip)
-    assert error(weights(module), weights(expected)) < EXACT
-    assert module.sharp.last.climbed
-
-
-def test_bf16_mixed_equals_autocast_in_a_plain_loop():
-    data, expected = batches(10, torch.float32), network(torch.float32)
-    module = Sharp(network(torch.float32), ga_sam(0.1, steps=2))
-    fit(module, data, precision="bf16-mixed", accumulate_grad_batches=2)
-    plain_loop(
-        expected, data, ga_sam(0.1, steps=2), accumulate=2, autocast=lambda: torch.autocast("cpu", torch.bfloat16)
-    )
-    assert error(weights(module), weights(expected)) < SINGLE
-    assert module.sharp.last.climbed
-
-
-@pytest.mark.parametrize("overflow", [False, True])
-def test_16_mixed_equals_a_loss_scaler_in_a_plain_loop(overflow):
-    data, expected = batches(10, torch.float32), network(torch.float32)
-    if overflow:  # the second micro-batch of step 3: beyond the largest float16
-        data[5] = (data[5][0] * 1e6, data[5][1])
-    module = Sharp(network(torch.float32), ga_sam(0.1))
-    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2)]
-    plugin = MixedPrecision("16-mixed", "cpu", scalers[0])
-    fit(module, data, plugins=plugin, accumulate_grad_batches=2, gradient_clip_val=0.5)
-    plain_loop(
-        expected, data, ga_sam(0.1), accumulate=2, clip=0.5, scaler=scalers[1],
-        autocast=lambda: torch.autocast("cpu", torch.float16),
-    )  # fmt: skip
-    assert error(weights(module), weights(expected)) < SINGLE
-    assert weights(module).isfinite().all()
-    assert [scaler.get_scale() for scaler in scalers] == [2.0**9 if overflow else 2.0**10] * 2
 
 
 @pytest.mark.parametrize("off", ["epsilon", "enabled"])
@@ -91,30 +44,6 @@ def test_off_is_plain_lightning_bit_for_bit(off):
     assert same_bits(module.model.parameters(), plain.model.parameters())
     assert module.calls == plain.calls == 6
     assert module.outputs == plain.outputs
-
-
-@pytest.mark.parametrize(
-    "perturbation", [ga_sam(0.1, steps=2), friendly_sam(0.1), look_sam(0.1)], ids=["ga", "friendly", "look"]
-)
-def test_resumed_run_equals_one_never_stopped(perturbation, tmp_path):
-    def made():
-        torch.manual_seed(0)
-        dropout = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
-        return Sharp(dropout, perturbation)
-
-    class Reseeded(lightning.Callback):
-        """Lightning's checkpoints have no state of the generators."""
-
-        def on_train_batch_start(self, trainer, *_):
-            torch.manual_seed(trainer.global_step)
-
-    whole = made()
-    fit(whole, batches(5), max_epochs=2, callbacks=[Reseeded()])
-    half = fit(made(), batches(5), max_epochs=1, callbacks=[Reseeded()])
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    resumed = made()
-    fit(resumed, batches(5), max_epochs=2, callbacks=[Reseeded()], ckpt_path=tmp_path / "half.ckpt")
-    assert same_bits(resumed.model.parameters(), whole.model.parameters())
 
 
 def test_contexts_surround_the_trainers_own_pass():
@@ -139,30 +68,6 @@ def test_contexts_surround_the_trainers_own_pass():
     assert error(weights(module), weights(expected)) < EXACT
     assert module.model[1].num_batches_tracked == expected[1].num_batches_tracked == 5
     assert error(module.model[1].running_var, expected[1].running_var) < EXACT
-
-
-def test_mixin_works_before_a_plain_module_and_under_the_older_name():
-    class Older(SharpnessAwareModule, pytorch_lightning.LightningModule):
-        perturbation = ga_sam(0.1)
-
-        def __init__(self):
-            super().__init__()
-            self.model = network()
-
-        def training_step(self, batch):
-            return cross_entropy(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    data, module, expected = batches(2), Older(), network()
-    pytorch_lightning.Trainer(**QUIET).fit(module, loader(data))
-    sharp, optimizer = SharpBackward(expected.parameters(), ga_sam(0.1)), torch.optim.SGD(expected.parameters(), lr=0.1)
-    for x, y in data:
-        optimizer.zero_grad()
-        sharp(lambda: cross_entropy(expected(x), y))  # noqa: B023
-        optimizer.step()
-    assert error(weights(module), weights(expected)) < EXACT
 
 
 def halves(rank):
@@ -227,20 +132,6 @@ def test_clean_loss_is_logged_and_handed_on():
     assert last.sharpness > 0
 
 
-def test_validation_sees_the_weights_at_home():
-    class Validated(Sharp):
-        def validation_step(self, batch, batch_idx):
-            x, y = batch
-            self.log("val_loss", cross_entropy(self.model(x), y), batch_size=len(y))
-
-    module, data = Validated(perturbation=ga_sam(0.1)), batches(4)
-    trainer = fit(module, data, validation=data[:1], val_check_interval=1.0, num_sanity_val_steps=0)
-    x, y = data[0]
-    expected = cross_entropy(module.model(x), y).item()
-    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(expected, rel=1e-6)
-    assert module.calls == 8
-
-
 def test_metrics_count_the_clean_pass_only():
     class Measured(Sharp):
         def __init__(self, **options):
@@ -262,15 +153,6 @@ def test_metrics_count_the_clean_pass_only():
     assert module.accuracy._update_count == module.both["a"]._update_count == 4
     assert module.clean == [True, False, False] * 4
     assert module.clean_pass
-
-
-def test_copies_and_steps_by_hand_are_plain():
-    module = copy.deepcopy(Sharp(perturbation=ga_sam(0.1)))
-    with pytest.warns(UserWarning, match="reference is not registered"):
-        loss = module.training_step(batch(), 0)
-    module.backward(loss)
-    assert module.calls == 1
-    assert module.model[0].weight.grad is not None
 
 
 def test_failing_step_leaves_weights_at_home_and_contexts_closed():
@@ -297,15 +179,6 @@ class Closure(Plain):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-@pytest.mark.parametrize("name", ["ga_sam", "asam"])
-def test_closure_form_equals_a_plain_loop(name):
-    data, module, expected = batches(5), Closure(perturbation=PERTURBATIONS[name]), network()
-    trainer = fit(module, data)
-    losses = plain_loop(expected, data, PERTURBATIONS[name])
-    assert error(weights(module), weights(expected)) < EXACT
-    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
-
-
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 is not possible.*use SharpnessAwareModule"),
     ({"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would clip in every pass.*use SharpnessAwareModule"),
@@ -321,35 +194,6 @@ def test_closure_form_refuses_what_it_cannot_do(options, sentence):
     assert torch.equal(weights(module), before)
 
 
-def test_manual_optimisation_is_refused_and_the_cure_works():
-    class Manual(Sharp):
-        automatic_optimization = False
-
-    with pytest.raises(RuntimeError, match=r"SharpBackward\(self, backward=self.manual_backward"):
-        fit(Manual(perturbation=ga_sam(0.1)), batches(1))
-
-    class Cured(Plain):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            sharp = SharpBackward(self.parameters(), self.perturbation, backward=self.manual_backward)
-            sharp(lambda: cross_entropy(self.model(x), y))
-            self.optimizers().step()
-            self.optimizers().zero_grad()
-            self.lr_schedulers().step()
-            return {"loss": torch.zeros(())}
-
-    module, expected = Cured(perturbation=ga_sam(0.1)), network()
-    fit(module, batches(5))
-    plain_loop(expected, batches(5), ga_sam(0.1))
-    assert error(weights(module), weights(expected)) < EXACT
-
-
-class Derived(FSDPStrategy):
-    pass
-
-
 @pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy, Derived])
 def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
     """Neither can be set up on a CPU; the module asks what the Trainer has before it does anything."""
@@ -360,28 +204,6 @@ def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
     with pytest.raises(RuntimeError, match=told):
         module.training_step(batch(), 0)
     assert module.calls == 0
-
-
-def test_mistakes_are_named():
-    with pytest.raises(TypeError, match="perturbation must be a Perturbation"):
-        fit(Sharp(perturbation=0.05), batches(1))
-    with pytest.raises(TypeError, match="can't be run again on the same batch"):
-        type("Iterating", (SharpnessAwareModule,), {"training_step": lambda self, dataloader_iter: None})
-
-    class Partly(Sharp):
-        def configure_sharp_backward(self):
-            return SharpBackward(self.model[0].parameters(), self.perturbation)
-
-    told = r"parameter 'model.2.weight' is trained, but configure_sharp_backward did not give it"
-    with pytest.raises(RuntimeError, match=told):
-        fit(Partly(perturbation=ga_sam(0.1)), batches(1))
-
-    class Backing(Sharp):
-        def configure_sharp_backward(self):
-            return SharpBackward(self.parameters(), self.perturbation, backward=lambda loss: loss.backward())
-
-    with pytest.raises(ValueError, match="must not give SharpBackward a backward"):
-        fit(Backing(perturbation=ga_sam(0.1)), batches(1))
 
 
 class Unfreezing(BaseFinetuning):
@@ -411,114 +233,3 @@ def test_layers_may_be_unfrozen_where_the_walk_knows_them():
             optimizer.step()
             optimizer.zero_grad()
     assert error(weights(module), weights(expected)) < EXACT
-
-
-def test_layers_that_the_walk_does_not_know_are_not_trained_later():
-    class Trained(Finetuned):
-        def configure_sharp_backward(self):
-            return SharpBackward([p for p in self.parameters() if p.requires_grad], self.perturbation)
-
-    module = Trained(perturbation=sam(0.1))
-    with pytest.raises(RuntimeError, match=r"parameter 'model.0.weight' is trained, but.*including frozen ones"):
-        fit(module, batches(3), max_epochs=2, callbacks=[Unfreezing()])
-    assert module.calls == 6
-
-    class Growing(Sharp):
-        def on_train_epoch_start(self):
-            if self.current_epoch == 1:
-                self.model.append(torch.nn.Linear(3, 3).double())
-                self.trainer.optimizers[0].add_param_group({"params": self.model[3].parameters()})
-
-    module = Growing(perturbation=sam(0.1))
-    with pytest.raises(RuntimeError, match=r"parameter 'model.3.weight' is trained, but.*and add no module later"):
-        fit(module, batches(3), max_epochs=2)
-    assert module.calls == 6
-
-
-def test_perturbation_may_be_an_attribute_of_a_class_behind_the_mixin():
-    class Described(Plain):
-        perturbation = ga_sam(0.1)
-
-        def __init__(self):
-            super().__init__()
-            del self.perturbation
-
-    class Both(SharpnessAwareModule, Described):
-        pass
-
-    module = Both()
-    fit(module, batches(1))
-    assert module.sharp.perturbation == ga_sam(0.1)
-    assert module.sharp.last.climbed
-
-
-HALVES = Schedule(start=0.25, warmup=0.5)
-
-
-def strengths(module):
-    return [trace.strength for trace in module.traces]
-
-
-def test_lightning_uses_the_recommended_walk_and_keeps_running_statistics_from_displaced_passes():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
-    fit(Sharp(model=model, perturbation=ga_sam(0.1)), batches(3))
-    assert model[1].num_batches_tracked == 3
-    module = Sharp()
-    fit(module, batches(3))
-    assert (module.sharp.perturbation, module.sharp.clock.schedule) == recommended()
-    assert strengths(module) == [0.0] * 3
-
-
-def test_lightning_knows_the_number_of_steps():
-    module = Sharp(perturbation=ga_sam(0.1))
-    module.walk_schedule = HALVES
-    fit(module, batches(8))
-    assert strengths(module) == pytest.approx([0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1])
-    module = Sharp(perturbation=ga_sam(0.1))
-    module.walk_schedule = lambda step: step / 10
-    fit(module, batches(8), accumulate_grad_batches=2)
-    assert strengths(module) == [0, 0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
-
-
-@pytest.mark.parametrize("risk", ["mean", "final"])
-def test_lightning_walks_on_every_second_step_as_a_plain_loop_does(risk):
-    walk, schedule = replace(ga_sam(0.1), risk=risk), Schedule(every=2, weight=3.0)
-    module, plain = Sharp(perturbation=walk), network()
-    module.walk_schedule = schedule
-    fit(module, batches(8), accumulate_grad_batches=2)
-    plain_loop(plain, batches(8), walk, accumulate=2, schedule=schedule)
-    assert [len(trace.losses) for trace in module.traces] == [2, 2, 1, 1, 2, 2, 1, 1]
-    assert error(weights(module), weights(plain)) < EXACT
-
-
-def resumable():
-    module = Sharp(model=network(), perturbation=ga_sam(budget=0.1, cap=0.05))
-    module.walk_schedule = Schedule(progress=0.01, warmup=5)
-    return module
-
-
-def test_lightning_resumes_the_schedule(tmp_path):
-    """13 steps an epoch, so the checkpoint falls into a block of 10."""
-    data, options = batches(13), {**QUIET, "default_root_dir": tmp_path}
-    whole, first, resumed = resumable(), resumable(), resumable()
-    lightning.Trainer(**options | {"max_epochs": 3}).fit(whole, loader(data))
-    trainer = lightning.Trainer(**options)
-    trainer.fit(first, loader(data))
-    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    lightning.Trainer(**options | {"max_epochs": 3}).fit(resumed, loader(data), ckpt_path=tmp_path / "stopped.ckpt")
-    assert strengths(whole)[-1] > 0
-    assert strengths(resumed) == strengths(whole)[13:]
-    assert same_bits(resumed.parameters(), whole.parameters())
-
-
-def test_mixin_after_the_frameworks_class_and_two_walks_at_once_are_refused():
-    with pytest.raises(TypeError, match=r"Wrong has SharpnessAwareModule after LightningModule .* class Wrong\("):
-        type("Wrong", (Plain, SharpnessAwareModule), {})
-
-    class Twice(Sharp):
-        def configure_optimizers(self):
-            return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
-
-    with pytest.raises(RuntimeError, match="SharpnessAwareModule and SharpnessAware are both used"):
-        fit(Twice(perturbation=ga_sam(0.1)), batches(2))

@@ -121,13 +121,13 @@ def words_of(batch, shift=1):
 
 def plain_loop(
     model, rows, loss, perturbation=GA_SAM, *, accumulate=1, clip=1.0, count=None, autocast=nullcontext, around=None,
-    base=torch.optim.AdamW,
+    base=torch.optim.AdamW, schedule=None,
 ):  # fmt: skip
     """Five steps without the Trainer: micro-batches of four, weighted by their words where `count` is given."""
     batches = [stacked(rows[i : i + 4]) for i in range(0, 20 * accumulate, 4)]
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = base(trained, lr=0.02, weight_decay=0.0)
-    sharp = SharpBackward(model.parameters(), perturbation, **{"around": around} if around else {})
+    sharp = SharpBackward(model.parameters(), perturbation, around=around, schedule=schedule, accumulation=accumulate)
     traces = []
 
     def function():
