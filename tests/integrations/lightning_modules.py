@@ -19,8 +19,8 @@ PERTURBATIONS = {
     "asam": asam(0.1),
     "budget": ga_sam(budget=0.1, cap=0.05),
 }
-# Each walk, number of micro-batches, and clipping or none.
-CASES = [("ga_sam", 1, None), ("sam", 3, 0.25), ("asam", 2, 0.25), ("budget", 3, None)]
+# Each walk, number of micro-batches, clipping or none, and walks on every step or on some.
+CASES = [("ga_sam", 1, None, None), ("sam", 3, 0.25, 2), ("asam", 2, 0.25, None), ("budget", 3, None, 3)]
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,

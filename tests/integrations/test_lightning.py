@@ -2,12 +2,13 @@
 
 import lightning
 import pytest
+import pytorch_lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning_modules import QUIET, Plain, Sharp, batches, fit, plain_loop, weights
+from lightning_modules import CASES, PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -16,23 +17,60 @@ from torchmetrics.classification import MulticlassAccuracy
 from two_processes import run_two
 
 from gasam import (
+    Schedule,
     SharpBackward,
     SharpnessAware,
+    friendly_sam,
     frozen_batchnorm,
     ga_sam,
+    look_sam,
+    recommended,
     sam,
     same_noise,
     together,
 )
-from gasam.integrations.lightning import lightning_closure
+from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
 from problems import batch, network
-from tolerances import EXACT, error, flat, same_bits
+from tolerances import EXACT, SINGLE, error, flat, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),  # five batches
     pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning calls what torch 2.13 deprecates
 ]
+
+
+@pytest.mark.parametrize(("name", "accumulate", "clip", "every"), CASES)
+def test_five_steps_equal_a_plain_loop(name, accumulate, clip, every):
+    data, expected = batches(5 * accumulate), network()
+    module, schedule = Sharp(perturbation=PERTURBATIONS[name]), Schedule(every=every, weight=3.0) if every else None
+    module.walk_schedule = schedule
+    fit(module, data, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
+    plain_loop(expected, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip, schedule=schedule)
+    assert error(weights(module), weights(expected)) < EXACT
+    passes = [len(trace.losses) for trace in module.traces]
+    assert passes[:accumulate] == [1 + PERTURBATIONS[name].steps] * accumulate
+    assert passes[accumulate : 2 * accumulate] == [1 if every else passes[0]] * accumulate
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("overflow", [False, True])
+def test_mixed_precision_equals_a_plain_loop(dtype, overflow):
+    """With float16 also a loss scaler, which skips a step that overflows."""
+    data, expected = batches(10, torch.float32), network(torch.float32)
+    if overflow:  # the second micro-batch of step 3: beyond the largest float16
+        data[5] = (data[5][0] * 1e6, data[5][1])
+    module, scalers = Sharp(network(torch.float32), ga_sam(0.1)), [None, None]
+    if dtype == torch.float16:
+        scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2)]
+    plugin = MixedPrecision("16-mixed" if scalers[0] else "bf16-mixed", "cpu", scalers[0])
+    fit(module, data, plugins=plugin, accumulate_grad_batches=2, gradient_clip_val=0.5)
+    autocast = lambda: torch.autocast("cpu", dtype)  # noqa: E731
+    plain_loop(expected, data, ga_sam(0.1), accumulate=2, clip=0.5, scaler=scalers[1], autocast=autocast)
+    assert error(weights(module), weights(expected)) < SINGLE
+    assert weights(module).isfinite().all()
+    if scalers[0]:
+        assert [scaler.get_scale() for scaler in scalers] == [2.0**9 if overflow else 2.0**10] * 2
 
 
 @pytest.mark.parametrize("off", ["epsilon", "enabled"])
@@ -44,6 +82,32 @@ def test_off_is_plain_lightning_bit_for_bit(off):
     assert same_bits(module.model.parameters(), plain.model.parameters())
     assert module.calls == plain.calls == 6
     assert module.outputs == plain.outputs
+
+
+@pytest.mark.parametrize("perturbation", [ga_sam(0.1, steps=2), friendly_sam(0.1), look_sam(0.1)], ids=str)
+def test_resumed_run_equals_one_never_stopped(perturbation, tmp_path):
+    """13 steps an epoch, so the checkpoint falls into a block of the schedule's losses."""
+
+    class Reseeded(lightning.Callback):
+        """Lightning's checkpoints have no state of the generators."""
+
+        def on_train_batch_start(self, trainer, *_):
+            torch.manual_seed(trainer.global_step)
+
+    def trained(epochs, checkpoint=None):
+        torch.manual_seed(0)
+        dropout = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
+        module = Sharp(dropout, perturbation)
+        if perturbation.method is None:
+            module.walk_schedule = Schedule(progress=0.01, warmup=5)
+        return module, fit(module, batches(13), max_epochs=epochs, callbacks=[Reseeded()], ckpt_path=checkpoint)
+
+    whole, _ = trained(3)
+    trained(1)[1].save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed, _ = trained(3, tmp_path / "stopped.ckpt")
+    assert same_bits(resumed.model.parameters(), whole.model.parameters())
+    assert strengths(resumed) == strengths(whole)[13:]
+    assert max(strengths(whole)) > 0
 
 
 def test_contexts_surround_the_trainers_own_pass():
@@ -68,6 +132,32 @@ def test_contexts_surround_the_trainers_own_pass():
     assert error(weights(module), weights(expected)) < EXACT
     assert module.model[1].num_batches_tracked == expected[1].num_batches_tracked == 5
     assert error(module.model[1].running_var, expected[1].running_var) < EXACT
+
+
+class Bare(pytorch_lightning.LightningModule):
+    perturbation = ga_sam(0.1)
+
+    def __init__(self):
+        super().__init__()
+        self.model = network()
+
+    def training_step(self, batch):
+        return cross_entropy(self.model(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_mixin_works_before_a_plain_module_and_under_the_older_name():
+    """Its perturbation may be an attribute of a class behind the mixin."""
+
+    class Older(SharpnessAwareModule, Bare):
+        pass
+
+    data, module, expected = batches(1), Older(), network()
+    pytorch_lightning.Trainer(**QUIET).fit(module, loader(data))
+    plain_loop(expected, data, ga_sam(0.1))
+    assert error(weights(module), weights(expected)) < EXACT
 
 
 def halves(rank):
@@ -132,6 +222,18 @@ def test_clean_loss_is_logged_and_handed_on():
     assert last.sharpness > 0
 
 
+def test_validation_sees_the_weights_at_home():
+    class Validated(Sharp):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", cross_entropy(self.model(batch[0]), batch[1]), batch_size=len(batch[1]))
+
+    module, data = Validated(perturbation=ga_sam(0.1)), batches(4)
+    trainer = fit(module, data, validation=data[:1], val_check_interval=1.0, num_sanity_val_steps=0)
+    expected = cross_entropy(module.model(data[0][0]), data[0][1]).item()
+    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert module.calls == 8
+
+
 def test_metrics_count_the_clean_pass_only():
     class Measured(Sharp):
         def __init__(self, **options):
@@ -179,6 +281,15 @@ class Closure(Plain):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+@pytest.mark.parametrize("name", ["ga_sam", "asam"])
+def test_closure_form_equals_a_plain_loop(name):
+    module, expected = Closure(perturbation=PERTURBATIONS[name]), network()
+    trainer = fit(module, batches(5))
+    losses = plain_loop(expected, batches(5), PERTURBATIONS[name])
+    assert error(weights(module), weights(expected)) < EXACT
+    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
+
+
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 is not possible.*use SharpnessAwareModule"),
     ({"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would clip in every pass.*use SharpnessAwareModule"),
@@ -194,7 +305,7 @@ def test_closure_form_refuses_what_it_cannot_do(options, sentence):
     assert torch.equal(weights(module), before)
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy, Derived])
+@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy, type("Derived", (FSDPStrategy,), {})])
 def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
     """Neither can be set up on a CPU; the module asks what the Trainer has before it does anything."""
     module, trainer = Sharp(perturbation=ga_sam(0.1)), lightning.Trainer(**QUIET)
@@ -206,6 +317,58 @@ def test_strategies_that_cut_weights_anyhow_are_refused_by_name(strategy):
     assert module.calls == 0
 
 
+class Finetuned(Sharp):
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
+def walking(parameters):
+    """A module whose walk has these parameters of it."""
+
+    class Walking(Finetuned):
+        def configure_sharp_backward(self):
+            return SharpBackward(parameters(self), self.perturbation)
+
+    return Walking(perturbation=sam(0.1))
+
+
+class Backing(Sharp):
+    def configure_sharp_backward(self):
+        return SharpBackward(self.parameters(), self.perturbation, backward=lambda loss: loss.backward())
+
+
+class Manual(Sharp):
+    automatic_optimization = False
+
+
+class Twice(Sharp):
+    def configure_optimizers(self):
+        return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
+
+
+MISTAKES = [
+    (lambda: Sharp(perturbation=0.05), "perturbation must be a Perturbation"),
+    (lambda: walking(lambda module: module.model[0].parameters()), r"parameter 'model.2.weight' is trained, but"),
+    (lambda: Backing(perturbation=ga_sam(0.1)), "must not give SharpBackward a backward"),
+    (lambda: Manual(perturbation=ga_sam(0.1)), r"SharpBackward\(self, backward=self.manual_backward"),
+    (lambda: Twice(perturbation=ga_sam(0.1)), "SharpnessAwareModule and SharpnessAware are both used"),
+    (
+        lambda: type("Iterating", (SharpnessAwareModule,), {"training_step": lambda self, dataloader_iter: None}),
+        "can't be run again on the same batch",
+    ),
+    (
+        lambda: type("Wrong", (Plain, SharpnessAwareModule), {}),
+        r"Wrong has SharpnessAwareModule after .*class Wrong\(",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES)
+def test_mistakes_are_named(make, words):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
+        fit(make(), batches(1))
+
+
 class Unfreezing(BaseFinetuning):
     def freeze_before_training(self, module):
         self.freeze(module.model[0])
@@ -213,11 +376,6 @@ class Unfreezing(BaseFinetuning):
     def finetune_function(self, module, epoch, optimizer):
         if epoch == 1:
             self.unfreeze_and_add_param_group(module.model[0], optimizer, lr=0.1)
-
-
-class Finetuned(Sharp):
-    def configure_optimizers(self):
-        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
 
 def test_layers_may_be_unfrozen_where_the_walk_knows_them():
@@ -233,3 +391,35 @@ def test_layers_may_be_unfrozen_where_the_walk_knows_them():
             optimizer.step()
             optimizer.zero_grad()
     assert error(weights(module), weights(expected)) < EXACT
+
+
+def test_layers_that_the_walk_does_not_know_are_not_trained_later():
+    module = walking(lambda module: [p for p in module.parameters() if p.requires_grad])
+    with pytest.raises(RuntimeError, match=r"parameter 'model.0.weight' is trained, but.*including frozen ones"):
+        fit(module, batches(3), max_epochs=2, callbacks=[Unfreezing()])
+    assert module.calls == 6
+
+    class Growing(Sharp):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                self.model.append(torch.nn.Linear(3, 3).double())
+                self.trainer.optimizers[0].add_param_group({"params": self.model[3].parameters()})
+
+    with pytest.raises(RuntimeError, match=r"parameter 'model.3.weight' is trained, but.*and add no module later"):
+        fit(Growing(perturbation=sam(0.1)), batches(3), max_epochs=2)
+
+
+def strengths(module):
+    return [trace.strength for trace in module.traces]
+
+
+def test_lightning_uses_the_recommended_walk_and_knows_the_number_of_steps():
+    module = Sharp()
+    fit(module, batches(3))
+    assert module.sharp.perturbation == recommended()[0]
+    assert str(recommended()[1]) in repr(module.sharp)
+    assert strengths(module) == [0.0] * 3
+    module = Sharp(perturbation=ga_sam(0.1))
+    module.walk_schedule = Schedule(start=0.25, warmup=0.5)
+    fit(module, batches(16), accumulate_grad_batches=2)
+    assert strengths(module) == pytest.approx([s for s in (0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1) for _ in range(2)])
