@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,11 @@ BETWEEN = "between walks: one plain pass"
 NOT_FINITE = "not finite: a loss, gradient or scale was NaN or infinite"
 NO_GRADIENT = "did not move: the gradient or the scale is zero"
 AT_ZERO = "did not move: all weights are zero, and the cap or the scale is relative to them"
-UNSEEN = "without effect: the weights moved, and the loss did not change by one bit"
-UNSEEN_CURE = "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True"
+TOO_SMALL = "too small to matter: the predicted rise is below the rounding of the loss"
+UNSEEN = (
+    "without effect: the weights moved, and the loss did not change by one bit: if the model reads its weights by "
+    "another name, such as a view of a flat buffer, give in_place=True"
+)
 SAMPLED = 20
 """The first walks are measured in full, and then one in as many. A warning judges as many measured walks together."""
 MANY_TIMES = 10.0
@@ -67,14 +70,9 @@ class Measured:
         ratios = self.ratios.nan_to_num(0.0, posinf=0.0).tolist()
         return max(zip(self.labels, ratios, strict=True), key=lambda each: each[1], default=("no group", 0.0))
 
-    def summary(self) -> dict[str, float]:
-        ratio = self.offsets.square().sum().sqrt() / self.weights.square().sum().sqrt().clamp(min=1e-30)
-        return {
-            "predicted_rise": float(self.predicted_rise),
-            "perturbation_ratio": float(ratio),
-            "largest_ratio": self.largest_ratio()[1],
-            "capped": float(self.capped.double().mean()) if len(self.capped) else 0.0,
-        }
+    def too_large(self) -> str:
+        name, ratio = self.largest_ratio()
+        return f"too large: {name} moved by {ratio:.2g} times its norm"
 
     def __str__(self) -> str:
         columns = [self.offsets, self.weights, self.ratios, self.cosines, self.gradient_ratios]
@@ -104,7 +102,7 @@ class Trace:
         step: The number of the optimizer step.
         groups: What was measured; None in other steps.
         sampled: The trace of the last measured walk; None before the first one.
-        window: Numbers of 20 measured walks up to this one; None before that.
+        problem: What the rises of the last 20 measured walks showed; None if nothing.
     """
 
     losses: list[Tensor]
@@ -116,7 +114,7 @@ class Trace:
     step: int = 0
     groups: Measured | None = None
     sampled: Trace | None = None
-    window: Tensor | None = None
+    problem: str | None = None
 
     @cached_property
     def norms(self) -> list[Tensor]:
@@ -135,9 +133,9 @@ class Trace:
         return self.losses[-1] - self.losses[0]
 
     @property
-    def rise(self) -> Tensor | None:
-        """The measured rise of the mean loss; None if the unit of the losses is not known."""
-        return None if self.loss_scale is None else self.sharpness / self.loss_scale
+    def rise(self) -> Tensor:
+        """The measured rise of the mean loss; NaN if the unit of the losses is not known."""
+        return self.sharpness / (math.nan if self.loss_scale is None else self.loss_scale)
 
     @property
     def predicted_rise(self) -> Tensor | None:
@@ -158,14 +156,6 @@ class Trace:
         """Whether the schedule's `every` skipped the walk of this step."""
         return self.plain == BETWEEN
 
-    @property
-    def too_small(self) -> Tensor:
-        """Whether the predicted rise is smaller than the rounding error of the loss."""
-        if self.predicted_rise is None or self.loss_scale is None:
-            return torch.tensor(False)
-        rounding = (self.losses[0] / self.loss_scale).abs() * torch.finfo(self.losses[0].dtype).eps
-        return self.climbed & (self.predicted_rise.to(rounding) < rounding)
-
     def verdict(self) -> str:
         """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
         if self.plain is not None:
@@ -175,17 +165,13 @@ class Trace:
         if not self.climbed:
             return AT_ZERO if self.groups is not None and self.groups.at_zero else NO_GRADIENT
         if self.groups is None:
-            return (
-                "fine" if self.sampled is None else f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
-            )
+            last = self.sampled
+            return "fine" if last is None else f"{last.verdict()} (measured in step {last.step})"
         if self.groups.too_far:
-            name, ratio = self.groups.largest_ratio()
-            return f"too large: {name} moved by {ratio:.2g} times its norm"
-        if self.window is not None and self.rise is not None and (problem := _problem_of_rises(_read(self.window))):
-            return problem
-        if self.too_small:
-            return f"too small to matter: the predicted rise {_text(self.predicted_rise)} is below the loss's rounding"
-        return f"{UNSEEN}: {UNSEEN_CURE}" if self.losses[-1] == self.losses[0] else "fine"
+            return self.groups.too_large()
+        if self.problem is None and _is_too_small(self, self.groups):
+            return TOO_SMALL
+        return self.problem or (UNSEEN if self.losses[-1] == self.losses[0] else "fine")
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
@@ -193,70 +179,70 @@ class Trace:
         `loss` and `sharpness` are in units of the loss function; `rise` and `predicted_rise` are in units of the mean
         loss. A plain pass has its own numbers, with zeros because it does not move. What is not known is NaN.
         """
-        if self.plain is None and self.groups is None and self.sampled is not None:
+        groups = self.groups
+        if self.plain is None and groups is None and self.sampled is not None:
             return self.sampled.metrics()
-        names = "predicted_rise", "perturbation_ratio", "largest_ratio", "capped"
-        unknown = dict.fromkeys(names, math.nan if self.plain is None else 0.0)
-        return {
+        found = {
             "step": float(self.step),
             "loss": float(self.losses[0]),
             "sharpness": float(self.sharpness),
-            "rise": math.nan if self.rise is None else float(self.rise),
+            "rise": float(self.rise),
             "perturbation_norm": float(self.norms[-1]),
             "strength": self.strength,
-        } | (unknown if self.groups is None else self.groups.summary())
+        }
+        if groups is None:
+            names = "predicted_rise", "perturbation_ratio", "largest_ratio", "capped"
+            return found | dict.fromkeys(names, math.nan if self.plain is None else 0.0)
+        return found | {
+            "predicted_rise": float(groups.predicted_rise),
+            "perturbation_ratio": float(groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30)),
+            "largest_ratio": groups.largest_ratio()[1],
+            "capped": fmean(groups.capped.double().tolist() or [0.0]),
+        }
 
     def __repr__(self) -> str:
         parts = [self.verdict(), f"losses {', '.join(f'{float(loss):.6g}' for loss in self.losses)}"]
         if len(self.losses) > 1:
-            norms = ", ".join(f"{float(norm):.4g}" for norm in self.norms)
-            parts += [f"rise {_text(self.rise)}, predicted {_text(self.predicted_rise)}", f"|a| {norms}"]
+            predicted = "" if self.groups is None else f", predicted {float(self.groups.predicted_rise):.4g}"
+            parts.append(f"rise {float(self.rise):.4g}{predicted}")
+            parts.append(f"|a| {', '.join(f'{float(norm):.4g}' for norm in self.norms)}")
         if self.groups is not None:
-            summary, (name, ratio) = self.groups.summary(), self.groups.largest_ratio()
-            parts.append(f"|a|/|w| {summary['perturbation_ratio']:.2g}, largest {ratio:.2g} in {name}")
-            parts.append(f"{summary['capped']:.0%} of the groups capped")
+            metrics, (name, ratio) = self.metrics(), self.groups.largest_ratio()
+            parts.append(f"|a|/|w| {metrics['perturbation_ratio']:.2g}, largest {ratio:.2g} in {name}")
+            parts.append(f"{metrics['capped']:.0%} of the groups capped")
         if self.strength != 1:
             parts.append(f"strength {self.strength:.2g}")
         line = "; ".join(parts)
         return line if self.detail is None else f"{line}\n{self.detail}"
 
 
-class _Walk(NamedTuple):
-    """The numbers of a measured walk from which a run is judged."""
-
-    judged: float  # finite, and not limited by the cap in every group
-    predicted: float
-    rise: float
-    too_far: float
-    too_small: float
-    unseen: float  # moved the weights and changed the loss by not one bit
+def _is_too_small(trace: Trace, groups: Measured) -> Tensor:
+    """Whether the predicted rise is smaller than the rounding of the mean loss."""
+    loss = trace.losses[0] / (math.nan if trace.loss_scale is None else trace.loss_scale)
+    rounding = loss.abs() * torch.finfo(loss.dtype).eps
+    return trace.climbed & (groups.predicted_rise.to(rounding) < rounding)
 
 
 def _numbers_of(trace: Trace, groups: Measured) -> Tensor:
-    """The numbers of one walk in the order of `_Walk`."""
-    climbed, predicted = trace.climbed, groups.predicted_rise
-    judged = climbed & ~groups.capped.all() if len(groups.capped) else torch.zeros_like(climbed)
-    rise = predicted if trace.rise is None else trace.rise
-    unseen = climbed & ~trace.too_small & (trace.sharpness == 0)
-    numbers = judged, predicted, rise, climbed & groups.too_far, trace.too_small, unseen
-    return torch.stack([number.to(predicted) for number in numbers]).nan_to_num(0.0, 0.0, 0.0)
+    """What a run is judged by: a row of a window. Walks that the cap limits in all groups are not `judged`."""
+    climbed, too_small = trace.climbed, _is_too_small(trace, groups)
+    judged = climbed & ~groups.capped.all() & (len(groups.capped) > 0)
+    unseen = climbed & ~too_small & (trace.sharpness == 0)
+    of_rise = judged, groups.predicted_rise, trace.rise
+    numbers = *of_rise, trace.not_finite, climbed & groups.too_far, too_small, unseen
+    return torch.stack([number.to(groups.predicted_rise) for number in numbers]).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _read(window: Tensor) -> list[_Walk]:
-    return [_Walk(*row) for row in window.tolist()]
-
-
-def _problem_of_rises(walks: list[_Walk]) -> str | None:
+def _problem_of_rises(window: Tensor) -> str | None:
     """A message if the loss rises far more than predicted, and more than the noise of dropout masks explains.
 
     Walks that the cap limits in all groups are not judged: the cap determines their size, and close to a minimum the
     first-order prediction vanishes.
     """
-    if not all(walk.judged for walk in walks):
-        return None
-    rises = [walk.rise for walk in walks]
-    mean, predicted = fmean(rises), fmean(walk.predicted for walk in walks)
-    if mean <= MANY_TIMES * max(predicted, 0.0) or mean <= 4 * pstdev(rises) / math.sqrt(len(rises)):
+    judged, predictions, rises, *_ = window.T.tolist()
+    mean, predicted = fmean(rises), fmean(predictions)
+    is_noise = mean <= 4 * pstdev(rises) / math.sqrt(len(rises))
+    if not all(judged) or is_noise or mean <= MANY_TIMES * max(predicted, 0.0):
         return None
     return f"too large: the loss rises by {mean:.2g} on average, but {predicted:.2g} was predicted"
 
@@ -265,25 +251,19 @@ class Watch:
     """Collects the measured walks of a run in windows of 20, and warns once if they are too large, too small or odd.
 
     At the end of a window its numbers are copied from the accelerator asynchronously, and read when they have arrived.
-    Whether walks are finite is counted for all of them, in `walks` and `not_finite`.
     """
 
     def __init__(self) -> None:
         self.walks = 0
-        self.not_finite: Any = 0  # walks since the last window, on the device
         self.last: Trace | None = None  # the last measured walk
-        self._window: Tensor | None = None  # the numbers of the last complete window
         self._numbers: list[Tensor] = []
-        self._before = 0  # walks at the end of the last window
-        self._copy: tuple[Tensor, Tensor, int] | None = None  # the window, the walks not finite, and all walks
+        self._window: Tensor | None = None  # the numbers of a complete window, until they are read
         self._arrived: torch.Event | None = None
+        self._problem: str | None = None
         self._warned = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> Any:  # copies and pickles begin anew
+        return Watch, ()
 
     @property
     def measures_next(self) -> bool:
@@ -294,52 +274,34 @@ class Watch:
     def add(self, trace: Trace) -> None:
         """Count a walk, and judge it if it was measured."""
         self.walks += 1
-        self.not_finite += ~trace.finite if isinstance(trace.finite, Tensor) else not trace.finite
         if trace.groups is None:
             trace.sampled = self.last
             return
         self._numbers.append(_numbers_of(trace, trace.groups))
         if len(self._numbers) == SAMPLED:
-            self._end_window()
-        self.last, trace.window = trace, self._window
-        if self._copy is not None and (self._arrived is None or self._arrived.query()):
-            window, not_finite, walks = self._copy
-            self._copy = self._arrived = None
-            self._warn(_read(window), int(not_finite), walks, trace.groups)
+            numbers, self._numbers = torch.stack(self._numbers), []
+            self._window = numbers.to("cpu", non_blocking=True)
+            if numbers.device.type != "cpu":
+                self._arrived = torch.Event(numbers.device)
+                self._arrived.record()
+        if self._window is not None and (self._arrived is None or self._arrived.query()):
+            self._judge(self._window, trace.groups)
+            self._window = self._arrived = None
+        self.last, trace.problem = trace, self._problem
 
-    def _end_window(self) -> None:
-        self._window, self._numbers = torch.stack(self._numbers), []
-        not_finite = torch.as_tensor(self.not_finite)
-        here = [tensor.to("cpu", non_blocking=True) for tensor in (self._window, not_finite)]
-        if self._window.device.type != "cpu":
-            self._arrived = torch.Event(self._window.device)
-            self._arrived.record()
-        self._copy = here[0], here[1], self.walks - self._before
-        self._before, self.not_finite = self.walks, 0
-
-    def _warn(self, window: list[_Walk], not_finite: int, walks: int, groups: Measured) -> None:
-        if self._warned:
-            return
-        problem, far = _problem_of_rises(window), sum(walk.too_far for walk in window)
+    def _judge(self, window: Tensor, groups: Measured) -> None:
+        not_finite, too_far, too_small, unseen = map(int, window.sum(0).tolist()[3:])
+        problem = self._problem = _problem_of_rises(window)
         cure = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
-        if far >= SAMPLED / 4:
-            name, ratio = groups.largest_ratio()
-            problem = (
-                f"too large: in {far:.0f} of the last {SAMPLED} walks a group moved by more than its norm, and in the "
-                f"last one {name} moved by {ratio:.2g} times its norm"
-            )
-        elif 2 * not_finite > walks:
-            problem = f"not finite: {not_finite} of the last {walks} walks had a NaN or an infinity"
+        if too_far >= SAMPLED / 4:
+            problem = f"{groups.too_large()}, and a group moved too far in {too_far} of the last {SAMPLED} walks"
+        elif not_finite > SAMPLED / 2:
+            problem = f"{NOT_FINITE} in {not_finite} of the last {SAMPLED} walks"
             cure = 'check plain training first, or give on_overflow="clean", which then uses the clean gradient'
-        elif all(walk.too_small for walk in window):
-            problem = "too small to matter: the predicted rise is below the rounding of the loss"
-            cure = "give a larger budget or epsilon"
-        elif all(walk.unseen for walk in window):
-            problem, cure = UNSEEN, UNSEEN_CURE
-        if problem is not None:
+        elif too_small == SAMPLED:
+            problem, cure = TOO_SMALL, "give a larger budget or epsilon"
+        elif unseen == SAMPLED:
+            problem, _, cure = UNSEEN.rpartition(": ")
+        if problem is not None and not self._warned:
             self._warned = True
-            warnings.warn(f"the walk is {problem}: {cure}", UserWarning, stacklevel=4)
-
-
-def _text(value: Tensor | None) -> str:
-    return "unknown" if value is None else f"{float(value):.4g}"
+            warnings.warn(f"the walk is {problem}: {cure}", UserWarning, stacklevel=5)
