@@ -133,17 +133,15 @@ def _check_modules(moving: list[Entry]) -> None:
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
-    """Raise if the walk needs names that are missing or, for modules, not unique."""
-    by_module = perturbation.granularity == "module"
-    if not by_module and getattr(perturbation.scale, "only_named", None) is None:
+    """Raise if the walk needs the names of modules, and they are missing or not unique."""
+    if perturbation.granularity != "module":
         return
     if names is None:
-        who = "granularity 'module'" if by_module else "a scale with only_named"
         raise ValueError(
-            f"{who} needs the parameters' names: give model.named_parameters() instead of model.parameters(), to the "
-            "base optimizer if you use SharpnessAware"
+            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
+            "model.parameters(), to the base optimizer if you use SharpnessAware"
         )
-    if by_module and len(set(names)) < len(names):
+    if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
             f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: give "

@@ -78,6 +78,7 @@ class Perturbation:
                 "sam(0.05), for example, or ga_sam(budget=0.1, cap=0.01) with a budget in units of the loss"
             )
         check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
+        check_at_least_zero("floor", self.floor)
         for name, value in (("cap", self.cap), ("step_size", self.step_size)):
             if value is not None and not (_is_finite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite number > 0, or None, got {value!r}")
@@ -85,15 +86,9 @@ class Perturbation:
             raise ValueError(f"norm must be a number > 1 or math.inf, got {self.norm!r}")
         if not is_whole(self.steps, at_least=1):
             raise ValueError(f"steps must be a whole number >= 1, got {self.steps!r}")
-        check_at_least_zero("floor", self.floor)
         if not callable(self.scale):
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")
         _check_choice("granularity", self.granularity, GRANULARITIES)
-        self._check_functions()
-        if self.granularity in ("module", "model") and getattr(self.scale, "only_named", None) is not None:
-            raise ValueError(f"only_named needs groups of one tensor, got granularity {self.granularity!r}")
-
-    def _check_functions(self) -> None:
         _check_choice("risk", self.risk, get_args(Risk))
         if self.perturb is not None and not callable(self.perturb):
             raise TypeError(f"perturb must be a function or None, got {self.perturb!r}")
@@ -136,7 +131,6 @@ def asam(
     eta: float = 0.0,
     *,
     unit_vectors: bool = False,
-    only_named: str | None = None,
     **size: Unpack[Size],
 ) -> Perturbation:
     """Adaptive SAM: T = |w| + eta for each weight.
@@ -145,14 +139,11 @@ def asam(
         epsilon: As in `Perturbation`.
         norm: As in `Perturbation`.
         eta: Added to |w|, so that weights of zero can move. It is not the step size. ASAM's authors use 0.01.
-        unit_vectors: Use T = 1 for biases and all other vectors.
-        only_named: Use T = 1 for parameters whose name does not contain this text. The code of ASAM's authors uses
-            "weight". Needs the parameters' names. None means that all parameters are scaled.
+        unit_vectors: Use T = 1 for biases and all other vectors. The code of ASAM's authors does so for biases.
         **size: `budget` and `cap`, as in `Perturbation`.
     """
     check_at_least_zero("eta", eta)
-    plain = not eta and not unit_vectors and only_named is None
-    scale = "weight" if plain else Weight(constant=eta, unit_vectors=unit_vectors, only_named=only_named)
+    scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"
     return _with_size(size, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
 
 
@@ -177,12 +168,11 @@ def ga_sam(epsilon: float | None = None, norm: float = math.inf, steps: int = 1,
 
 
 def recommended() -> tuple[Perturbation, Schedule]:
-    """The default settings, which SharpBackward and SharpnessAware use if you give no perturbation.
+    """The default settings: GA-SAM with a loss budget and a cap, at full strength once the loss has fallen.
 
-    They are GA-SAM with a loss budget of 0.1, a cap of 1 percent, and full strength once the loss has fallen by 20
-    percent. `benchmarks/first_use choose` compares them with other candidates on validation data, and the guide has the
-    results on test data. No candidate was clearly better. With norm 2, classifiers gained and language models lost. A
-    cap of 0.02 or a budget of 0.3 made no clear difference.
+    SharpBackward and SharpnessAware use them if you give no perturbation. The guide compares them with other candidates
+    on held-out data. No candidate was clearly better. With norm 2, classifiers gained and language models lost. A cap
+    of 0.02 or a budget of 0.3 made no clear difference.
     """
     return ga_sam(budget=0.1, cap=0.01), Schedule(progress=0.2)
 
@@ -192,18 +182,15 @@ def or_recommended(
 ) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
     """The user's choice, or the recommended perturbation; its usual schedule, unless the user gave one."""
     if perturbation is None:
-        perturbation, usual = recommended()
-        return perturbation, usual if schedule is None else schedule
+        default, usual = recommended()
+        return default, schedule or usual
     method = getattr(perturbation, "method", None)
-    return perturbation, method.usual_schedule if method is not None and schedule is None else schedule
+    return perturbation, schedule or (method.usual_schedule if method else None)
 
 
 def _with_size(size: Mapping[str, Any], **options: Any) -> Perturbation:
-    for name, value in size.items():
-        if name == "rho":
-            raise TypeError(f"rho is called epsilon here: write sam(epsilon={value!r})")
-        if name not in Size.__annotations__:
-            raise TypeError(f"this preset has no option {name!r}: give it to Perturbation, or use dataclasses.replace")
+    if "rho" in size:
+        raise TypeError(f"rho is called epsilon here: write sam(epsilon={size['rho']!r})")
     return Perturbation(**size, **options)
 
 

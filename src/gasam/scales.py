@@ -18,27 +18,23 @@ class Group:
     """The input of a scale: properties of all groups at once, as tensors with an entry for each group.
 
     A scale is a function of a `Group` that returns T. With granularity "element" each weight is a group, and the scale
-    is called for a few tensors at a time. The norms `gradient` and `weight` are computed only when a scale reads them.
+    is called for a few tensors at a time. `gradient`, `weight` and `dimensions` are computed when a scale reads them.
 
     Args:
         size: n_i, the number of weights of each group. With granularity "element" a single 1.
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
-        names: The names of the groups' tensors or modules.
-        dimensions_of_names: The number of dimensions of each name's tensor.
         measure_gradient: Computes `gradient`.
         measure_weight: Computes `weight`.
-        name_of_row: The position in `names` of each row of weights; None if each name is one group.
+        count_dimensions: Computes `dimensions`.
     """
 
     size: Tensor
     total: int
     floor: float
-    names: Sequence[str]
-    dimensions_of_names: Sequence[int]
     measure_gradient: Callable[[], Tensor]
     measure_weight: Callable[[], Tensor]
-    name_of_row: Tensor | None = None
+    count_dimensions: Callable[[], Tensor]
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -53,12 +49,7 @@ class Group:
     @property
     def dimensions(self) -> Tensor:
         """The number of dimensions of the group's tensor (1 for a bias, 2 for a matrix), or the largest of several."""
-        return self.for_each(self.dimensions_of_names)
-
-    def for_each(self, values: Sequence[float]) -> Tensor:
-        """Convert one value per name into a tensor with one value per group, or per row of them."""
-        tensor = torch.tensor(values, device=self.size.device)
-        return tensor if self.name_of_row is None else tensor[self.name_of_row].unsqueeze(1)
+        return self.count_dimensions()
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -100,27 +91,17 @@ def weight_rms(group: Group) -> Tensor:
 class Weight:
     """T = |w_i| + constant (ASAM). Degree 0 in the gradient.
 
-    The GA-SAM paper uses |w| for every weight. The code of ASAM's authors does so only for parameters whose name
-    contains "weight".
-
     Args:
         constant: Added to |w_i|, so that weights of zero can move.
         unit_vectors: Use T = 1 for biases and all other vectors, such as the weights of LayerNorm.
-        only_named: Use T = 1 for parameters whose name does not contain this text, for example "weight". None means
-            that all parameters are scaled.
     """
 
     constant: float = 0.0
     unit_vectors: bool = False
-    only_named: str | None = None
 
     def __call__(self, group: Group) -> Tensor:
         scale = group.weight + self.constant if self.constant else group.weight
-        if self.unit_vectors:
-            scale = torch.where(group.dimensions < 2, 1.0, scale)
-        if self.only_named is not None:
-            scale = torch.where(group.for_each([self.only_named in name for name in group.names]).bool(), scale, 1.0)
-        return scale
+        return torch.where(group.dimensions < 2, 1.0, scale) if self.unit_vectors else scale
 
 
 SCALES: dict[str, Scale] = {
@@ -131,8 +112,6 @@ SCALES: dict[str, Scale] = {
     "weight_rms": weight_rms,
     "weight": Weight(),
 }
-
-
 WITHOUT_WEIGHTS: tuple[Scale, ...] = (one, gradient_strength, inverse_gradient)
 """Scales that do not read |w_i|, so that it need not be measured."""
 
@@ -141,22 +120,19 @@ def scale_of_groups(
     scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
     """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
-    sizes, names, dimensions = groups.sizes, groups.names, groups.dimensions
-    if by_model := groups.granularity == "model":
-        sizes, names, dimensions = sizes.sum(0, keepdim=True), ["(model)"], [max(dimensions, default=0)]
+    by_model, dimensions = groups.granularity == "model", groups.dimensions
 
-    def norm(squares: Tensor | None) -> Tensor:
-        assert squares is not None
-        return (squares.sum(0, keepdim=True) if by_model else squares).sqrt()
+    def of_groups(values: Tensor | None) -> Tensor:
+        assert values is not None
+        return values.sum(0, keepdim=True) if by_model else values
 
     group = Group(
-        size=sizes,
+        size=of_groups(groups.sizes),
         total=groups.total,
         floor=floor,
-        names=names,
-        dimensions_of_names=dimensions,
-        measure_gradient=lambda: norm(gradient_squares),
-        measure_weight=lambda: norm(weight_squares),
+        measure_gradient=lambda: of_groups(gradient_squares).sqrt(),
+        measure_weight=lambda: of_groups(weight_squares).sqrt(),
+        count_dimensions=lambda: gradient_squares.new_tensor([max(dimensions, default=0)] if by_model else dimensions),
     )
     found = scale(group)
     found = found.sum() if by_model else found.expand_as(groups.sizes)
@@ -167,19 +143,22 @@ def scale_of_weights(
     scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
 ) -> Tensor:
     """T of each weight of a piece, from `factor` times the gradient of the mean loss; zero where there is no weight."""
+
+    def by_row(values: Sequence[float]) -> Tensor:
+        tensor = gradient.new_tensor([values[member] for member in piece.members])
+        return tensor if piece.member_of_row is None else tensor[piece.member_of_row].unsqueeze(1)
+
     group = Group(
         size=gradient.new_ones(1),
         total=groups.total,
         floor=floor,
-        names=[groups.names[member] for member in piece.members],
-        dimensions_of_names=[groups.dimensions[member] for member in piece.members],
         measure_gradient=lambda: gradient.abs() / factor,
         measure_weight=lambda: piece.weights().abs(),
-        name_of_row=piece.member_of_row,
+        count_dimensions=lambda: by_row(groups.dimensions),
     )
     found = scale(group)
     if groups.strengths is not None:
-        found = found * group.for_each([float(groups.operands[member].strength) for member in piece.members])
+        found = found * by_row([float(operand.strength) for operand in groups.operands])
     return found if piece.padding is None else found.masked_fill(piece.padding, 0.0)
 
 

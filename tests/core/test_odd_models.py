@@ -1,4 +1,4 @@
-"""Models as they come: unused, frozen, tied, mixed, empty, changing weights, and scales that read names."""
+"""Models as they come: unused, frozen, tied, mixed, empty, changing weights, and vectors in ASAM."""
 
 import dataclasses
 import math
@@ -199,11 +199,9 @@ def test_mixed_types_share_one_walk():
     assert error(torch.stack(sharp.last.losses), torch.stack(expected.last.losses)) < 1e-5
 
 
-class TestScalesThatReadNames:
-    """ASAM's authors have T = |w| + eta where the name contains "weight", and T = 1 elsewhere, or in all vectors."""
-
+class TestUnitVectors:
     @pytest.mark.parametrize("unit_vectors", [False, True])
-    def test_vectors_move_by_their_own_size_or_as_asams_authors_have_it(self, unit_vectors):
+    def test_vectors_move_by_their_own_size_or_all_alike(self, unit_vectors):
         """For norm inf each weight moves by epsilon T."""
         model, (x, y), seen = network(), batch(), []
 
@@ -215,51 +213,3 @@ class TestScalesThatReadNames:
         for home, moved in zip(*seen, strict=True):
             scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
             assert error((moved - home).abs(), 0.1 * scale) < EXACT
-
-    def test_offset_is_theirs(self):
-        model = nn.ModuleDict({"norm": nn.LayerNorm(4), "first": nn.Linear(4, 4)}).double()
-        model.register_parameter("kernel", nn.Parameter(torch.randn(4, 4, dtype=torch.float64)))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn_like(parameter))
-        x, seen = torch.randn(3, 4, dtype=torch.float64), []
-
-        def loss():
-            seen.append([p.detach().clone() for p in model.parameters()])
-            return (model["first"](model["norm"](x)) @ model.kernel).square().mean()
-
-        SharpBackward(model.named_parameters(), asam(0.3, eta=0.01, only_named="weight"))(loss)
-        model.zero_grad()
-        loss().backward()
-        scales = [p.abs() + 0.01 if "weight" in n else torch.ones_like(p) for n, p in model.named_parameters()]
-        scaled = [T * p.grad for T, p in zip(scales, model.parameters(), strict=True)]
-        length = flat(scaled).norm()
-        expected = flat([0.3 * T * h / length for T, h in zip(scales, scaled, strict=True)])
-        assert error(flat(seen[1]) - flat(seen[0]), expected) < EXACT
-
-    def test_names_and_groups_of_one_tensor_are_needed(self):
-        with pytest.raises(ValueError, match="only_named needs the parameters' names"):
-            SharpBackward(network().parameters(), asam(0.1, only_named="weight"))
-        for granularity in ("module", "model"):
-            with pytest.raises(ValueError, match="only_named needs groups of one tensor"):
-                dataclasses.replace(asam(0.1, only_named="weight"), granularity=granularity)
-
-    @pytest.mark.parametrize(("granularity", "rows"), [("filter", 5), ("layer", 1)])
-    def test_a_scale_sees_names_of_groups(self, granularity, rows):
-        seen = []
-
-        def scale(group):
-            seen.extend(group.names)
-            return torch.ones_like(group.size)
-
-        model, (x, y) = network(), batch()
-        walk = Perturbation(epsilon=0.1, scale=scale, granularity=granularity)
-        SharpBackward(model.named_parameters(), walk)(lambda: cross_entropy(model(x), y))
-        assert seen[: rows + 1] == ["0.weight"] * rows + ["0.bias"]
-
-    def test_names_of_no_groups(self):
-        b = nn.Parameter(torch.randn(4))
-        groups = [{"params": [("a.weight", nn.Parameter(torch.randn(4)))]}, {"params": [("b", b)], "perturb": False}]
-        sharp = SharpBackward(groups, Perturbation(epsilon=0.1, scale=asam(0.1, only_named="weight").scale))
-        sharp(lambda: (b**2).sum())
-        assert not sharp.last.climbed
