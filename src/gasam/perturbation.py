@@ -33,14 +33,12 @@ class Size(TypedDict, total=False):
 class Perturbation:
     """A walk of `steps` ascent steps in the ball |T^-1 a|_norm <= epsilon, and the risk that training minimises.
 
-    Give the size of the walk as either `epsilon` or `budget`. All presets take `epsilon` and `norm` in this order, and
-    `budget` and `cap` by name: `sam(0.05)`, `ga_sam(budget=0.1, cap=0.01)`.
+    Give its size as either `epsilon` or `budget`: `sam(0.05)`, `ga_sam(budget=0.1, cap=0.01)`. 0 means plain training.
 
     Args:
-        epsilon: Radius of the ball, in units of T^-1 a. 0 means plain training.
-        budget: First-order rise of the mean loss, in units of the loss. Each training step uses epsilon =
-            budget / |T g_0|_q, where q is the dual of the ball's norm. 0 means plain training. Give a `cap` as well,
-            because epsilon grows as the gradient vanishes.
+        epsilon: Radius of the ball, in units of T^-1 a.
+        budget: First-order rise of the mean loss: each training step uses epsilon = budget / |T g_0|_q, where q is the
+            dual of the ball's norm. Give a `cap` as well, because epsilon grows as the gradient vanishes.
         cap: Largest offset of a group relative to its weights: |a_i|_2 <= cap max(|w_i|_2, 0.01 sqrt(n_i) rms(w)).
             Applies to each group; with granularity "element" or "model" to each tensor. None means no cap.
         norm: p of the ball's norm, > 1 or math.inf.
@@ -52,8 +50,7 @@ class Perturbation:
             method has a fold.
         floor: Smallest root-mean-square gradient that a scale divides by.
         method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
-            T is still computed from the gradient, and a budget is the rise along what the walk climbs. A fold needs
-            memory for K more gradients, and what it keeps.
+            T is still computed from the gradient, and a budget is the rise along what the walk climbs.
         perturb: A function from a module to the strength of its own parameters, as "perturb" in a parameter group: 0
             means that they do not move, 0.5 half of T. Needs the model. None means that all parameters move.
     """
@@ -136,11 +133,11 @@ def asam(
     """Adaptive SAM: T = |w| + eta for each weight.
 
     Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
+        epsilon: As in `Perturbation`, like `norm` and `size`.
+        norm: p of the ball's norm.
         eta: Added to |w|, so that weights of zero can move. It is not the step size. ASAM's authors use 0.01.
         unit_vectors: Use T = 1 for biases and all other vectors. The code of ASAM's authors does so for biases.
-        **size: `budget` and `cap`, as in `Perturbation`.
+        **size: `budget` and `cap`.
     """
     check_at_least_zero("eta", eta)
     scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"
@@ -183,14 +180,16 @@ def or_recommended(
     """The user's choice, or the recommended perturbation; its usual schedule, unless the user gave one."""
     if perturbation is None:
         default, usual = recommended()
-        return default, schedule or usual
+        return default, usual if schedule is None else schedule
     method = getattr(perturbation, "method", None)
-    return perturbation, schedule or (method.usual_schedule if method else None)
+    return perturbation, method.usual_schedule if method and schedule is None else schedule
 
 
 def _with_size(size: Mapping[str, Any], **options: Any) -> Perturbation:
     if "rho" in size:
         raise TypeError(f"rho is called epsilon here: write sam(epsilon={size['rho']!r})")
+    if unknown := size.keys() - Size.__annotations__.keys():
+        raise TypeError(f"a preset has no option {min(unknown)!r}: use dataclasses.replace")
     return Perturbation(**size, **options)
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 10
-"""Optimizer steps between two updates of the smoothed loss."""
+BLOCK = 10  # optimizer steps between two updates of the smoothed loss
 SMOOTHING = 0.6
-PATIENCE = 1000
-"""Steps without progress before the user is warned."""
+PATIENCE = 1000  # steps without progress before the user is warned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +25,11 @@ class Schedule:
     function from the step to a strength.
 
     Args:
-        progress: The strength grows in proportion as the loss falls, and is 1 when the loss has fallen by this share of
-            its initial value: 0.2 for 20 percent. It shrinks again if the loss rises. None means no dependence on the
-            loss.
+        progress: The strength is 1 when the loss has fallen by this share of its initial value, and grows in proportion
+            before: 0.2 for 20 percent. It shrinks if the loss rises. None means no dependence on the loss.
         start: The first step with a walk, as an int, or as a float for a share of training, which needs `total_steps`.
         warmup: The number of steps after `start` over which the strength grows linearly to 1, as an int or a share.
-        every: Walk only on the steps 0, n, 2n, ...; each other step runs one plain pass. With `every=4` and one ascent
-            step, a step costs 1.25 passes on average instead of 2.
+        every: Walk only on the steps 0, n, 2n, ...; each other step runs one plain pass.
         weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk, where `fold` is the usual gradient of the
             walk and g_0 the clean gradient. None means the value of `every`, so that the walk has the same weight over
             time. Give all trained parameters to the walk, because others are not rescaled.
@@ -172,36 +168,33 @@ class Clock:
         return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
     def _end_step(self, state: State) -> State:
+        """Every 10 steps, read the mean loss of the block."""
         if state.calls == 0:
             return state
         state = replace(state, calls=0, steps_in_block=(state.steps_in_block + 1) % BLOCK)
-        return self._end_block(state) if state.steps_in_block == 0 and self._options.progress is not None else state
-
-    def _end_block(self, state: State) -> State:
-        """Read the mean loss of the block."""
+        if state.steps_in_block or self._options.progress is None:
+            return state
         sums = state.losses.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums, group=self.process_group)
         total, number = sums.tolist()
         state = replace(state, losses=torch.zeros_like(sums))
         mean = total / number if number else math.nan
-        if state.initial is None and (mean == 0 or not math.isfinite(mean)):
-            warnings.warn(
-                f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-                f"{mean:g}: from now on the strength depends on `start` and `warmup` only",
-                stacklevel=5,
-            )
-            return replace(state, initial=0.0)
         if state.initial is None:
+            if mean == 0 or not math.isfinite(mean):
+                _warn(
+                    f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} "
+                    f"steps is {mean:g}: from now on the strength depends on `start` and `warmup` only"
+                )
+                return replace(state, initial=0.0)
             return replace(state, initial=mean, smoothed=mean)
         if number:
             state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
         walking = state.step - self._options.first_walk(self.total_steps)
         if PATIENCE <= walking < PATIENCE + BLOCK and self.strength_of_walk(state) == 0:
-            warnings.warn(
+            _warn(
                 f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
-                stacklevel=5,
+                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start"
             )
         return state
 
@@ -210,11 +203,14 @@ class Clock:
         return vars(self.state) | {"losses": self.state.losses.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = vars(self.state).keys()
-        if missing := names - state.keys():
+        if missing := vars(self.state).keys() - state.keys():
             raise KeyError(f"the state of a schedule has no {min(missing)!r}: give a SharpBackward.state_dict()")
         losses = self._placed(torch.tensor(state["losses"], dtype=torch.float64))
-        self.state = State(**{name: state[name] for name in names} | {"losses": losses})
+        self.state = State(**{name: state[name] for name in vars(self.state)} | {"losses": losses})
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=6)
 
 
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:
