@@ -57,8 +57,9 @@ def walk(
         seen = run(0)
         if seen is None:
             return Trace([])
+        kept = Kept() if kept is None else kept  # an empty one is false
         keeps_position = plan.steps > 1 or start is not None
-        ascent = _Ascent(weights, plan, seen, plan.size * strength, kept or Kept(), keeps_position, measured, detailed)
+        ascent = _Ascent(weights, plan, seen, plan.size * strength, kept, keeps_position, measured, detailed)
         for k in range(1, plan.steps + (1 if start is None else 2)):
             if k > 1:
                 ascent.read_gradient(seen)
