@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gasam.lab.families.encoded import VERSION
 from gasam.lab.methods import APPENDIX
-from gasam.lab.paper.studies import relative_cost
 from gasam.lab.record import Record
 from gasam.lab.tasks import find
 from gasam.lab.training import plan
@@ -43,7 +42,7 @@ def record(
         "test": test,
         "gradient_evaluations": int(sum(passes)),
         "updates": STEPS * epochs,
-        "seconds": 1.5 * epochs * relative_cost(made),
+        "seconds": sum(passes) / STEPS,
         "best_epoch": epochs,
         "diverged": test is None,
         "commit": COMMIT,
@@ -65,20 +64,4 @@ def records_of(task, scores, **options):
         record(task, method, test, seed=seed, **options)
         for method, tests in scores.items()
         for seed, test in enumerate(tests, 1)
-    ]
-
-
-def tuned_and_untuned(size="small"):
-    """Records of imdb, seeds 1 to 3: GA-SAM with the recommended and with a tuned walk, SAM tuned, ASAM not tuned."""
-    tuned = {"source": "tuned", "walk": {"budget": 0.02}}
-    return [
-        record("imdb", method, score, size=size, seed=seed, **options)
-        for method, score, options in (
-            ("baseline", 80.0, {}),
-            ("ga-sam", 81.0, {}),
-            ("ga-sam", 90.0, tuned),
-            ("sam", 85.0, tuned),
-            ("asam", 79.0, {}),
-        )
-        for seed in (1, 2, 3)
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from gasam.lab.cli import NEEDED
 from gasam.lab.methods import METHODS
-from gasam.lab.paper import studies
+from gasam.lab.paper import tables
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
@@ -157,7 +157,7 @@ def test_train_on_pairs_of_ones_own(command, tmp_path):
 
 
 def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
-    *plans, missing = studies.load("table1").plans("tiny", ["imdb"], [1], walks="recommended")
+    *plans, missing = tables.load("table1").plans("tiny", ["imdb"], [1], walks="recommended")
     for plan in plans:
         run(plan, tmp_path, cpu=True)
     ended = command(

@@ -12,7 +12,7 @@ from tools import results
 
 from gasam.lab import record as records
 from gasam.lab.errors import InputError
-from gasam.lab.report.comparison import SAME, Comparison, paired, run_list
+from gasam.lab.report.comparison import Comparison, paired, run_list
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 EPOCHS = record("imdb").settings["epochs"]
@@ -121,7 +121,6 @@ def test_only_plain_training_that_differs_in_its_length_alone_costs_as_much():
     assert not shown([*walk, *longer("imdb", moved(0), times=3)])["GA-SAM"][LONG]
     other = [*records_of("imdb", {"ga-sam": moved(1)}), *longer("imdb", moved(0), dropout=0.4)]
     assert not shown(other)["GA-SAM"][LONG]
-    assert shown([*walk, *longer("imdb", BASELINE)])["GA-SAM"][LONG] == SAME
     halve = 2 * record("ptb").settings["halve_after"]
     runs = [
         *records_of("ptb", {"baseline": BASELINE, "ga-sam": moved(-2)}),
@@ -187,11 +186,10 @@ def test_models_that_guess_and_methods_that_never_walked_are_named():
     assert "GA-SAM never walked" in notes
 
 
-def test_step_times_are_shown_also_for_longer_plain_training():
-    runs = [*records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}), *longer("imdb", moved(2))]
-    times = {runs[0].key: 1.0, runs[4].key: 2.1}
-    found = shown(runs, step_times=times)
-    assert [row["step time"] for row in found.values()] == ["1.00x", "1.00x", "2.10x"]
+def test_step_times_are_shown_where_they_were_measured():
+    runs = records_of("imdb", {"baseline": BASELINE, "sam": moved(0), "ga-sam": moved(1)})
+    found = shown(runs, step_times={runs[0].key: 1.0, runs[-1].key: 2.1})
+    assert [row["step time"] for row in found.values()] == ["1.00x", "", "2.10x"]
 
 
 def test_a_record_of_an_unknown_method_is_refused():
@@ -219,11 +217,9 @@ def test_the_list_of_runs_has_texts_for_people_and_values_for_programs():
     assert table.csv().startswith("name,task,size,method,seed,")
 
 
-def test_the_page_of_results_is_what_the_records_give():
-    page = (results.ROOT / results.PAGE).read_text(encoding="utf-8")
-    assert page == results.page(results.ROOT), "run `make results`"
-    assert (results.ROOT / results.README).read_text(encoding="utf-8") == results.readme(results.ROOT)
-    assert len([word for line in page.splitlines() if not line.startswith("|") for word in line.split()]) <= 2000
+def test_the_pages_of_results_are_what_the_records_give():
+    for file, text in results.pages(results.ROOT).items():
+        assert (results.ROOT / file).read_text(encoding="utf-8") == text, "run `make results`"
 
 
 def test_finished_runs_are_added_once_and_without_their_details(tmp_path):

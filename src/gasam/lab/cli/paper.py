@@ -81,18 +81,16 @@ def _table(
     walks: str,
 ) -> None:
     from gasam.lab.cli.sessions import run_many, show
-    from gasam.lab.paper import studies
-    from gasam.lab.paper.results import paper_table
+    from gasam.lab.paper import tables
 
-    study = studies.load(name)
-    tuned = output.out if walks == "tuned" else None
-    source: Walks = "recommended" if walks == "recommended" else "paper"
-    plans = study.plans(size, tasks, seeds, origin=origin, tuned=tuned, walks=source)
+    study = tables.load(name)
+    source: Walks | Path = output.out if walks == "tuned" else "recommended" if walks == "recommended" else "paper"
+    plans = study.plans(size, tasks, seeds, source, origin)
     with place.engine(output.cpu) as engine:
         done = run_many(plans, output.out, engine, output.cpu)
     found = [job.record for job in done if job.record is not None]
     told = "-".join([f"{name}-{size}", *(tasks or ()), walks])
-    table = paper_table(study, found, size, tuned)
+    table = study.beside(found, size, source)
     show(table, found, done, output.out / "tables" / told, output.json)
 
 
@@ -109,7 +107,6 @@ def _figure(
     from gasam.lab.cli.measuring import measured
     from gasam.lab.cli.sessions import failure, run_many
     from gasam.lab.paper.figures import FIGURES
-    from gasam.lab.report.comparison import configuration_labels
 
     study = FIGURES[name]
     folder = output.out / "gradient-norms" if bool(study.norms) else output.out
@@ -130,7 +127,7 @@ def _figure(
 
             files = [folder / f"{job.name}.json" for job in done]
             trained = [job.record for job in done]
-            finding = study.find(size, files, trained, analyse, configuration_labels)
+            finding = study.find(size, files, trained, analyse)
     _show(finding, output.out / "figures" / f"{name}-{size}", output.json)
 
 

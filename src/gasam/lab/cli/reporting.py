@@ -30,18 +30,17 @@ def report(
         raise InputError("give either --csv or --json")
     file = folder / page.PAGE if html is None else html
     with errors.status("writing the report"):
-        sections, runs, faults = page.of_folder(folder)
-        page.write(sections, runs, file)
+        comparisons, runs, faults = page.write_folder(folder, file)
     for fault in faults:
         errors.print(f"not listed: {fault}", style="red", soft_wrap=True)
-    table = run_list(list(runs.values()), f"Runs in {folder}")
+    table = run_list(runs, f"Runs in {folder}")
     if csv:
         sys.stdout.write(table.csv())
     elif json:
-        answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in sections]
+        answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in comparisons]
         print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
     else:
         print_table(table)
-        for each in sections:
+        for each in comparisons:
             console.print(f"{each.title}: {each.answer}", soft_wrap=True)
         console.print(f"saved: {file}", soft_wrap=True)

@@ -114,7 +114,7 @@ def compare(
 
     def report(page: Path) -> None:
         runs = {output.out / f"{record.name}.json": record for record in found}
-        html.write(html.sections(found, times), runs, page)
+        html.write(page, runs, times)
 
     show(tables[0], found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, report)
     if not output.json and name in TASKS and TASKS[name].kind.startswith("twin"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gasam.analysis.robustness import TABLE4
@@ -16,6 +17,7 @@ from gasam.lab.analyses.spectrum import Spectrum
 from gasam.lab.errors import InputError
 from gasam.lab.output import Chart, Table
 from gasam.lab.record import AnalysisRecord, Record
+from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.storage import write_json
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan
@@ -32,7 +34,6 @@ PAPER = {
 }
 """The paper's Table 4: BLEU of baseline and GA-SAM on En-Vi under attack."""
 
-Labels = Callable[[Sequence[AnalysisRecord]], Mapping[str, str]]
 Measure = Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
 
 
@@ -95,9 +96,7 @@ class Figure:
             for method in self.methods
         ]
 
-    def find(
-        self, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure, labels: Labels
-    ) -> FigureResult:
+    def find(self, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure) -> FigureResult:
         """Measure the runs and show the result.
 
         Args:
@@ -105,7 +104,6 @@ class Figure:
             files: The files of their records.
             records: The records.
             measure: Runs an analysis on some of the files.
-            labels: Gives the label of each configuration of analysed runs, by its key.
         """
         if self.norms:
             return self._norms(records)
@@ -118,13 +116,15 @@ class Figure:
             if able:
                 measured.append((analysis, measure(analysis, able)))
         last, shown = measured[-1]
-        tables = [analysis.table(found, labels(found)) for analysis, found in measured]
+        labels = configuration_labels([each for _, found in measured for each in found])
+        tables = [analysis.table(found, labels) for analysis, found in measured]
         data: dict[str, Any] = {"records": [record.as_json(each) for _, found in measured for each in found]}
         if isinstance(last, Attack):
-            tables, data = [*tables, paper_table()], data | {"paper": PAPER}
-        return FigureResult(
-            self.title, data, last.charts(shown, labels(shown)), last.sentence(shown, labels(shown)), tables
-        )
+            rows = [{"corruption": name, "Baseline": ours, "GA-SAM": walk} for name, (ours, walk) in PAPER.items()]
+            note = "Absolute radii are those of the paper's 59 million weights."
+            tables.append(Table("The paper's Table 4: BLEU on en-vi", rows, [note]))
+            data["paper"] = PAPER
+        return FigureResult(self.title, data, last.charts(shown, labels), last.sentence(shown, labels), tables)
 
     def _norms(self, records: Sequence[Record]) -> FigureResult:
         panels: dict[str, dict[str, list[float]]] = {}
@@ -137,11 +137,14 @@ class Figure:
             panels |= {title: layers for title, layers in sides.items() if layers} or {name: layers_of(run, "")}
         clauses = [
             f"{title}: the mean gradient norm is "
-            + ", ".join(f"{_mean(norms):.3g} in {name} ({_over_training(norms)})" for name, norms in lines.items())
+            + ", ".join(
+                f"{fmean(norms):.3g} in {name} ({norms[0]:.3g} in the first epoch and {norms[-1]:.3g} in the last)"
+                for name, norms in lines.items()
+            )
             for title, lines in panels.items()
         ]
         data = {"norms": panels, "runs": [run.name for run in records]}
-        return FigureResult(self.title, data, norm_charts(panels), "; ".join(clauses))
+        return FigureResult(self.title, data, [*map(norm_chart, panels, panels.values())], "; ".join(clauses))
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -196,12 +199,6 @@ FIGURES: Mapping[str, Figure] = {
 """Every figure by its name. Table 4 has the paper's radii, and a search for the radius at which half is lost."""
 
 
-def paper_table() -> Table:
-    rows = [{"corruption": name, "Baseline": ours, "GA-SAM": theirs} for name, (ours, theirs) in PAPER.items()]
-    note = "Absolute radii are those of the paper's 59 million weights."
-    return Table("The paper's Table 4: BLEU on en-vi", rows, [note])
-
-
 def has_half(analysed: AnalysisRecord) -> bool:
     """Whether the clean metric is better than guessing, so that half of it can be lost."""
     found = analysed.found
@@ -215,23 +212,11 @@ def layers_of(run: Record, side: str) -> dict[str, list[float]]:
     return {name: [row[name] for row in rows] for name in names}
 
 
-def norm_charts(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Chart]:
-    """A chart for each title with a line for each name."""
-    charts = []
-    for title, norms in panels.items():
-        points = [
-            {"label": name, "seed": 0, "x": epoch, "y": value}
-            for name, values in norms.items()
-            for epoch, value in enumerate(values, 1)
-        ]
-        colours = {name: name for name in norms}
-        charts.append(output.lines(points, colours, title=title, x="epoch", y="mean |g| of an epoch's steps"))
-    return charts
-
-
-def _over_training(norms: Sequence[float]) -> str:
-    return f"{norms[0]:.3g} in the first epoch and {norms[-1]:.3g} in the last"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def norm_chart(title: str, panel: Mapping[str, Sequence[float]]) -> Chart:
+    points = [
+        {"label": name, "seed": 0, "x": epoch, "y": value}
+        for name, norms in panel.items()
+        for epoch, value in enumerate(norms, 1)
+    ]
+    colours = {name: name for name in panel}
+    return output.lines(points, colours, title=title, x="epoch", y="mean |g| of an epoch's steps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -21,8 +21,6 @@ NEAR = 0.1
 COLLAPSED = 0.1
 """A method that loses more than this share of what plain training has learnt, and more than twice the noise of the test
 split, has collapsed."""
-SAME = "same weights"
-"""Stands for the difference to longer plain training that selected an epoch of the shorter one."""
 WALKS = {
     "ratio": "Displacement |a| / |w|",
     "strength": "Strength of the schedule",
@@ -39,6 +37,11 @@ class Difference(NamedTuple):
     high: float | None
     pairs: int
 
+    @property
+    def width(self) -> float:
+        """The width of the interval; infinite where there is none."""
+        return math.inf if self.low is None or self.high is None else self.high - self.low
+
     def standing(self, higher_is_better: bool) -> Standing | None:
         """Whether it is better or worse than zero; None without an interval."""
         if self.low is None or self.high is None:
@@ -48,9 +51,8 @@ class Difference(NamedTuple):
         return "better" if (self.mean > 0) == higher_is_better else "worse"
 
     def text(self, metric: Metric) -> str:
-        if self.low is None or self.high is None:
-            return metric.difference(self.mean)
-        return f"{metric.difference(self.mean)} [{metric.difference(self.low)}, {metric.difference(self.high)}]"
+        ends = [metric.difference(end) for end in (self.low, self.high) if end is not None]
+        return metric.difference(self.mean) + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
@@ -89,17 +91,11 @@ class Row:
         self.walk = Walk.model_validate(self.first.walk)
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
         self.lost = {record.seed for record in self.records} - self.scores.keys()
+        self.mean = statistics.fmean(self.scores.values()) if self.scores else None
+        self.spread = statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
         self.label = ""
         self.baseline: Row | None = None
         self.equal_cost: Row | None = None
-
-    @cached_property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.scores.values()) if self.scores else None
-
-    @property
-    def spread(self) -> float | None:
-        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
 
     def cost(self, name: str = "gradient_evaluations") -> float:
         """A mean over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
@@ -122,9 +118,6 @@ class Row:
             return None
         return found.standing(self.metric.higher_is_better)
 
-    def same_weights(self, other: Row | None) -> bool:
-        return other is not None and all(other.scores.get(seed) == score for seed, score in self.scores.items())
-
     def versus(self, other: Row | None) -> str:
         """The difference in words: with the number of common seeds where some are missing."""
         found = self.difference(other)
@@ -137,16 +130,20 @@ class Row:
     def score(self) -> str:
         """Mean and standard deviation on the test split, or the scores of few seeds, and how many runs diverged."""
         late = sum(record.diverged for record in self.records if record.test is not None)
-        more = [f"{late} diverged later"] if late else []
-        more += [f"{len(self.lost)} diverged"] if self.lost and self.scores else []
-        return ", ".join([self.numbers, *more, *["collapsed"] * self.collapsed])
+        told = [
+            self.numbers,
+            f"{late} diverged later" if late else "",
+            f"{len(self.lost)} diverged" if self.lost and self.scores else "",
+            "collapsed" if self.collapsed else "",
+        ]
+        return ", ".join(filter(None, told))
 
     @property
     def numbers(self) -> str:
-        shown = [f"{score:,.{self.metric.decimals}f}" for score in self.scores.values()]
-        if self.mean is None or self.spread is None or len(shown) < FEW:
-            return ", ".join(shown) or "diverged"
-        return f"{self.mean:,.{self.metric.decimals}f} ± {self.spread:.{self.metric.decimals}f}"
+        digits = self.metric.decimals
+        if self.mean is None or self.spread is None or len(self.scores) < FEW:
+            return ", ".join(f"{score:,.{digits}f}" for score in self.scores.values()) or "diverged"
+        return f"{self.mean:,.{digits}f} ± {self.spread:.{digits}f}"
 
     @property
     def test_error(self) -> float:
@@ -160,8 +157,9 @@ class Row:
 
     @property
     def guesses(self) -> bool:
-        known = self.mean is not None and self.first.worthless is not None and self.test_error
-        return bool(known and self.learnt(self.mean or 0.0) <= 2 * self.test_error)
+        if self.mean is None or self.first.worthless is None or not self.test_error:
+            return False
+        return self.learnt(self.mean) <= 2 * self.test_error
 
     @property
     def collapsed(self) -> bool:
@@ -198,13 +196,12 @@ class Comparison:
         groups: dict[str, dict[int, Record]] = {}
         for record in records:
             groups.setdefault(record.key, {}).setdefault(record.seed, record)
-        rows = [Row(group.values()) for group in groups.values()]
         common = Counter(str(sorted(record.settings.items())) for record in records).most_common(1)[0][0]
         self.settings = next(each.settings for each in records if str(sorted(each.settings.items())) == common)
-        self.rows = sorted(rows, key=self._place)
+        self.rows = sorted((Row(group.values()) for group in groups.values()), key=self._place)
         for row in self.rows:
             row.baseline = self._baseline(row)
-            row.equal_cost = self._equal_cost(row, Row.cost)
+            row.equal_cost = self._equal_cost(row)
             row.label = self._label(row)
 
     @classmethod
@@ -217,11 +214,7 @@ class Comparison:
 
     def _changed(self, row: Row) -> dict[str, Any]:
         """The settings that differ from those of most runs."""
-        return {
-            name: value
-            for name, value in row.first.settings.items()
-            if name not in self.settings or self.settings[name] != value
-        }
+        return dict(item for item in row.first.settings.items() if item not in self.settings.items())
 
     def _place(self, row: Row) -> tuple[Any, ...]:
         """In the order of methods; first the settings of most runs, and the usual walk."""
@@ -236,25 +229,26 @@ class Comparison:
         alike = [other for other in plain if other.first.settings == row.first.settings]
         return min(alike, key=lambda other: other.walk.same_noise != row.walk.same_noise, default=None)
 
-    def _equal_cost(self, row: Row, cost: Callable[[Row], float]) -> Row | None:
-        """Of the plain training that cost about as much the one that validation prefers."""
-        if row.method == "baseline":
-            return None
+    def _equal_cost(self, row: Row) -> Row | None:
+        """Of the longer plain training that cost about as much the one that validation prefers."""
         equal = [
             other
             for other in self.rows
-            if other.method == "baseline" and other.scores and _same_but_duration(other, row)
-            and abs(cost(other) / cost(row) - 1) <= NEAR
-        ]  # fmt: skip
+            if other.method == "baseline" != row.method
+            and other is not row.baseline
+            and other.scores
+            and _same_but_duration(other, row)
+            and abs(other.cost() / row.cost() - 1) <= NEAR
+        ]
         return self.metric.best(equal, lambda other: other.cost("valid")) if equal else None
 
     def _label(self, row: Row) -> str:
         """The title of the method, whether its walk was tuned, and what differs from the other rows."""
-        others = [other.walk for other in self.rows if other.method == row.method]
-        walk = [str(row.walk)] if len({str(other) for other in others}) > 1 and str(row.walk) else []
-        tuned = ["tuned"] if row.walk.source == "tuned" else []
+        walks = {str(other.walk) for other in self.rows if other.method == row.method}
+        walk = str(row.walk) if len(walks) > 1 else ""
+        tuned = "tuned" if row.walk.source == "tuned" else ""
         settings = [in_words(name, value) for name, value in self._changed(row).items()]
-        parts = ", ".join([*tuned, *walk, *settings])
+        parts = ", ".join(filter(None, [tuned, walk, *settings]))
         return f"{row.title} ({parts})" if parts else row.title
 
     @property
@@ -275,7 +269,7 @@ class Comparison:
     def answer(self) -> str:
         """What the runs say, in one or two sentences."""
         lead, metric = self.lead, self.metric
-        scored = f"Test {metric.name}{f', {metric.unit}' if metric.unit else ''}"
+        scored = f"Test {_with_unit(metric)}"
         if lead is None:
             return f"Only plain training was run. {scored}: {self.rows[0].score}."
         found, plain = lead.difference(lead.baseline), lead.baseline
@@ -293,16 +287,11 @@ class Comparison:
         elif self.standing == "undecided":
             told = f"Undecided, because runs of {lead.label} or {plain.label} diverged"
         told += f": {lead.versus(plain)} {metric.unit_of_differences} over {found.pairs} seeds."
-        return f"{told}{self._at_equal_cost(lead)}"
-
-    def _at_equal_cost(self, lead: Row) -> str:
-        cost = lead.relative_cost
-        times = "" if cost is None else f" It took {cost:.2f} times as many gradient evaluations."
-        opponent = lead.equal_cost
-        standing = lead.standing(opponent)
-        if opponent is None or standing is None or opponent is lead.baseline or opponent.same_weights(lead.baseline):
-            return times
-        return f"{times} At equal cost, compared with {opponent.label}: {standing}, {lead.versus(opponent)}."
+        if lead.relative_cost is not None:
+            told += f" It took {lead.relative_cost:.2f} times as many gradient evaluations."
+        if (longer := lead.equal_cost) and (standing := lead.standing(longer)):
+            told += f" At equal cost, compared with {longer.label}: {standing}, {lead.versus(longer)}."
+        return told
 
     def notes(self, tune: str | None = None) -> list[str]:
         """Warnings about rows, and what readers must know of the data.
@@ -310,7 +299,14 @@ class Comparison:
         Args:
             tune: The command that searches on the same task and data, without its method; None if it is not known.
         """
-        return [self.answer, *self._warnings(tune), *self._about_data()]
+        data = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
+        copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
+        return [
+            self.answer,
+            *self._warnings(tune),
+            *(f"Data: {note}." for note in data),
+            *(f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1]),
+        ]
 
     def _warnings(self, tune: str | None) -> Iterator[str]:
         for row in self.rows:
@@ -323,12 +319,6 @@ class Comparison:
                 cure = f": run `{tune} --method {row.method}`, then compare with --tuned" if known else ""
                 yield f"{row.label} collapsed{cure}."
 
-    def _about_data(self) -> Iterator[str]:
-        notes = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
-        yield from (f"Data: {note}." for note in notes)
-        copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
-        yield from (f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1])
-
     def table(self, step_times: Mapping[str, float] | None = None, tune: str | None = None) -> Table:
         """A line for each row.
 
@@ -336,25 +326,23 @@ class Comparison:
             step_times: Times of a step relative to plain training, by the key of the record.
             tune: As for `notes`.
         """
-        times = self.step_times(step_times or {})
-        score = f"{self.metric.name}{f', {self.metric.unit}' if self.metric.unit else ''}"
-        unit = self.metric.unit_of_differences
         shown, values = [], []
         for row in self.rows:
-            cost, time = row.relative_cost, times.get(row.key)
-            opponent = row.equal_cost if row.equal_cost is not row.baseline else None
-            shown.append(
-                {
-                    "method": row.label,
-                    score: row.score,
-                    "seeds": str(len(row.records)),
-                    f"minus baseline, {unit} [95%]": row.versus(row.baseline),
-                    "at equal cost": self._against_longer(row, opponent),
-                    "passes": "" if cost is None else f"{cost:.2f}x",
-                    "step time": "" if time is None else f"{time:.2f}x",
-                }
-            )
-            found = {"difference": row.difference(row.baseline), "at_equal_cost": row.difference(opponent)}
+            cost, time = row.relative_cost, (step_times or {}).get(row.key)
+            longer = row.equal_cost
+            text = {
+                "method": row.label,
+                _with_unit(self.metric): row.score,
+                "seeds": str(len(row.records)),
+                f"minus baseline, {self.metric.unit_of_differences} [95%]": row.versus(row.baseline),
+                "at equal cost": ""
+                if longer is None
+                else f"{row.versus(longer)}, epochs {longer.first.settings['epochs']}",
+                "passes": "" if cost is None else f"{cost:.2f}x",
+                "step time": "" if time is None else f"{time:.2f}x",
+            }
+            shown.append(text)
+            found = {"difference": row.difference(row.baseline), "at_equal_cost": row.difference(row.equal_cost)}
             values.append(
                 {
                     "key": row.key,
@@ -368,31 +356,24 @@ class Comparison:
             )
         return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(tune), values)
 
-    def _against_longer(self, row: Row, opponent: Row | None) -> str:
-        if opponent is None or opponent.same_weights(row.baseline):
-            return "" if opponent is None else SAME
-        told = [in_words(name, value) for name, value in self._changed(opponent).items() if name in DURATION]
-        return ", ".join([row.versus(opponent), *told])
-
-    def step_times(self, measured: Mapping[str, float]) -> dict[str, float]:
-        """Also those of plain training that differs from a measured one only in its length."""
-        plain = [row for row in self.rows if row.method == "baseline"]
-        known = [row for row in plain if row.key in measured]
-        longer = {row.key: measured[other.key] for row in plain for other in known if _same_but_duration(row, other)}
-        return {**longer, **measured}
-
     def charts(self) -> list[Chart]:
         """Learning curves over their cost, and differences to plain training."""
         methods = {row.label: row.method for row in self.rows}
-        unit = f", {self.metric.unit}" if self.metric.unit else ""
         better = "right" if self.metric.higher_is_better else "left"
+        points = [
+            {"label": row.label, "seed": record.seed, "step": point["epoch"], "x": cost, "y": point.get("valid")}
+            for row in self.rows
+            for record in row.records
+            for point in record.curve
+            if (cost := point.get("gradient_evaluations")) is not None
+        ]
         drawn = [
             lines(
-                self._curve("gradient_evaluations", lambda point: point.get("valid")),
+                points,
                 methods,
                 title="Validation",
                 x="gradient evaluations",
-                y=f"validation {self.metric.name}{unit}",
+                y=f"validation {_with_unit(self.metric)}",
                 log="" if self.metric.higher_is_better else "y",
                 caption="After every epoch. Lines are means over seeds, and bands reach from the lowest to the highest "
                 "seed. With one or two seeds every line is a seed.",
@@ -409,41 +390,33 @@ class Comparison:
 
     def walks(self) -> list[Chart]:
         """What was recorded about the walks of every epoch."""
-        methods, found = {row.label: row.method for row in self.rows if row.method != "baseline"}, []
+        methods = {row.label: row.method for row in self.rows if row.method != "baseline"}
+        found = []
         for name, title in WALKS.items():
-
-            def value(point: dict[str, Any], name: str = name) -> float | None:
-                return (point.get("walk") or {}).get(name)
-
-            rows = [row for row in self._curve("epoch", value) if row["label"] in methods and row["y"] is not None]
-            if rows:
-                found.append(lines(rows, methods, title=title, x="epoch", y="", height=170))
+            points = [
+                {"label": row.label, "seed": record.seed, "x": point["epoch"], "y": point["walk"].get(name)}
+                for row in self.rows
+                for record in row.records
+                for point in record.curve
+                if point.get("walk") and row.label in methods
+            ]
+            if any(point["y"] is not None for point in points):
+                found.append(lines(points, methods, title=title, x="epoch", y="", height=170))
         return found
-
-    def _curve(self, x: str, value: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
-        return [
-            {"label": row.label, "seed": record.seed, "step": point["epoch"], "x": point[x], "y": value(point)}
-            for row in self.rows
-            for record in row.records
-            for point in record.curve
-            if x in point
-        ]
 
     def _differences(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:
             found, base = row.difference(row.baseline), row.baseline
             if found is None or base is None:
                 continue
-            text = SAME if row.method == "baseline" and row.same_weights(base) else row.versus(base)
-            told = f"{text}, minus {base.label}"
-            yield {"label": row.label, "kind": "mean", "value": found.mean, "text": text, "told": told} | (
-                {} if found.low is None else {"low": found.low, "high": found.high}
-            )
-            for seed, score in row.scores.items():
-                if seed in base.scores:
-                    value = score - base.scores[seed]
-                    told = f"{self.metric.difference(value)} (seed {seed})"
-                    yield {"label": row.label, "kind": "seed", "value": value, "told": told}
+            text = row.versus(base)
+            mean = {"kind": "mean", "value": found.mean, "text": text, "told": f"{text}, minus {base.label}"}
+            ends = {} if found.low is None else {"low": found.low, "high": found.high}
+            yield {"label": row.label, **mean, **ends}
+            for seed in sorted(row.scores.keys() & base.scores.keys()):
+                value = row.scores[seed] - base.scores[seed]
+                told = f"{self.metric.difference(value)} (seed {seed})"
+                yield {"label": row.label, "kind": "seed", "value": value, "told": told}
 
 
 def run_list(records: Sequence[Record], title: str) -> Table:
@@ -467,8 +440,7 @@ def configuration_labels(found: Sequence[AnalysisRecord]) -> dict[str, str]:
 
 
 def described(metric: Metric) -> str:
-    unit = f", {metric.unit}" if metric.unit else ""
-    return f"{metric.name}{unit} ({'higher' if metric.higher_is_better else 'lower'} is better)"
+    return f"{_with_unit(metric)} ({'higher' if metric.higher_is_better else 'lower'} is better)"
 
 
 def counted(count: int, noun: str) -> str:
@@ -478,6 +450,10 @@ def counted(count: int, noun: str) -> str:
 def in_words(name: str, value: Any) -> str:
     words = name.replace("_", " ")
     return f"no {words}" if value is None else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
+
+
+def _with_unit(metric: Metric) -> str:
+    return f"{metric.name}, {metric.unit}" if metric.unit else metric.name
 
 
 def _same_but_duration(one: Row, other: Row) -> bool:

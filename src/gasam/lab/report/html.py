@@ -6,10 +6,10 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from gasam.lab.analyses import restored
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.output import Chart, Table, styled
+from gasam.lab.output import styled
 from gasam.lab.record import AnalysisRecord, Record, read, read_analysis
 from gasam.lab.report.comparison import Comparison, counted, described, run_list
 from gasam.lab.storage import replaced
@@ -29,45 +29,32 @@ FOLDERS = (".", "gradient-norms")
 SHOWN = 7
 """So many configurations are drawn at first; of more, many lines cannot be told apart."""
 TEMPLATES = Environment(
-    loader=PackageLoader("gasam.lab.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    loader=PackageLoader("gasam.lab.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
     lstrip_blocks=True,
-)  # fmt: skip
+)
 TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False}
 TEMPLATES.globals.update(counted=counted, shown=lambda number: _shown(number))
 
 
-class Analysed(NamedTuple):
-    """An analysis of the runs of a comparison."""
-
-    table: Table
-    charts: Sequence[Chart]
-
-
 class Chip(NamedTuple):
-    """A button that shows and hides a configuration."""
+    """A button that shows and hides a configuration in the charts."""
 
     label: str
     colour: str
-    dashes: Sequence[int]
+    dashes: list[int]
     shown: bool
 
 
-class Section:
-    """A comparison with its charts and the analyses of its runs, for the page."""
-
-    def __init__(self, comparison: Comparison, step_times: Mapping[str, float], analyses: Sequence[Analysed]) -> None:
-        self.title, self.answer, self.standing = comparison.title, comparison.answer, comparison.standing
-        self.anchor = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
-        self.metric, self.analyses = described(comparison.metric), analyses
-        self.table, self.charts, self.walks = comparison.table(step_times), comparison.charts(), comparison.walks()
-        self.runs, self.names = len(comparison.records), chips({row.label: row.method for row in comparison.rows})
-
-
 def chips(methods: Mapping[str, str]) -> list[Chip]:
-    """The configurations of a section; if they are many, the first one of each method is drawn at first."""
+    """A button for each configuration; if they are many, the first one of each method is drawn at first."""
     colours, dashes = (each["scale"]["range"] for each in styled(methods))
-    first = {method: label for label, method in reversed(list(methods.items()))}
-    main = list(methods) if len(methods) <= SHOWN else [label for label in methods if label in first.values()][:SHOWN]
+    first: dict[str, str] = {}
+    for label, method in methods.items():
+        first.setdefault(method, label)
+    main = list(methods) if len(methods) <= SHOWN else list(first.values())[:SHOWN]
     return [Chip(*each, each[0] in main) for each in zip(methods, colours, dashes, strict=True)]
 
 
@@ -85,37 +72,31 @@ def read_runs(folder: Path) -> tuple[dict[Path, Record], list[str]]:
     return found, faults
 
 
-def sections(
-    runs: Iterable[Record], step_times: Mapping[str, float], analyses: Sequence[AnalysisRecord] = ()
-) -> list[Section]:
-    """A section for each task, size and data.
+def write_folder(folder: Path, file: Path) -> tuple[list[Comparison], list[Record], list[str]]:
+    """Write the page about the runs in a folder; return its comparisons, all runs, and what cannot be read."""
+    runs, faults = read_runs(folder)
+    analyses = [read_analysis(each) for each in sorted((folder / "analysis").glob("*.json"))]
+    return write(file, runs, _step_times(folder / "tables"), analyses), list(runs.values()), faults
+
+
+def write(
+    file: Path,
+    runs: Mapping[Path, Record],
+    step_times: Mapping[str, float],
+    analyses: Iterable[AnalysisRecord] = (),
+) -> list[Comparison]:
+    """Write the page, and return its comparisons: one for each task, size and data.
 
     Args:
-        runs: The runs to show.
+        file: Where to write it. Links to records are relative to its folder.
+        runs: The runs to show, by the file of their record.
         step_times: Times of a step relative to plain training, by the key of the record.
         analyses: Analyses of these runs.
     """
-    return [Section(each, step_times, _analysed(analyses, each)) for each in Comparison.of(runs)]
-
-
-def of_folder(folder: Path) -> tuple[list[Section], dict[Path, Record], list[str]]:
-    """The sections for the runs in a folder with their analyses, the runs by file, and what cannot be read."""
-    runs, faults = read_runs(folder)
-    analyses = [read_analysis(file) for file in sorted((folder / "analysis").glob("*.json"))]
-    return sections(runs.values(), _step_times(folder / "tables"), analyses), runs, faults
-
-
-def write(found: Sequence[Section], runs: Mapping[Path, Record], file: Path) -> None:
-    """Write the page.
-
-    Args:
-        found: The sections of the page.
-        runs: All runs, by the file of their record.
-        file: Where to write it. Links to records are relative to its folder.
-    """
-    answers = Counter(section.standing for section in found)
+    found = Comparison.of(runs.values())
+    answers = Counter(each.standing for each in found)
     text = TEMPLATES.get_template("report.html.jinja").render(
-        sections=found,
+        sections=[_section(each, step_times, analyses) for each in found],
         headline=", ".join(f"{count} {standing}" for standing, count in answers.items()),
         runs=list(zip(runs, run_list(list(runs.values()), "").values, strict=True)),
         library=Markup(_library().replace("</script", "<\\/script")),
@@ -123,17 +104,30 @@ def write(found: Sequence[Section], runs: Mapping[Path, Record], file: Path) -> 
     )
     with replaced(file) as partial:
         partial.write_text(text, encoding="utf-8")
+    return found
 
 
-def _analysed(analyses: Iterable[AnalysisRecord], comparison: Comparison) -> list[Analysed]:
-    """The analyses of the runs of a comparison, those with the same options together."""
-    labels = {row.key: row.label for row in comparison.rows}
+def _section(each: Comparison, step_times: Mapping[str, float], analyses: Iterable[AnalysisRecord]) -> dict[str, Any]:
+    """What the page shows of a comparison; its analyses with the same options stand together."""
+    labels = {row.key: row.label for row in each.rows}
     groups: dict[str, list[AnalysisRecord]] = {}
-    for each in analyses:
-        if each.run.key in labels:
-            groups.setdefault(json.dumps([each.kind, each.options], sort_keys=True), []).append(each)
-    found = [(restored(group[0]), group) for group in groups.values()]
-    return [Analysed(kind.table(some, labels), kind.charts(some, labels)) for kind, some in found]
+    for analysis in analyses:
+        if analysis.run.key in labels:
+            groups.setdefault(json.dumps([analysis.kind, analysis.options], sort_keys=True), []).append(analysis)
+    kinds = [(restored(group[0]), group) for group in groups.values()]
+    return {
+        "title": each.title,
+        "answer": each.answer,
+        "standing": each.standing,
+        "anchor": re.sub(r"[^a-z0-9]+", "-", each.title.lower()).strip("-"),
+        "metric": described(each.metric),
+        "runs": len(each.records),
+        "names": chips({row.label: row.method for row in each.rows}),
+        "table": each.table(step_times),
+        "charts": each.charts(),
+        "walks": each.walks(),
+        "analyses": [(kind.table(group, labels), kind.charts(group, labels)) for kind, group in kinds],
+    }
 
 
 def _step_times(folder: Path) -> dict[str, float]:

@@ -17,23 +17,6 @@ const config = {
 // Only errors are logged: a chart whose configurations are all hidden has no extent, which is no mistake.
 const options = { mode: "vega-lite", renderer: "svg", actions: false, logLevel: 1, config };
 
-// Light or dark: the reader's choice, or else the system's.
-const theme = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
-let chosen = null;
-try { chosen = localStorage.getItem("gasam-theme"); } catch { /* a page from a file may have no storage */ }
-function paint() {
-  const dark = chosen ? chosen === "dark" : system.matches;
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  theme.textContent = dark ? "Light" : "Dark";
-}
-theme.addEventListener("click", () => {
-  chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  try { localStorage.setItem("gasam-theme", chosen); } catch { /* the choice lasts until the page is closed */ }
-  paint();
-});
-system.addEventListener("change", paint);
-paint();
-
 // Charts are drawn one after another, so that the page answers meanwhile; those in a closed part when it opens.
 const views = new Map();
 // The charts are those of the pictures. Here they fill the page, follow the theme, and their configurations can be hidden.
@@ -57,11 +40,8 @@ async function draw(place) {
   views.set(place, drawn.view);
   await show(place.closest(".linked"), [place]);
 }
-function shownIn(part) {
-  return [...part.querySelectorAll(".chip[aria-pressed=true]")].map((chip) => chip.dataset.label);
-}
 async function show(part, places) {
-  const labels = shownIn(part);
+  const labels = [...part.querySelectorAll(".chip[aria-pressed=true]")].map((chip) => chip.dataset.label);
   for (const place of places) {
     const view = views.get(place);
     if (view && "shown" in view.getState().signals) await view.signal("shown", labels).resize().runAsync();
@@ -79,18 +59,9 @@ for (const part of document.querySelectorAll("details.analysis")) {
   part.addEventListener("toggle", () => part.open && part.querySelectorAll(".chart").forEach(draw));
 }
 for (const part of document.querySelectorAll(".linked")) {
-  const chips = [...part.querySelectorAll(".chip")], first = shownIn(part), all = part.querySelector(".all");
-  const press = (labels) => {
-    for (const chip of chips) chip.setAttribute("aria-pressed", labels.includes(chip.dataset.label));
-    if (all) all.textContent = labels.length < chips.length ? `Show all ${chips.length}` : `Show ${first.length}`;
+  for (const chip of part.querySelectorAll(".chip")) chip.addEventListener("click", () => {
+    chip.setAttribute("aria-pressed", chip.getAttribute("aria-pressed") !== "true");
     show(part, part.querySelectorAll(".chart"));
-  };
-  for (const chip of chips) chip.addEventListener("click", () => {
-    const labels = shownIn(part), label = chip.dataset.label;
-    press(labels.includes(label) ? labels.filter((each) => each !== label) : [...labels, label]);
-  });
-  all?.addEventListener("click", () => {
-    press(shownIn(part).length < chips.length ? chips.map((chip) => chip.dataset.label) : first);
   });
 }
 
@@ -117,12 +88,10 @@ headings.forEach((heading, column) => heading.addEventListener("click", () => {
 }));
 function filter() {
   const words = filters.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = [...filters.querySelectorAll("select")].filter((each) => each.value);
   let count = 0;
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
-    const kept = chosen.every((each) => row.cells[each.dataset.column].textContent === each.value);
-    row.hidden = !(kept && words.every((word) => text.includes(word)));
+    row.hidden = !words.every((word) => text.includes(word));
     count += !row.hidden;
   }
   filters.querySelector("output").textContent = `${count} of ${rows.length} runs`;

@@ -1,0 +1,283 @@
+"""The paper's tables: the runs that each row needs, and the printed numbers beside ours with a verdict."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gasam.lab import tasks
+from gasam.lab.errors import InputError
+from gasam.lab.methods import Walk, Walks
+from gasam.lab.output import Table
+from gasam.lab.paper import figures
+from gasam.lab.paper.verdicts import Verdict, judge
+from gasam.lab.record import Metric, Record
+from gasam.lab.report import comparison
+from gasam.lab.report.comparison import Comparison, Difference, described
+from gasam.lab.search.finding import with_tuned_walk
+from gasam.lab.tasks import Origin
+from gasam.lab.training import plan
+from gasam.lab.training.plan import Plan
+
+FOLDER = Path(__file__).parent
+RUNS_OF_THE_PAPER = 4
+SIZE = {"epsilon", "budget", "cap", "norm", "walk_progress", "source"}
+"""What a search for the size of a walk may set."""
+
+
+class Printed(NamedTuple):
+    """A result of the paper: mean and standard deviation over four runs.
+
+    `slip` is the difference to the baseline as printed, if the printed means give another one.
+    """
+
+    mean: Decimal
+    std: Decimal
+    slip: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Printed:
+        mean, _, std, *slip = text.split()
+        return cls(Decimal(mean), Decimal(std), *slip)
+
+    def __str__(self) -> str:
+        return f"{self.mean} ± {self.std}"
+
+    def minus(self, baseline: Printed) -> Decimal:
+        """The difference of the means, rounded to the fewer digits of the two."""
+        coarser = max(self.mean, baseline.mean, key=lambda mean: mean.as_tuple().exponent)
+        return (self.mean - baseline.mean).quantize(coarser)
+
+    def claim(self, baseline: Printed) -> Difference:
+        """The difference with Welch's 95% interval."""
+        from scipy import stats  # type: ignore[import-untyped]
+
+        ours, theirs = (float(each.std) ** 2 / RUNS_OF_THE_PAPER for each in (self, baseline))
+        freedom = (ours + theirs) ** 2 / (ours**2 + theirs**2) * (RUNS_OF_THE_PAPER - 1)
+        reach = float(stats.t.ppf(0.975, freedom)) * math.sqrt(ours + theirs)
+        mean = float(self.mean - baseline.mean)
+        return Difference(mean, mean - reach, mean + reach, RUNS_OF_THE_PAPER)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table on one task.
+
+    Args:
+        task: The name of the task.
+        label: The row's label in the paper.
+        method: The name of the method.
+        walk: The options of the walk that the row sets.
+        paper: The paper's result.
+        baseline: The paper's result of plain training; None for its own row.
+        times: For a row that sets a radius: its ratio to the radius with the best mean in the paper among the rows of
+            the same method and norm. A tuned radius takes the place of the best.
+    """
+
+    task: str
+    label: str
+    method: str
+    walk: Mapping[str, Any]
+    paper: Printed
+    baseline: Printed | None = None
+    times: float | None = None
+
+    @property
+    def metric(self) -> Metric:
+        return tasks.find(self.task).family.metric
+
+    def plan(self, size: str, seed: int, walks: Walks | Path = "paper", origin: Origin | None = None) -> Plan:
+        """The plan of this row; see `PaperTable.plans` for the arguments."""
+        source = "paper" if isinstance(walks, Path) else walks
+        made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks=source)
+        if isinstance(walks, Path):
+            return with_tuned_walk(made, walks, self.times)
+        if self.times is None:
+            return made
+        return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
+
+    def runs(self, found: Comparison, size: str, walks: Walks | Path) -> list[comparison.Row]:
+        """Our configurations of this row: with the task's own settings, and a walk that stands for the paper's."""
+        settings = self.plan(size, 1).settings.model_dump(mode="json")
+        usual = [each for each in found.rows if each.first.settings == settings and each.method == self.method]
+        if self.baseline is None:
+            return usual[:1]
+        wanted = [walk.identity() for walk in self._walks(size, walks)]
+        return [each for each in usual if each.walk.identity() in wanted or self._was_tuned(each.walk, wanted)]
+
+    def _walks(self, size: str, walks: Walks | Path) -> Iterator[Walk]:
+        kinds: tuple[Walks | Path, ...] = ("paper", "recommended", walks)
+        for kind in kinds:
+            try:
+                yield self.plan(size, 1, kind).walk
+            except InputError:  # the appendix has no epsilon for it
+                continue
+
+    def _was_tuned(self, walk: Walk, wanted: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a search chose its size; a row that sets a radius is about this radius only."""
+        alike = _without_size(walk.identity()) in map(_without_size, wanted)
+        return walk.source == "tuned" and self.times is None and alike
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper, as its file holds it; the first row is the baseline.
+
+    Args:
+        title: Its number and what it compares.
+        tasks: The names of the tasks.
+        seeds: The number of seeds.
+        entries: A list for each row: the label, the method, a result for each task, and the options of the walk if
+            the row sets some. An option that is a list has a value for each task.
+    """
+
+    title: str
+    tasks: Sequence[str]
+    seeds: int
+    entries: Sequence[Sequence[Any]]
+
+    def rows(self, task: str) -> list[Row]:
+        place, found = self.tasks.index(task), list[Row]()
+        for label, method, *results in self.entries:
+            options = results.pop() if len(results) > len(self.tasks) else {}
+            walk = {name: value[place] if isinstance(value, list) else value for name, value in options.items()}
+            baseline = found[0].paper if found else None
+            found.append(Row(task, label, method, walk, Printed.of(results[place]), baseline))
+        return [replace(row, times=_times(row, found)) for row in found]
+
+    def plans(
+        self,
+        size: str,
+        tasks: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        walks: Walks | Path = "paper",
+        origin: Origin | None = None,
+    ) -> list[Plan]:
+        """Every run that the table needs; rows with the same walk share their runs.
+
+        Args:
+            size: The name of the size.
+            tasks: Some of the table's tasks; by default all.
+            seeds: The seeds; by default 1 to `self.seeds`.
+            walks: Whose walk a row has that sets no epsilon itself: the paper's, the recommended one, or the ones that
+                the searches in this folder of records have found.
+            origin: Where the data is.
+        """
+        chosen = self.tasks if tasks is None else tasks
+        if unknown := sorted(set(chosen) - set(self.tasks)):
+            raise InputError(f"{self.title} has no task {unknown[0]!r}: it has {', '.join(self.tasks)}")
+        unique: dict[str, Plan] = {}
+        for task in chosen:
+            for row, seed in product(self.rows(task), seeds or range(1, self.seeds + 1)):
+                run = row.plan(size, seed, walks, origin)
+                unique.setdefault(run.key("", run.seed), run)
+        return list(unique.values())
+
+    @property
+    def cost(self) -> str:
+        """What the whole table costs at the paper's size."""
+        plans = self.plans("paper")
+        return f"{len(plans)} runs that cost as much as {math.fsum(map(relative_cost, plans)):.0f} of the baseline"
+
+    def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
+        """The table with our runs, task by task: those with the paper's, the recommended and a tuned walk.
+
+        Args:
+            records: Our runs; those of other sizes are left out.
+            size: The size of the runs.
+            walks: As for `plans`; a folder adds the walks of its searches.
+        """
+        found = {each.records[0].task: each for each in Comparison.of(run for run in records if run.size == size)}
+        shown = [task for task in self.tasks if task in found] or self.tasks
+        lines = []
+        for task, row in [(task, row) for task in shown for row in self.rows(task)]:
+            ours: Sequence[comparison.Row | None] = row.runs(found[task], size, walks) if task in found else []
+            lines += [_line(row, each) for each in ours or [None]]
+        notes = [f"{task}: {described(tasks.find(task).family.metric)}." for task in shown]
+        if left_out := [task for task in self.tasks if task not in shown]:
+            notes.append(f"Not run in this size: {', '.join(left_out)}.")
+        return Table(f"{self.title}, size {size}", [text for text, _ in lines], notes, [value for _, value in lines])
+
+
+def names() -> list[str]:
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+@cache
+def load(name: str) -> PaperTable:
+    if name not in names():
+        known = sorted((*names(), *figures.FIGURES))
+        raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
+    return PaperTable(**tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
+
+
+def relative_cost(run: Plan) -> float:
+    """Gradient evaluations relative to plain training for the same number of epochs."""
+    epochs = run.settings.epochs
+    return math.fsum(run.walk.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
+
+
+def _times(row: Row, rows: Sequence[Row]) -> float | None:
+    if "epsilon" not in row.walk:
+        return None
+    norm = row.walk["norm"]
+    rungs = [other for other in rows if other.method == row.method and other.walk.get("norm") == norm]
+    best = row.metric.best(rungs, lambda rung: float(rung.paper.mean))
+    return float(row.walk["epsilon"] / best.walk["epsilon"])
+
+
+def _without_size(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in SIZE}
+
+
+def _line(row: Row, ours: comparison.Row | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """The texts and the values of a row with one of our configurations, if there is one."""
+    paper, verdict = str(row.paper), _verdict(row, ours)
+    if row.baseline is not None:
+        slip = f"; printed {row.paper.slip}" if row.paper.slip else ""
+        paper += f" ({row.paper.minus(row.baseline):+}{slip})"
+    walk = "" if ours is None or row.baseline is None else _whose(ours.walk)
+    cost = None if ours is None else ours.relative_cost
+    difference = None if ours is None else ours.difference(ours.baseline)
+    text = {
+        "task": row.task,
+        "row": row.label,
+        "paper (minus baseline)": paper,
+        "walk": walk,
+        "ours": "not run" if ours is None else ours.score,
+        "minus baseline [95%]": "" if ours is None else ours.versus(ours.baseline),
+        "passes": "" if cost is None else f"{cost:.2f}x",
+        "verdict": "" if verdict is None else str(verdict),
+    }
+    value = {
+        "task": row.task,
+        "row": row.label,
+        "paper": str(row.paper),
+        "walk": walk,
+        "key": None if ours is None else ours.key,
+        "test": None if ours is None else {"mean": ours.mean, "std": ours.spread, "seeds": ours.scores},
+        "difference": None if difference is None else difference._asdict(),
+        "verdict": None if verdict is None else verdict._asdict(),
+    }
+    return text, value
+
+
+def _whose(walk: Walk) -> str:
+    """Whose walk it is; one that the user gave is in a row because it is the paper's or the recommended one."""
+    if walk.source == "tuned":
+        return f"tuned {'epsilon' if walk.budget is None else 'budget'}"
+    return "paper" if walk.budget is None else "recommended"
+
+
+def _verdict(row: Row, ours: comparison.Row | None) -> Verdict | None:
+    """The baseline has none."""
+    if row.baseline is None:
+        return None
+    return judge(row.paper.claim(row.baseline), ours, higher_is_better=row.metric.higher_is_better)
