@@ -197,8 +197,9 @@ class PaperTable:
         found = {each.records[0].task: each for each in Comparison.of(run for run in records if run.size == size)}
         shown = [task for task in self.tasks if task in found] or self.tasks
         lines = []
-        for task, row in [(task, row) for task in shown for row in self.rows(task)]:
-            ours: Sequence[comparison.Row | None] = row.runs(found[task], size, walks) if task in found else []
+        for row in (row for task in shown for row in self.rows(task)):
+            known = found.get(row.task)
+            ours: Sequence[comparison.Row | None] = row.runs(known, size, walks) if known else []
             lines += [_line(row, each) for each in ours or [None]]
         notes = [f"{task}: {described(tasks.find(task).family.metric)}." for task in shown]
         if left_out := [task for task in self.tasks if task not in shown]:
