@@ -28,14 +28,12 @@ from gasam.analysis import (
     spectral_density,
     top_eigenvalues,
 )
-from gasam.analysis.robustness import Curve
 from problems import network
 from tolerances import same_bits
 
 DATA = uneven()
 NOT_FINITE = Objective(lambda m, b: m(b[0]) * math.nan, CrossEntropy())
 DETACHED = Objective(lambda m, b: m(b[0]).detach(), CrossEntropy())
-CURVE = Curve(2.0, True, 1, 0, 0, 0.0, 1.0, ())
 
 
 def enter(context):
@@ -67,24 +65,20 @@ CASES = [
     (lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1), draws=-1), "draws must be a whole number >= 0"),
     (lambda m: sharpness(m, NOT_FINITE, DATA, Perturbation(epsilon=0.1)), "not finite at the model's weights"),
     (lambda m: random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
-    (lambda m: enter(quantised(m, 17)), "bits must be a whole number from 2 to 16, got 17"),
-    (lambda m: enter(pruned(m, 1.0)), "fraction must be a finite number >= 0 and < 1, got 1.0"),
+    (lambda m: enter(quantised(m, 1)), "bits must be a whole number >= 2, got 1"),
+    (lambda m: enter(pruned(m, 1.0)), "fraction must be a number >= 0 and < 1, got 1.0"),
     (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
     (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),
     (lambda m: enter(applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got \(2,\)"),
-    (lambda m: judged(m, radii=[]), "radii is empty: give at least one number"),
-    (lambda m: judged(m, radii=0.1), "radii must be a list of numbers > 0, got 0.1"),
-    (lambda m: judged(m, radii=[0.1, 0.0]), "a radius of radii must be a finite number > 0, got 0.0"),
+    (lambda m: judged(m, radii=[0.1, 0.0]), "radius must be a finite number > 0, got 0.0"),
     (lambda m: judged(m, radii=None, metric=lambda model: 0.0), "radii must be given if the clean metric is 0"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0]), "give either direction, .* or other"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other={}), r"other lacks '0.weight': .* state_dict\(\)"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other=m.state_dict() | {"nose": 1}), "'nose', which is not in the"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other=m), "other must be a state dict .* got Sequential"),
-    (lambda m: line(m, OBJECTIVE, DATA, [], direction={}), "alphas is empty"),
     (lambda m: line(m, OBJECTIVE, DATA, ["a"], direction={}), "an alpha of alphas must be a finite number, got"),
     (lambda m: plane(m, OBJECTIVE, DATA, points=10), "points must be odd, .* got 10"),
-    (lambda m: plane(m, OBJECTIVE, DATA, [{}]), "directions must be two dictionaries .* got"),
-    (lambda m: filter_normalised({"a": torch.ones(2)}, {}), "direction has 'a', which is not in weights"),
+    (lambda m: filter_normalised(m, {"a": torch.ones(2)}), "direction has 'a', which is no parameter"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 54), "k must be at most .* 53, got 54"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "kfac"), "'empirical_fisher', 'fisher', 'hessian', got 'kf"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, tolerance=math.nan), "tolerance must .*got nan"),

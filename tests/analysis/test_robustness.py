@@ -11,7 +11,7 @@ from torch import nn
 
 from gasam.analysis.attack import attack, plain
 from gasam.analysis.corruption import applied, random_corruption
-from gasam.analysis.objective import Objective, mean_loss
+from gasam.analysis.objective import Objective, mean_loss, plain_value
 from gasam.analysis.robustness import Curve, HalfRadius, Point, half_radius, robustness
 from problems import network
 from tolerances import same_bits
@@ -21,10 +21,10 @@ def perplexity(model) -> float:
     return math.exp(mean_loss(model, OBJECTIVE, uneven()))
 
 
-def curve(*pairs, clean=10.0, higher=True, kind="adversarial"):
+def curve(*pairs, clean=10.0, higher=True, random=False):
     """Points of (radius, metric)."""
-    points = [Point(r, 0.0, m, 0.0, m) if kind == "random" else Point(r, 0.0, m, None, None) for r, m in pairs]
-    return Curve(2.0, higher, 10, 1, 0, 0.0, clean, tuple(points))
+    points = [Point(r, 0.0, m, 0.0, m) if random else Point(r, 0.0, m, None, None) for r, m in pairs]
+    return Curve(higher, 0.0, clean, tuple(points))
 
 
 def test_points_are_the_attack_and_the_random_corruption():
@@ -139,7 +139,7 @@ def test_a_search_continues_after_an_interrupt_with_the_points_it_kept():
             model, SLOPE, [0], metric, None, higher_is_better=True, steps=1, restarts=0, draws=0, keep=kept.append
         )
     assert same_bits(model.parameters(), home)
-    known = [Point.from_json(json.loads(json.dumps(point.as_json(), allow_nan=False))) for point in kept]
+    known = [Point.from_json(json.loads(json.dumps(plain_value(point), allow_nan=False))) for point in kept]
     new, full = [], search(0.0165)
     assert search(0.0165, known=known, keep=new.append) == full
     assert new == list(full.points[2:])
@@ -156,8 +156,8 @@ def test_a_search_continues_after_an_interrupt_with_the_points_it_kept():
     ],
 )
 def test_half_radius(points, expected):
-    assert half_radius(curve(*points), "random").reason.endswith("set draws > 0")
-    found = half_radius(curve(*points, kind="random"), "random")
+    assert half_radius(curve(*points), random=True).reason.endswith("set draws > 0")
+    found = half_radius(curve(*points, random=True), random=True)
     assert found == half_radius(curve(*points))
     assert found.radius == pytest.approx(expected)
     assert found.low < found.radius <= found.high

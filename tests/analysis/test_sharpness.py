@@ -12,7 +12,7 @@ from torch import nn
 
 from gasam import asam, ga_sam
 from gasam.analysis.attack import attack, plain
-from gasam.analysis.objective import CrossEntropy, Objective
+from gasam.analysis.objective import CrossEntropy, Objective, plain_value
 from gasam.analysis.sharpness import estimate, sharpness
 from problems import network
 from tolerances import EXACT, error, same_bits
@@ -111,7 +111,7 @@ def test_loss_that_overflows_is_an_infinite_rise():
     found = sharpness(Point([0.0]), objective, [0, 1], plain(2.0), draws=8)
     assert found.worst.mean == found.average.mean == math.inf
     assert found.worst.interval is None
-    record = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    record = json.loads(json.dumps(plain_value(found), allow_nan=False))
     assert record["worst"] == {"mean": "inf", "interval": None, "values": ["inf", "inf"]}
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from gasam.analysis.attack import attack
 from gasam.analysis.landscape import line, plane
+from gasam.analysis.objective import plain_value
 from gasam.analysis.robustness import robustness
 from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
@@ -64,12 +65,12 @@ def by_attack(subject):
         draws=1,
         restarts=0,
     )
-    return curve.as_json()
+    return plain_value(curve)
 
 
 def by_sharpness(subject):
     ball = Perturbation(epsilon=0.05, norm=2.0, steps=2, scale="one", granularity="model")
-    return {"balls": [{"epsilon": 0.05} | sharpness(*subject.on("train", 32), ball, draws=2).as_json()]}
+    return {"balls": [{"epsilon": 0.05} | plain_value(sharpness(*subject.on("train", 32), ball, draws=2))]}
 
 
 def by_spectrum(subject):
@@ -77,7 +78,7 @@ def by_spectrum(subject):
 
 
 def by_plane(subject):
-    return plane(*subject.on("train", 32), points=3).as_json()
+    return plain_value(plane(*subject.on("train", 32), points=3))
 
 
 COMMANDS = {

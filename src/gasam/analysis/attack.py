@@ -7,27 +7,24 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.corruption import applied, length
+from gasam.analysis.corruption import applied
 from gasam.analysis.objective import (
     Batches,
+    Named,
     Objective,
-    Result,
     Watch,
     back_propagate,
-    check_radius,
+    check_number,
     check_whole,
     examined,
 )
-from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.walk import Start, climb, uniform_start
-from gasam.weights import Weights
 
 
 def plain(radius: float, norm: float = 2.0, steps: int = 10) -> Perturbation:
@@ -38,12 +35,12 @@ def plain(radius: float, norm: float = 2.0, steps: int = 10) -> Perturbation:
         norm: p of the ball's norm, > 1 or math.inf.
         steps: The number of ascent steps of an attack.
     """
-    check_radius(radius)
+    check_number("radius", radius, above=0)
     return Perturbation(epsilon=radius, norm=norm, scale="one", granularity="model", steps=steps)
 
 
 @dataclass(frozen=True)
-class Attack(Result):
+class Attack:
     """The result of `attack`: the offset with the highest loss, which is zero if no walk found a higher loss.
 
     Args:
@@ -64,19 +61,9 @@ class Attack(Result):
     def rise(self) -> float:
         return self.loss - self.clean_loss
 
-    def norm(self, p: float = 2.0) -> float:
-        """|a|_p."""
-        return length(self.offset.values(), p)
-
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
         """Set the corrupted weights inside `with found.applied(model):`, and restore the weights bit for bit."""
         return applied(model, self.offset)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, with the norms of the offset instead of the offset."""
-        record = super().as_json()
-        del record["offset"]
-        return record | {"norm_2": self.norm(), "norm_p": self.norm(self.perturbation.norm)}
 
 
 def attack(
@@ -103,7 +90,8 @@ def attack(
     check_perturbation(perturbation)
     check_whole("restarts", restarts, 0)
     check_whole("seed", seed, 0)
-    total, passes = passes_of(perturbation, restarts), count(1)
+    passes = count(1)
+    total = perturbation.steps + 1 + restarts * (perturbation.steps + 2)  # a random start is one more point
 
     def evaluate(k: int) -> Pass:
         seen = back_propagate(model, objective, batches)
@@ -119,14 +107,13 @@ def attack(
         if highest < loss < math.inf:
             highest, worst = loss, offset()
 
-    with examined(model, batches) as named:
-        weights = weights_of(read(named.items()), perturbation)
+    with examined(model, batches) as weights:
         walks = [tuple(losses_of(weights, evaluate, perturbation, start, keep_worst)) for start in starts]
-    return Attack(perturbation, walks[0][0], highest, dict(zip(named, worst, strict=True)), tuple(walks))
+    return Attack(perturbation, walks[0][0], highest, dict(zip(weights, worst, strict=True)), tuple(walks))
 
 
 def losses_of(
-    weights: Weights,
+    weights: Named,
     evaluate: Callable[[int], Pass | None],
     perturbation: Perturbation,
     start: Start | None,
@@ -143,7 +130,7 @@ def losses_of(
         visit(losses[-1], offset)
         return seen if k == 0 or math.isfinite(losses[-1]) else None
 
-    trace = climb(weights, run, perturbation, start)
+    trace = climb(weights.items(), run, perturbation, start)
     if trace.not_finite and not any(trace.norms):
         # The walk could not begin; without an error it would look as if no higher loss existed.
         raise ValueError(
@@ -151,11 +138,6 @@ def losses_of(
             f"(loss {losses[0]:g}): give a model and batches with a finite loss and gradient"
         )
     return losses
-
-
-def passes_of(perturbation: Perturbation, restarts: int) -> int:
-    """Passes over the batches in an attack: K + 1 for the first walk, and K + 2 for each random start."""
-    return perturbation.steps + 1 + restarts * (perturbation.steps + 2)
 
 
 def random_start(norm: float, seed: int) -> Start:

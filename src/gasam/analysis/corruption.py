@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gasam.analysis.objective import (
     check_number,
-    check_radius,
     check_real,
     check_shape,
     check_whole,
@@ -49,7 +48,7 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
         norm: p of the norm, > 1 or math.inf.
         seed: Seed of the direction.
     """
-    check_radius(radius)
+    check_number("radius", radius, above=0)
     Perturbation(epsilon=radius, norm=norm)  # raises if the norm is invalid
     check_whole("seed", seed, 0)
     weights = trained(model)
@@ -62,16 +61,17 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
 
 
 @contextmanager
-def quantised(model: nn.Module, bits: int = 8) -> Iterator[None]:
+def quantised(model: nn.Module, bits: int = 8, *, by_row: bool = False) -> Iterator[None]:
     """Quantise the weights inside the block, and restore them bit for bit.
 
-    Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1)
-    of each tensor, with 2 to 16 bits. This gives 2^bits - 1 levels and an error of at most s / 2. The levels are
-    rounded to the weights' type. Tensors with fewer than two dimensions, such as biases, do not change.
+    Quantisation is symmetric and rounds to the nearest level: w -> s round(w / s) with s = max|w| / (2^(bits-1) - 1),
+    the maximum over the tensor, or over each row of its first dimension with `by_row`. This gives 2^bits - 1 levels and
+    an error of at most s / 2. The levels are rounded to the weights' type. Tensors with fewer than two dimensions, such
+    as biases, do not change. `bits` is at least 2.
     """
-    check_whole("bits", bits, 2, 16)
+    check_whole("bits", bits, 2)
     weights = _corruptible(model)
-    with held(weights, [_rounded(weight.detach(), bits) for weight in weights]):
+    with held(weights, [_rounded(weight.detach(), bits, by_row) for weight in weights]):
         yield
 
 
@@ -82,7 +82,8 @@ def pruned(model: nn.Module, fraction: float) -> Iterator[None]:
     Of n weights, the round(fraction n) with the smallest |w| become zero; among equal ones the first. Tensors with
     fewer than two dimensions do not change. `fraction` is >= 0 and < 1.
     """
-    check_number("fraction", fraction, ">= 0 and < 1", lambda value: 0 <= value < 1)
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction must be a number >= 0 and < 1, got {fraction!r}")
     weights = _corruptible(model)
     with held(weights, [_without_smallest(weight.detach(), fraction) for weight in weights]):
         yield
@@ -129,9 +130,10 @@ def _corruptible(model: nn.Module) -> list[nn.Parameter]:
     return weights
 
 
-def _rounded(weight: Tensor, bits: int) -> Tensor:
+def _rounded(weight: Tensor, bits: int, by_row: bool) -> Tensor:
     exact = weight.to(wide(weight.dtype))
-    step = exact.abs().amax() / float(2 ** (bits - 1) - 1)
+    over = tuple(range(int(by_row), weight.ndim))
+    step = exact.abs().amax(over, keepdim=True) / float(2 ** (bits - 1) - 1)
     return torch.where(step > 0, exact / step, 0.0).round() * step
 
 

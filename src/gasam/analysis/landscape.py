@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,8 @@ from gasam.analysis.corruption import Offset, applied, held, matched
 from gasam.analysis.objective import (
     Batches,
     Objective,
-    Result,
     Watch,
-    check_numbers,
-    check_radius,
+    check_number,
     check_real,
     check_shape,
     check_whole,
@@ -30,7 +27,7 @@ from gasam.scales import inverse
 
 
 @dataclass(frozen=True)
-class Line(Result):
+class Line:
     """The mean loss at each alpha. It may be infinite or NaN."""
 
     alphas: tuple[float, ...]
@@ -38,7 +35,7 @@ class Line(Result):
 
 
 @dataclass(frozen=True)
-class Plane(Result):
+class Plane:
     """`losses[i][j]` is the mean loss at w + axis[i] first + axis[j] second. The model is in the middle."""
 
     axis: tuple[float, ...]
@@ -66,66 +63,56 @@ def line(
             variance may be negative.
         watch: Called with the number of alphas that are done, and with their total.
     """
-    at = check_numbers("alphas", "an alpha of alphas", alphas)
-    if direction is not None and other is None:
-        matched(model, direction, "direction")
-
-        def place(alpha: float) -> AbstractContextManager[None]:
-            return applied(model, _combined((alpha, direction)))
-
-    elif other is not None and direction is None:
-        _check_other(model, other)
-        place = partial(_towards, model, other)
-    else:
+    at, losses = list(alphas), list[float]()
+    for alpha in at:
+        check_number("an alpha of alphas", alpha)
+    if (direction is None) == (other is None):
         raise TypeError("give either direction, an offset of the weights, or other, the weights of another model")
-    losses = []
+    if direction is not None:
+        matched(model, direction, "direction")
+    if other is not None:
+        _check_other(model, other)
     with examined(model, batches):
         for done, alpha in enumerate(at, start=1):
-            with place(alpha):
+            with _towards(model, other, alpha) if other is not None else _along(model, direction or {}, alpha):
                 losses.append(propagate(model, objective, batches))
             if watch is not None:
                 watch(done, len(at))
-    return Line(tuple(at), tuple(losses))
+    return Line(tuple(map(float, at)), tuple(losses))
 
 
 def plane(
     model: nn.Module,
     objective: Objective,
     batches: Batches,
-    directions: Sequence[Offset] | None = None,
     *,
     radius: float = 1.0,
     points: int = 21,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Plane:
-    """Mean losses at w + x first + y second on a grid of `points` times `points` values of x and y.
+    """Mean losses at w + x first + y second on a grid, for the two `random_directions` of the seed.
+
+    At x = 1 every filter has moved by its norm, so that models with weights of different sizes can be compared (Li et
+    al. 2018).
 
     Args:
-        directions: The two offsets `first` and `second`, which are not normalised. None means random filter-normalised
-            directions: at x = 1 every filter has moved by its norm, so that models with weights of different sizes can
-            be compared (Li et al. 2018).
         radius: x and y go from -radius to radius.
         points: Values of x and of y; an odd number, so that the model is in the middle.
         seed: Seed of the random directions.
         watch: Called with the number of points that are done, and with their total.
     """
-    check_radius(radius)
+    check_number("radius", radius, above=0)
     check_whole("points", points, 3)
     if points % 2 == 0:
         raise ValueError(f"points must be odd, so that the model is in the middle, got {points}")
-    directions = random_directions(model, seed) if directions is None else directions
-    if not isinstance(directions, Sequence) or len(directions) != 2:
-        raise TypeError(f"directions must be two dictionaries of tensors by parameter name, got {directions!r:.80}")
-    for i, direction in enumerate(directions):
-        matched(model, direction, f"directions[{i}]")
-    first, second = directions
+    first, second = random_directions(model, seed)
     axis = tuple(radius * (2 * i - (points - 1)) / (points - 1) for i in range(points))
     losses: list[float] = []
     with examined(model, batches):
         for x in axis:
             for y in axis:
-                with applied(model, _combined((x, first), (y, second))):
+                with applied(model, {name: x * first[name] + y * second[name] for name in first}):
                     losses.append(propagate(model, objective, batches))
                 if watch is not None:
                     watch(len(losses), points**2)
@@ -144,43 +131,34 @@ def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]
         for name, weight in weights.items():
             drawn = torch.randn(weight.shape, generator=generator, dtype=wide(weight.dtype))
             direction[name] = drawn.to(weight.device)
-        directions.append(filter_normalised(direction, weights))
+        directions.append(filter_normalised(model, direction))
     return directions
 
 
-def filter_normalised(direction: Offset, weights: Offset) -> dict[str, Tensor]:
+def filter_normalised(model: nn.Module, direction: Offset) -> dict[str, Tensor]:
     """d_f |w_f| / |d_f| for each filter f, which is a row of a tensor's first dimension.
 
     Vectors become zero, as is usual, because moving unit gains by their norm would dominate the result.
 
     Args:
+        model: The model with the weights w.
         direction: The direction d by parameter name.
-        weights: The weights w, with at least the names of the direction.
     """
-    for name, values in direction.items():
-        if name not in weights:
-            raise ValueError(f"direction has {name!r}, which is not in weights: give both the same names")
-        check_shape("direction", name, values, weights[name])
-    check_real({name: weights[name] for name in direction})
     normalised = {}
-    for name, given in direction.items():
-        values, weight = given.to(wide(given.dtype)), weights[name].detach()
+    for name, weight in matched(model, direction, "direction").items():
+        values = direction[name].to(wide(direction[name].dtype))
         if weight.ndim < 2:
             normalised[name] = torch.zeros_like(values)
             continue
         over = tuple(range(1, weight.ndim))
-        size = torch.linalg.vector_norm(weight.to(values), dim=over, keepdim=True)
+        size = torch.linalg.vector_norm(weight.detach().to(values), dim=over, keepdim=True)
         normalised[name] = values * size * inverse(torch.linalg.vector_norm(values, dim=over, keepdim=True))
     return normalised
 
 
-def _combined(*terms: tuple[float, Offset]) -> dict[str, Tensor]:
-    """The sum of factors times offsets, in float32 or wider."""
-    total: dict[str, Tensor] = {}
-    for factor, offset in terms:
-        for name, values in offset.items():
-            total[name] = total.get(name, 0.0) + factor * values.to(wide(values.dtype))
-    return total
+def _along(model: nn.Module, direction: Offset, alpha: float) -> AbstractContextManager[None]:
+    """Set w + alpha direction, computed in float32 or wider."""
+    return applied(model, {name: alpha * values.to(wide(values.dtype)) for name, values in direction.items()})
 
 
 def _towards(model: nn.Module, other: Mapping[str, Tensor], alpha: float) -> AbstractContextManager[None]:
@@ -209,8 +187,7 @@ def _check_other(model: nn.Module, other: Mapping[str, Tensor]) -> None:
     for name in tensors:
         if name not in other:
             raise ValueError(f"other lacks {name!r}: give all weights, such as the state_dict() of the other model")
+        check_shape("other", name, other[name], tensors[name])
     for name in other:
         if name not in tensors and name not in model.state_dict():
             raise ValueError(f"other has {name!r}, which is not in the model: give weights of the same architecture")
-    for name, tensor in tensors.items():
-        check_shape("other", name, other[name], tensor)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -197,18 +196,11 @@ def twice_differentiable() -> Iterator[None]:
         yield
 
 
-class Result:
-    """A frozen dataclass that can be written as JSON."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values. Infinity and NaN become "inf", "-inf" and "nan", which `float` reads; None was not measured."""
-        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
-
-
 def plain_value(value: object) -> Any:
-    """The value in a form that JSON can hold. A function becomes its name."""
-    if isinstance(value, Result):
-        return value.as_json()
+    """A result in a form that JSON can hold.
+
+    Infinity and NaN become "inf", "-inf" and "nan", which `float` reads. A function becomes its name.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -220,38 +212,16 @@ def plain_value(value: object) -> Any:
     return getattr(value, "__name__", repr(value)) if callable(value) else value
 
 
-def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
-        allowed = f">= {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
+def check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
-def check_number(
-    name: str, value: object, allowed: str = "", is_allowed: Callable[[float], bool] = lambda value: True
-) -> None:
-    """`allowed` describes in words the condition that `is_allowed` checks for a finite number."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not is_allowed(value):  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be a finite number{allowed and ' ' + allowed}, got {value!r}")
-
-
-def check_radius(value: object, name: str = "radius") -> None:
-    check_number(name, value, "> 0", lambda radius: radius > 0)
-
-
-def check_numbers(
-    name: str, one: str, values: object, allowed: str = "", is_allowed: Callable[[float], bool] = lambda value: True
-) -> list[float]:
-    """The values as a list of finite numbers; `one` is what an error calls one of them."""
-    if not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of numbers {allowed}, got {values!r}")
-    numbers = list(values)
-    if not numbers:
-        raise ValueError(f"{name} is empty: give at least one number")
-    for number in numbers:
-        check_number(one, number, allowed, is_allowed)
-    return [float(number) for number in numbers]
+def check_number(name: str, value: object, *, least: float = -math.inf, above: float = -math.inf) -> None:
+    """Raise unless the value is a finite number >= `least` and > `above`."""
+    if not isinstance(value, int | float) or not (math.isfinite(value) and value >= least and value > above):
+        limit = f" >= {least:g}" if math.isfinite(least) else f" > {above:g}" if math.isfinite(above) else ""
+        raise ValueError(f"{name} must be a finite number{limit}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gasam.analysis.attack import attack, passes_of, plain
+from gasam.analysis.attack import attack, plain
 from gasam.analysis.corruption import applied, length, random_corruption
 from gasam.analysis.objective import (
     Batches,
     Objective,
-    Result,
     Watch,
-    check_choice,
     check_number,
-    check_numbers,
     check_whole,
     examined,
     propagate,
@@ -30,12 +26,12 @@ TABLE4: dict[float, tuple[float, ...]] = {2.0: (0.05, 0.1, 0.2), math.inf: (1e-4
 START, SMALLEST, LARGEST = 1e-3, 1e-7, 1.0  # radii of the search, relative to the size of the weights
 COLLAPSED = 0.1  # share of the clean metric below which a model has collapsed
 
-Kind = Literal["adversarial", "random"]
-Metric = Callable[[nn.Module], float]
+Metric = Callable[[nn.Module], Any]
+"""Returns a number, or a tensor with one number."""
 
 
 @dataclass(frozen=True)
-class Point(Result):
+class Point:
     """Loss and metric under corruption of one radius.
 
     Args:
@@ -59,26 +55,18 @@ class Point(Result):
 
 
 @dataclass(frozen=True)
-class Curve(Result):
+class Curve:
     """The result of `robustness`: a metric as a function of the radius.
 
     Args:
-        norm: p of the norm of the offsets.
         higher_is_better: Whether a higher metric is better.
-        steps: Ascent steps of each attack.
-        restarts: Additional walks of each attack from random points.
-        draws: Random offsets per radius.
         clean_loss: Loss of the model.
         clean_metric: Metric of the model.
         points: The measurements, in ascending order of the radius.
         floor: Metric of a model that has learnt nothing, for example the accuracy of guessing.
     """
 
-    norm: float
     higher_is_better: bool
-    steps: int
-    restarts: int
-    draws: int
     clean_loss: float
     clean_metric: float
     points: tuple[Point, ...]
@@ -102,7 +90,7 @@ class Curve(Result):
 
 
 @dataclass(frozen=True)
-class HalfRadius(Result):
+class HalfRadius:
     """The result of `half_radius`: the radius at which half of the metric is lost.
 
     Args:
@@ -155,52 +143,60 @@ def robustness(
         draws: Random offsets per radius. Their directions are the same at every radius.
         known: Points of an earlier call with the same options, which are not measured again.
         seed: Seed of the random points and directions.
-        watch: Called with the number of evaluations that are done for one radius, and with their total.
+        watch: Called with the number of passes of an attack that are done, and with their total.
         keep: Called with every new point as soon as it is measured, for example to save it.
     """
     plain(1.0, norm, steps)  # raises if an argument is invalid, before anything is measured
     for name, value in (("restarts", restarts), ("draws", draws), ("seed", seed)):
         check_whole(name, value, 0)
     check_number("floor", floor)
-    wanted = None if radii is None else check_numbers("radii", "a radius of radii", radii, "> 0", lambda r: r > 0)
-    with examined(model, batches) as weights:
-        loss = propagate(model, objective, batches)
-        clean = Curve(norm, higher_is_better, steps, restarts, draws, loss, _judged(model, metric), (), floor)
-        found = {point.radius: point for point in known}
-        subject = _Subject(model, objective, batches, metric, clean, seed, watch)
+    found = {point.radius: point for point in known}
 
-        def measure(radius: float) -> Point:
-            for at, point in found.items():
-                if math.isclose(at, radius, rel_tol=1e-6):
-                    return point
-            found[radius] = subject.at(radius)
+    def measure(radius: float) -> Point:
+        if radius not in found:
+            found[radius] = at(radius)
             if keep is not None:
                 keep(found[radius])
-            return found[radius]
+        return found[radius]
 
-        if wanted is None:
+    def at(radius: float) -> Point:
+        ball = plain(radius, norm, steps)
+        worst = attack(model, objective, batches, ball, restarts=restarts, seed=seed, watch=watch)
+        with worst.applied(model):
+            attacked = _judged(model, metric)
+        losses, metrics = list[float](), list[float]()
+        for draw in range(draws):
+            with applied(model, random_corruption(model, radius, norm, seed=seed + draw)):
+                losses.append(propagate(model, objective, batches))
+                metrics.append(_judged(model, metric))
+        means = [sum(values) / len(values) if values else None for values in (losses, metrics)]
+        return Point(radius, worst.loss, attacked, *means)
+
+    with examined(model, batches) as weights:
+        clean_loss = propagate(model, objective, batches)
+        clean = Curve(higher_is_better, clean_loss, _judged(model, metric), (), floor)
+        if radii is None:
             n = sum(weight.numel() for weight in weights.values())
             # The p-norm of an offset with entries +-c that has the 2-norm of the weights.
             _search(clean, measure, length(weights.values(), 2.0) * n ** (1 / norm - 0.5))
         else:
-            for radius in wanted:
+            for radius in sorted(radii):
                 measure(radius)
     return replace(clean, points=tuple(found[radius] for radius in sorted(found)))
 
 
-def half_radius(curve: Curve, kind: Kind = "adversarial") -> HalfRadius:
+def half_radius(curve: Curve, *, random: bool = False) -> HalfRadius:
     """The first radius at which the metric is half of the clean one, or twice the clean one if lower is better.
 
-    Between two points the metric, or its logarithm if lower is better, is interpolated linearly over the logarithm of
-    the radius. If one of the two metrics is not finite, the result is the geometric mean of the two radii, and `reason`
-    says so.
+    With `random`, it is the metric under random corruption instead of the attack. Between two points the metric, or its
+    logarithm if lower is better, is interpolated linearly over the logarithm of the radius. If one of the two metrics
+    is not finite, the result is the geometric mean of the two radii, and `reason` says so.
     """
-    check_choice("kind", kind, get_args(Kind))
     if math.isnan(curve.kept(1.0)):
         return HalfRadius(None, None, None, f"the clean metric is {curve.clean_metric:g}, which can't be halved")
     low, before = None, math.nan
     for point in sorted(curve.points, key=lambda point: point.radius):
-        metric = point.metric if kind == "adversarial" else point.random_metric
+        metric = point.random_metric if random else point.metric
         if metric is None:
             return HalfRadius(None, None, None, "no random corruption was measured: set draws > 0")
         high, after = point.radius, curve.kept(metric)
@@ -227,50 +223,11 @@ def _between(curve: Curve, low: float, before: float, high: float, after: float)
     return HalfRadius(low ** (1 - part) * high**part, low, high, None)
 
 
-class _Subject(NamedTuple):
-    """What is measured at every radius."""
-
-    model: nn.Module
-    objective: Objective
-    batches: Batches
-    metric: Metric
-    clean: Curve
-    seed: int
-    watch: Watch | None
-
-    def at(self, radius: float) -> Point:
-        model, clean = self.model, self.clean
-        ball = plain(radius, clean.norm, clean.steps)
-        passes = passes_of(ball, clean.restarts)
-        total = passes + 1 + 2 * clean.draws
-
-        def count(done: int, of: int = total) -> None:
-            if self.watch is not None:
-                self.watch(done, total)
-
-        found = attack(model, self.objective, self.batches, ball, restarts=clean.restarts, seed=self.seed, watch=count)
-        with found.applied(model):
-            attacked = _judged(model, self.metric)
-        count(passes + 1)
-        losses, metrics = list[float](), list[float]()
-        for draw in range(clean.draws):
-            with applied(model, random_corruption(model, radius, clean.norm, seed=self.seed + draw)):
-                losses.append(propagate(model, self.objective, self.batches))
-                metrics.append(_judged(model, self.metric))
-            count(passes + 3 + 2 * draw)
-        means = [sum(values) / len(values) if values else None for values in (losses, metrics)]
-        return Point(radius, found.loss, attacked, *means)
-
-
 @torch.no_grad()
 def _judged(model: nn.Module, metric: Metric) -> float:
-    value = metric(model)
+    value = float(metric(model))
     model.eval()  # the metric may have changed the mode
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"metric must return a number, got {type(value).__name__}: convert it with float(..)")
-    return float(value)
+    return value
 
 
 def _search(clean: Curve, measure: Callable[[float], Point], unit: float) -> None:

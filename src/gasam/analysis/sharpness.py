@@ -12,8 +12,8 @@ from torch import nn
 from gasam.analysis.attack import losses_of, random_start
 from gasam.analysis.objective import (
     Batches,
+    Named,
     Objective,
-    Result,
     Watch,
     back_propagate,
     check_whole,
@@ -21,15 +21,13 @@ from gasam.analysis.objective import (
     examined,
     propagate,
 )
-from gasam.parameters import read, weights_of
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.walk import Start
-from gasam.weights import Weights
 
 
 @dataclass(frozen=True)
-class Estimate(Result):
+class Estimate:
     """A mean over batches with Student's 95% confidence interval; None for one batch, or if a value is not finite."""
 
     mean: float
@@ -38,21 +36,17 @@ class Estimate(Result):
 
 
 @dataclass(frozen=True)
-class Sharpness(Result):
+class Sharpness:
     """The result of `sharpness`: rises of the loss L_B of a batch in the ball |T^-1 a|_p <= epsilon.
 
     T and the gradients are those of each batch. A loss that is infinite or NaN counts as an infinite rise.
 
     Args:
-        perturbation: The ball and the number of ascent steps.
-        draws: Random points per batch.
         clean: L_B(w).
         worst: max_k L_B(w + a_k) - L_B(w) along the walk. At least 0, because a_0 = 0.
         average: Mean of L_B(w + a) - L_B(w) over random points a; None without draws.
     """
 
-    perturbation: Perturbation
-    draws: int
     clean: Estimate
     worst: Estimate
     average: Estimate | None
@@ -85,8 +79,7 @@ def sharpness(
     start = random_start(perturbation.norm, seed)
     total = sum(1 for _ in batches) if watch is not None else 0
     clean, worst, average = list[float](), list[float](), list[float]()
-    with examined(model, batches) as named:
-        weights = weights_of(read(named.items()), perturbation)
+    with examined(model, batches) as weights:
         for done, batch in enumerate(each(batches), start=1):
             home, at_random, along_walk = _rises(model, objective, batch, weights, perturbation, start, draws)
             clean.append(home)
@@ -95,8 +88,7 @@ def sharpness(
                 average.append(sum(at_random) / draws)
             if watch is not None:
                 watch(done, total)
-    found = estimate(average) if draws else None
-    return Sharpness(perturbation, draws, estimate(clean), estimate(worst), found)
+    return Sharpness(estimate(clean), estimate(worst), estimate(average) if draws else None)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -114,7 +106,7 @@ def _rises(
     model: nn.Module,
     objective: Objective,
     batch: Any,
-    weights: Weights,
+    weights: Named,
     perturbation: Perturbation,
     start: Start,
     draws: int,

@@ -17,7 +17,6 @@ from gasam.analysis.objective import (
     Objective,
     check_choice,
     check_number,
-    check_radius,
     check_whole,
     examined,
     twice_differentiable,
@@ -122,7 +121,7 @@ def top_eigenvalues(
     """
     check_matrix(matrix, objective)
     check_whole("k", k, 1)
-    check_number("tolerance", tolerance, ">= 0", lambda value: value >= 0)
+    check_number("tolerance", tolerance, least=0)
     if method is not None:
         check_choice("method", method, get_args(Method))
     if method == "gram" and matrix != "empirical_fisher":
@@ -175,7 +174,7 @@ def spectral_density(
     for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
         check_whole(name, count, least)
     if width is not None:
-        check_radius(width, "width")
+        check_number("width", width, above=0)
     generator = torch.Generator().manual_seed(seed)
     with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
         rules = [

@@ -34,7 +34,7 @@ class Landscape(Analysis):
         if self.to is not None:
             return self._along_line(run, self.to, progress)
         subject, counting = run.on(self.split, self.rows), progress.counting("point")
-        return plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting).as_json()
+        return vars(plane(*subject, radius=self.radius, points=self.points, seed=self.seed, watch=counting))
 
     def _along_line(self, run: FinishedRun, other: Path, progress: Progress) -> Found:
         """The losses of this split and of the test split, from alpha -0.5 to 1.5. Both runs are among the points."""
