@@ -26,6 +26,10 @@ from gasam.passes import Pass
 from gasam.perturbation import Perturbation, check_perturbation
 from gasam.walk import Start, climb, uniform_start
 
+Offset = Callable[[], list[Tensor]]
+Evaluate = Callable[[int, Offset], Pass | None]
+"""Evaluates visit k of a walk, whose offset it may ask for; None ends the walk."""
+
 
 def plain(radius: float, norm: float = 2.0, steps: int = 10) -> Perturbation:
     """The ball |a|_norm <= radius over all weights, with T = 1, as in the paper's Table 4.
@@ -44,14 +48,12 @@ class Attack:
     """The result of `attack`: the offset with the highest loss, which is zero if no walk found a higher loss.
 
     Args:
-        perturbation: The ball that was searched.
         clean_loss: The loss at the model's weights.
         loss: The highest loss.
         offset: The offset with this loss by parameter name, after rounding to the weights' type.
         walks: The loss of every visit of each walk. A walk ends at a loss that is not finite.
     """
 
-    perturbation: Perturbation
     clean_loss: float
     loss: float
     offset: dict[str, Tensor]
@@ -89,45 +91,34 @@ def attack(
     """
     check_perturbation(perturbation)
     check_whole("restarts", restarts, 0)
-    check_whole("seed", seed, 0)
     passes = count(1)
     total = perturbation.steps + 1 + restarts * (perturbation.steps + 2)  # a random start is one more point
+    highest, worst = -math.inf, list[Tensor]()
 
-    def evaluate(k: int) -> Pass:
+    def evaluate(k: int, offset: Offset) -> Pass:
+        nonlocal highest, worst
         seen = back_propagate(model, objective, batches)
+        if highest < float(seen.loss) < math.inf:
+            highest, worst = float(seen.loss), offset()
         if watch is not None:
             watch(next(passes), total)
         return seen
 
     starts = [None, *[random_start(perturbation.norm, seed)] * restarts]
-    highest, worst = -math.inf, list[Tensor]()
-
-    def keep_worst(loss: float, offset: Callable[[], list[Tensor]]) -> None:
-        nonlocal highest, worst
-        if highest < loss < math.inf:
-            highest, worst = loss, offset()
-
     with examined(model, batches) as weights:
-        walks = [tuple(losses_of(weights, evaluate, perturbation, start, keep_worst)) for start in starts]
-    return Attack(perturbation, walks[0][0], highest, dict(zip(weights, worst, strict=True)), tuple(walks))
+        walks = [tuple(losses_of(weights, evaluate, perturbation, start)) for start in starts]
+    return Attack(walks[0][0], highest, dict(zip(weights, worst, strict=True)), tuple(walks))
 
 
-def losses_of(
-    weights: Named,
-    evaluate: Callable[[int], Pass | None],
-    perturbation: Perturbation,
-    start: Start | None,
-    visit: Callable[[float, Callable[[], list[Tensor]]], None] = lambda loss, offset: None,
-) -> list[float]:
-    """The losses of a walk, up to the first that is not finite; `visit` is called with each, and with its offset."""
+def losses_of(weights: Named, evaluate: Evaluate, perturbation: Perturbation, start: Start | None) -> list[float]:
+    """The losses of a walk, up to the first that is not finite."""
     losses = list[float]()
 
-    def run(k: int, offset: Callable[[], list[Tensor]]) -> Pass | None:
-        seen = evaluate(k)
+    def run(k: int, offset: Offset) -> Pass | None:
+        seen = evaluate(k, offset)
         if seen is None:
             return None
         losses.append(float(seen.loss))
-        visit(losses[-1], offset)
         return seen if k == 0 or math.isfinite(losses[-1]) else None
 
     trace = climb(weights.items(), run, perturbation, start)

@@ -50,7 +50,6 @@ def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, see
     """
     check_number("radius", radius, above=0)
     Perturbation(epsilon=radius, norm=norm)  # raises if the norm is invalid
-    check_whole("seed", seed, 0)
     weights = trained(model)
     draw = uniform_start(norm, torch.Generator().manual_seed(seed))
     drawn = {name: draw(torch.empty(weight.shape, dtype=wide(weight.dtype))) for name, weight in weights.items()}

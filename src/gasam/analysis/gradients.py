@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ class Norms:
     tensors: dict[str, float | None]
     layers: dict[str, float | None]
     whole: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class GradientNorms:

@@ -45,7 +45,7 @@ class Krylov:
         before = float(outside.norm())
         if not before < float("inf"):
             raise FloatingPointError("a product with the matrix is not finite: check whether the gradients overflow")
-        inside = self._orthogonalise(outside, m, known=m > 0 and self.rest > 0)
+        inside = self._orthogonalise(outside, m)
         self.projected[: m + 1, m] = inside
         self.projected[m, : m + 1] = inside
         self.m += 1
@@ -58,15 +58,9 @@ class Krylov:
         if self.m < len(self.basis):
             self.basis[self.m] = outside / outside.norm()
 
-    def _orthogonalise(self, vector: Tensor, m: int, known: bool) -> Tensor:
-        """Orthogonalise the vector against the basis, in place, and return the coefficients.
-
-        Nearly all of the projection lies on the last two vectors. After these are removed, one pass over the whole
-        basis is enough, unless this pass removes much.
-        """
+    def _orthogonalise(self, vector: Tensor, m: int) -> Tensor:
+        """Orthogonalise the vector against the basis, in place; return the coefficients. Repeat if much is removed."""
         coefficients = torch.zeros(m + 1, dtype=torch.float64)
-        near = self.basis[m - 1 if known else m : m + 1]
-        coefficients[-len(near) :] += _remove(vector, near)
         while True:
             norm = float(vector.norm())
             coefficients += _remove(vector, self.basis[: m + 1])

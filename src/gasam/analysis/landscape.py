@@ -122,7 +122,6 @@ def plane(
 
 def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]]:
     """Two random, filter-normalised directions of the trained weights, which are nearly orthogonal."""
-    check_whole("seed", seed, 0)
     generator = torch.Generator().manual_seed(seed)
     weights = trained(model)
     directions = []

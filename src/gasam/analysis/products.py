@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial, reduce
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import torch
@@ -45,44 +46,31 @@ class Products:
         batches: Batches,
         weights: Named,
         matrix: Matrix,
-        *,
-        memory: float = 4 * GIBIBYTE,
-        work: Work | None = None,
+        memory: float,
+        work: Work,
     ) -> None:
-        self.batches, self.memory, self.work = batches, memory, work or Work()
+        self.batches, self.memory, self.work = batches, memory, work
         self.weights = list(weights.values())
         self.n = sum(weight.numel() for weight in self.weights)
         kind = reduce(torch.promote_types, [weight.dtype for weight in self.weights], torch.float32)
         self.like = torch.empty(0, dtype=kind, device=self.weights[0].device)  # has the type and device of the vectors
         self._build = partial(action_on, matrix, model, objective, self.weights)
-        self._fits: bool | None = None
-        self._kept: list[tuple[Action, int]] = []
 
     def __call__(self, vector: Tensor) -> Tensor:
         total, parts = torch.zeros_like(vector), split(vector, self.weights)
         sums, rows = split_views(total, self.weights), 0
-        for action, count in self._actions():
+        for action, count in self._kept or map(self._build, each(self.batches)):
             for into, part in zip(sums, action(parts), strict=True):
                 into.add_(dense(part).to(into))
             rows += count
         self.work.add()
         return total.div_(rows)
 
-    def _actions(self) -> Iterable[tuple[Action, int]]:
-        """The product function and the number of examples of each batch."""
-        if self._fits is None:
-            self._fits = self._graphs_fit()
-            if self._fits:
-                self._kept = [self._build(batch) for batch in each(self.batches)]
-        return self._kept if self._fits else map(self._build, each(self.batches))
-
-    def _graphs_fit(self) -> bool:
-        used = 0
-        for batch in each(self.batches):
-            used += graph_bytes(partial(self._build, batch))
-            if used > self.memory:
-                return False
-        return True
+    @cached_property
+    def _kept(self) -> list[tuple[Action, int]]:
+        """The product function and the number of examples of each batch, or none if their graphs do not fit."""
+        used = accumulate(graph_bytes(partial(self._build, batch)) for batch in each(self.batches))
+        return [self._build(batch) for batch in each(self.batches)] if all(b <= self.memory for b in used) else []
 
 
 def action_on(

@@ -147,7 +147,7 @@ def robustness(
         keep: Called with every new point as soon as it is measured, for example to save it.
     """
     plain(1.0, norm, steps)  # raises if an argument is invalid, before anything is measured
-    for name, value in (("restarts", restarts), ("draws", draws), ("seed", seed)):
+    for name, value in (("restarts", restarts), ("draws", draws)):
         check_whole(name, value, 0)
     check_number("floor", floor)
     found = {point.radius: point for point in known}

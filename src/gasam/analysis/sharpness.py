@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from gasam.analysis.attack import losses_of, random_start
+from gasam.analysis.attack import Evaluate, Offset, losses_of, random_start
 from gasam.analysis.objective import (
     Batches,
     Named,
@@ -75,7 +75,6 @@ def sharpness(
     """
     check_perturbation(perturbation)
     check_whole("draws", draws, 0)
-    check_whole("seed", seed, 0)
     start = random_start(perturbation.norm, seed)
     total = sum(1 for _ in batches) if watch is not None else 0
     clean, worst, average = list[float](), list[float](), list[float]()
@@ -118,15 +117,15 @@ def _rises(
     """
     home = back_propagate(model, objective, [batch])
 
-    def evaluate_loss(k: int) -> Pass | None:
+    def evaluate_loss(k: int, _: Offset) -> Pass | None:
         if k > 1:
             return None
         return Pass(home.loss.new_tensor(propagate(model, objective, [batch]))) if k else home
 
-    def evaluate_gradient(k: int) -> Pass:
+    def evaluate_gradient(k: int, _: Offset) -> Pass:
         return back_propagate(model, objective, [batch]) if k else home
 
-    def rises(evaluate: Callable[[int], Pass | None], start: Start | None) -> list[float]:
+    def rises(evaluate: Evaluate, start: Start | None) -> list[float]:
         losses = losses_of(weights, evaluate, perturbation, start)
         return [loss - losses[0] if math.isfinite(loss) else math.inf for loss in losses]
 

@@ -38,7 +38,6 @@ class Eigenvalues:
         residuals: |A v - value v|. An eigenvalue lies within this distance, apart from the rounding of gradients in the
             weights' type. For method "gram", A is the Gram matrix.
         converged: Whether each residual is within the tolerance.
-        matrix: The matrix A.
         method: The method that was used.
         examples: The number of examples.
         weights: The number of weights.
@@ -48,7 +47,6 @@ class Eigenvalues:
     values: Tensor
     residuals: Tensor
     converged: Tensor
-    matrix: Matrix
     method: Method
     examples: int
     weights: int
@@ -57,7 +55,7 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Density:
-    """The result of `spectral_density`: the density of the eigenvalues, with integral 1. See also `Eigenvalues`.
+    """The result of `spectral_density`: the density of the eigenvalues, with integral 1.
 
     sum(node_weights * nodes^j) * weights estimates trace(A^j).
 
@@ -69,6 +67,7 @@ class Density:
         width: The standard deviation of the normal densities.
         trace: The estimated trace of A.
         trace_error: Its standard error over the probes; NaN for a single probe.
+        weights: The number of weights.
     """
 
     grid: Tensor
@@ -78,10 +77,7 @@ class Density:
     width: float
     trace: float
     trace_error: float
-    matrix: Matrix
-    examples: int
     weights: int
-    work: int
 
 
 def top_eigenvalues(
@@ -138,7 +134,7 @@ def top_eigenvalues(
             found = largest_of(_formed(products), k, tolerance)
         else:
             found = _by_lanczos(products, k, tolerance, max_products, memory * GIBIBYTE, seed)
-        return Eigenvalues(*found, matrix, chosen, len(examples), products.n, products.work.done)
+        return Eigenvalues(*found, chosen, len(examples), products.n, products.work.done)
 
 
 def spectral_density(
@@ -149,7 +145,6 @@ def spectral_density(
     *,
     probes: int = 8,
     steps: int = 80,
-    points: int = 1024,
     width: float | None = None,
     seed: int = 0,
     memory: float = 4.0,
@@ -164,19 +159,18 @@ def spectral_density(
         matrix: "hessian", "fisher" or "empirical_fisher"; see `top_eigenvalues`.
         probes: The number of random vectors.
         steps: Steps of Lanczos per vector.
-        points: Points of the grid.
         width: Standard deviation of the normal density around each node; None means a hundredth of the range.
         seed: Seed of the random vectors.
         memory: GiB for kept graphs.
         watch: Called with the count after each product.
     """
     check_matrix(matrix, objective)
-    for name, count, least in (("probes", probes, 1), ("steps", steps, 1), ("points", points, 2)):
-        check_whole(name, count, least)
+    check_whole("probes", probes, 1)
+    check_whole("steps", steps, 1)
     if width is not None:
         check_number("width", width, above=0)
     generator = torch.Generator().manual_seed(seed)
-    with _curvature(model, objective, batches, matrix, memory, watch) as (examples, products):
+    with _curvature(model, objective, batches, matrix, memory, watch) as (_, products):
         rules = [
             quadrature(products, random_signs(products.like, products.n, generator), steps, generator)
             for _ in range(probes)
@@ -187,12 +181,9 @@ def spectral_density(
     shares = torch.cat([shares for _, shares in rules]) / probes
     low, high = float(nodes.min()), float(nodes.max())
     blur = width or (high - low or abs(high) or 1.0) / 100
-    grid = torch.linspace(low - 5 * blur, high + 5 * blur, points, dtype=torch.float64)
+    grid = torch.linspace(low - 5 * blur, high + 5 * blur, 1024, dtype=torch.float64)
     bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / blur).square()) / (blur * math.sqrt(2 * math.pi))
-    return Density(
-        grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error,
-        matrix, len(examples), products.n, products.work.done,
-    )  # fmt: skip
+    return Density(grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error, products.n)
 
 
 @contextmanager
@@ -212,7 +203,7 @@ def _curvature(
         examples = Examples(model, objective, batches, work)
         if not all(losses.isfinite().all() for losses in examples.losses):
             raise ValueError("losses must be finite, got infinity or NaN: check the weights")
-        yield examples, Products(model, objective, batches, weights, matrix, memory=memory * GIBIBYTE, work=work)
+        yield examples, Products(model, objective, batches, weights, matrix, memory * GIBIBYTE, work)
 
 
 def _cheapest(matrix: Matrix, k: int, examples: int, n: int, max_products: int, memory: float) -> Method:

@@ -11,7 +11,7 @@ from pydantic import ValidationInfo, field_validator
 from torch import nn
 
 from gasam.analysis.corruption import pruned, quantised
-from gasam.analysis.objective import examined, plain_value
+from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
 from gasam.lab.analyses.analysis import (
     Analysis,
@@ -96,7 +96,7 @@ class Attack(Analysis):
         for name, compress in COMPRESSIONS.items():
             with torch.no_grad(), examined(run.model), compress(run.model):
                 compressed[name] = run.score(run.model, "test", self.judged)
-        return plain_value(curve) | {
+        return vars(curve) | {
             "half_radius": half_radius(curve),
             "half_radius_random": half_radius(curve, random=True) if self.draws else None,
             "compressed": compressed,

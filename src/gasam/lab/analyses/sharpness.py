@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from gasam.analysis.objective import plain_value
 from gasam.analysis.sharpness import sharpness
 from gasam.lab.analyses.analysis import (
     Analysis,
@@ -50,7 +49,7 @@ class Sharpness(Analysis):
         for each in balls[len(found) :]:
             counting = progress.counting(f"ball {len(found) + 1}/{len(balls)}, batch")
             rises = sharpness(*subject, each, draws=self.draws, seed=self.seed, watch=counting)
-            found.append({"epsilon": each.epsilon} | plain_value(rises))
+            found.append({"epsilon": each.epsilon} | vars(rises))
             progress.keep({"balls": found})
         return {"balls": found}
 
