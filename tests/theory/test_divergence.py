@@ -87,16 +87,15 @@ def test_a_divergence_of_ones_own_is_a_record():
     cressie = Divergence("cubic", lambda x: x**2 * (3 + x) / 6, (1 / 2, 1 / 6, 0.0), 1 / 3, math.inf)
     p_star, p = np.array([0.2, 0.8]), np.array([0.5, 0.5])
     assert abs(cressie.between(p_star, p) - (p * ((p_star / p) ** 3 - 1)).sum() / 6) < EXACT
-    assert divergence(cressie) is cressie
 
 
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
         (lambda kl: kl.between([0.5, 0.4], [0.5, 0.5]), r"p_star must sum to 1, got a sum of 0\.9: divide"),
-        (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be finite and >= 0, got -0\.5"),
+        (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be finite numbers >= 0, .*least of -0\.5"),
         (lambda kl: kl.between([0.5, 0.5], [1.0]), "same points, got 2 and 1 numbers"),
-        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite and >= 0, got nan"),
+        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite numbers .*nan"),
         (lambda kl: kl.between([], []), r"at least one, got shape \(0,\)"),
         (lambda kl: divergence("total_variation"), "one of kl, reverse_kl.*got 'total_variation'"),
     ],

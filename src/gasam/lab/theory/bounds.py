@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gasam.analysis.lanczos import Krylov, Product
-from gasam.analysis.objective import check_whole
-from gasam.lab.theory.divergence import Divergence, divergence
+from gasam.analysis.objective import check_number, check_whole
+from gasam.lab.theory.divergence import divergence
 from gasam.lab.theory.minimum import delta_of
 from gasam.lab.theory.risk import Problem, Risk, shared_weights
 
@@ -42,6 +42,12 @@ class Curvature:
         least = "" if self.resolved else "at most "
         idle = f"; {self.idle} weights have no gradient" if self.idle else ""
         return f"{self.verdict}: mu is {least}{self.smallest:.3g}, the largest eigenvalue {self.largest:.3g}{idle}"
+
+    def judge(self, value: float, limit: float) -> Verdict:
+        """Whether the value is within a limit that contains 1 / mu."""
+        if self.verdict != "convex":
+            return self.verdict
+        return "vacuous" if math.isinf(limit) else "holds" if value <= limit else "exceeded"
 
 
 @dataclass(frozen=True)
@@ -94,32 +100,30 @@ def curvature(problem: Problem) -> Curvature:
         return _curvature_of(risk)
 
 
-def shift_bound(problem: Problem, *, kind: str | Divergence = "kl", size: float | None = None) -> ShiftBound:
+def shift_bound(problem: Problem, *, kind: str = "kl", size: float | None = None) -> ShiftBound:
     """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
 
     Args:
         problem: The model at theta, its loss, p and p*.
-        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
+        kind: The name of the divergence D_f in `DIVERGENCES`.
         size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
     """
-    kind = divergence(kind)
-    both = shared_weights(problem.batches, problem.p_star)
-    if size is None and both is not None:
-        size = kind.between(both[1], both[0])
-    if size is None:
+    f, both = divergence(kind), shared_weights(problem.batches, problem.p_star)
+    if size is not None:
+        check_number("size", size, least=0)
+    elif both is not None:
+        size = f.between(both[1], both[0])
+    else:
         raise ValueError(
             "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
             "weighted(batches, ..) over the same batches"
         )
-    if not size >= 0:
-        raise ValueError(f"size must be a number >= 0, the divergence of the two distributions, got {size!r}")
     with problem.risks() as [here, there]:
         delta, ends = float(delta_of(there).norm()), _curvature_of(here)
         square = float(here.example_mean(torch.sum))
-    bound = math.sqrt(size / kind.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
+    bound = math.sqrt(size / f.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
     ratio = delta / bound if bound else (math.inf if delta else 0.0)
-    verdict = "vacuous" if ends.verdict == "convex" and math.isinf(size) else _verdict(ends, ratio, 1.0)
-    return ShiftBound(delta, bound, ratio, kind.name, size, square, ends, verdict)
+    return ShiftBound(delta, bound, ratio, kind, size, square, ends, ends.judge(delta, bound))
 
 
 def corruption_trial(
@@ -134,8 +138,8 @@ def corruption_trial(
         radii: The lengths of v. Keep them large for float32 models, whose losses have rounding errors of 1e-7.
         directions: The number of random directions of v.
     """
-    if not radii or not all(isinstance(r, int | float) and 0 < r < math.inf for r in radii):
-        raise ValueError(f"radii must be finite numbers > 0, at least one, got {radii!r}")
+    for radius in radii:
+        check_number("a radius of radii", radius, above=0)
     check_whole("directions", directions, least=1)
     with problem.risks() as [here, there]:
         moved = delta_of(there)
@@ -147,7 +151,7 @@ def corruption_trial(
         stationary = slope <= _NEAR_ENOUGH * here.resolution
     c_h = max(abs(low), abs(high))
     limit = c_h / ends.smallest if ends.verdict == "convex" else math.inf
-    verdict = _verdict(ends, ratios[radii.index(min(radii))], limit)
+    verdict = ends.judge(ratios[radii.index(min(radii))], limit)
     return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), c_h, limit, ends, stationary, verdict)
 
 
@@ -155,7 +159,7 @@ def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float
     """The smallest and the largest eigenvalue, and whether they are resolved.
 
     Lanczos' method is exact after as many products as there are dimensions; before, the true values may lie further
-    out. scipy.sparse.linalg.eigsh limits restarts instead of products, and gives no values before all have converged.
+    out.
     """
     krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
     while True:
@@ -182,16 +186,8 @@ def _curvature_of(risk: Risk) -> Curvature:
     return Curvature(smallest, largest, resolved or smallest <= zero, int(idle.sum()), verdict)
 
 
-def _verdict(ends: Curvature, ratio: float, limit: float) -> Verdict:
-    if ends.verdict != "convex":
-        return ends.verdict
-    return "holds" if ratio <= limit else "exceeded"
-
-
 def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:
     """The ratio for one v. f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
     change = here.loss(v) - here.loss()
     shifted_change = there.loss(delta + v) - there.loss(delta)
-    if change == 0:
-        return math.inf if shifted_change else 0.0
-    return abs(shifted_change - change) / abs(change)
+    return abs(shifted_change - change) / abs(change) if change else math.inf

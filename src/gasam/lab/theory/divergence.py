@@ -13,8 +13,7 @@ from torch import Tensor
 
 Numbers = Any  # a tensor, a NumPy array or a list
 
-# Below this the series is used, with a relative error of x^3. The closed forms have one of 1e-16 / x, as have kl_div
-# and rel_entr of scipy.special.
+# Below this the series is used, with a relative error of x^3. The closed forms have one of 1e-16 / x.
 _NEAR = 1e-4
 _SUM = 1e-6  # allowed difference of a sum of probabilities from 1, for the rounding of float32
 
@@ -23,9 +22,8 @@ _SUM = 1e-6  # allowed difference of a sum of probabilities from 1, for the roun
 class Divergence:
     """D_f(p*||p) = E_p[f(p* / p)] with f(1 + x) = a_2 x^2 + a_3 x^3 + a_4 x^4 + .., section 2.2.
 
-    The paper's f may also have a linear term a_1 x. It changes nothing, because E_p[r] = 0 for r = p*/p - 1, and is
-    left out here, so that f is never negative. The sign of a_3 says whether D_f is above or below a_2 E[r^2] if r is
-    skewed.
+    The paper's f may also have a linear term a_1 x. It changes nothing, because E_p[p*/p - 1] = 0, and is left out
+    here, so that f is never negative.
 
     Args:
         name: The name.
@@ -88,26 +86,20 @@ _KINDS = (
 DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({kind.name: kind for kind in _KINDS})
 
 
-def divergence(name: str | Divergence) -> Divergence:
-    """The divergence of this name; your own `Divergence` is returned as it is."""
-    if isinstance(name, Divergence):
-        return name
+def divergence(name: str) -> Divergence:
     if name not in DIVERGENCES:
-        raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)} or a Divergence, got {name!r}")
+        raise ValueError(f"kind must be one of {', '.join(DIVERGENCES)}, got {name!r}")
     return DIVERGENCES[name]
 
 
 def probabilities(name: str, weights: Numbers, *, whole: bool = False) -> Tensor:
     """Relative weights divided by their sum; if `whole`, the sum must be 1 already."""
     numbers = torch.as_tensor(weights, dtype=torch.float64).detach()
-    wrong = numbers[~(numbers.isfinite() & (numbers >= 0))]
-    if len(wrong):
-        raise ValueError(f"{name} must be finite and >= 0, got {float(wrong[0]):.6g}")
     if numbers.ndim != 1 or not len(numbers):
         raise ValueError(f"{name} must be numbers in one dimension, at least one, got shape {tuple(numbers.shape)}")
-    total = float(numbers.sum())
-    if not total > 0:
-        raise ValueError(f"{name} must not all be 0: they are relative probabilities")
+    least, total = float(numbers.min()), float(numbers.sum())
+    if not (least >= 0 and 0 < total < math.inf):
+        raise ValueError(f"{name} must be finite numbers >= 0, not all 0, got a least of {least:g}, a sum of {total:g}")
     if whole and abs(total - 1) > _SUM:
         raise ValueError(f"{name} must sum to 1, got a sum of {total:.6g}: divide by it")
     return numbers if whole else numbers / total

@@ -51,8 +51,6 @@ def weighted(batches: Batches, weights: Numbers) -> Distribution:
 
     With the importance ratios p*/p of examples drawn from p as weights, this is p*.
     """
-    if isinstance(batches, Distribution):
-        raise TypeError("batches must be batches of examples, got a Distribution: multiply its weights and give those")
     if isinstance(getattr(batches, "sampler", None), RandomSampler):
         raise ValueError("batches must have a fixed order, so that weights match their examples: give shuffle=False")
     return Distribution((Part(batches, probabilities("weights", weights)),))
@@ -98,7 +96,7 @@ class Problem:
         delta: theta* - theta by name, where it is known already, such as `ShiftTrial.delta`. None searches for the
             minimum on p* in each trial.
         tolerance: The largest |gradient| at a minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
-        iterations: Maximum number of iterations of a search; each Hessian product of Newton's method counts as one.
+        iterations: Maximum number of iterations of a search, including the Hessian products of Newton's method.
         products: Maximum number of Hessian products of Lanczos' method.
         seed: The seed of random directions and of Lanczos' start vector.
     """
@@ -115,8 +113,8 @@ class Problem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_number("ridge", self.ridge, ">= 0", lambda number: number >= 0)
-        check_number("tolerance", self.tolerance or 0.0, ">= 0", lambda number: number >= 0)
+        check_number("ridge", self.ridge, least=0)
+        check_number("tolerance", self.tolerance or 0.0, least=0)
         check_whole("iterations", self.iterations, least=1)
         check_whole("products", self.products, least=1)
 
@@ -140,8 +138,8 @@ class Problem:
 class Risk:
     """L(offset) = E[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
 
-    Vectors are flat and float64. `evaluations` counts gradients and Hessian products, each over all examples.
-    `resolution` is the smallest gradient that differs from rounding errors: 4e-11 in float64, 2e-5 in float32.
+    Vectors are flat and float64. `resolution` is the smallest gradient that differs from rounding errors: 4e-11 in
+    float64, 2e-5 in float32.
     """
 
     def __init__(self, problem: Problem, parts: tuple[Part, ...], weights: Named) -> None:
@@ -150,7 +148,6 @@ class Risk:
         self.size = sum(weight.numel() for weight in self.weights)
         self.device = self.weights[0].device
         self.resolution = float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
-        self.evaluations = 0
 
     def position(self) -> Tensor:
         """The current weights of the model."""
@@ -167,7 +164,6 @@ class Risk:
 
     def gradient(self, offset: Tensor | None = None) -> tuple[float, Tensor]:
         """The loss and its gradient."""
-        self.evaluations += 1
 
         def contribution(_: Any, losses: Tensor, shares: Tensor) -> Tensor:
             gradients = grad(connected(losses @ shares.to(losses)), self.weights, materialize_grads=True)
@@ -181,7 +177,6 @@ class Risk:
 
     def product(self, vector: Tensor, offset: Tensor | None = None) -> Tensor:
         """H v. Unlike `analysis.products`, it keeps no graph between products, because the weights change."""
-        self.evaluations += 1
         direction = split(vector, self.weights)
 
         def contribution(_: Any, losses: Tensor, shares: Tensor) -> Tensor:
@@ -207,9 +202,8 @@ class Risk:
 
     def random(self, count: int = 1) -> list[Tensor]:
         """Normally distributed vectors, drawn on the CPU so that a seed gives the same ones on every device."""
-        generator = torch.Generator().manual_seed(self.problem.seed)
-        drawn = [torch.randn(self.size, dtype=torch.float64, generator=generator) for _ in range(count)]
-        return [vector.to(self.device) for vector in drawn]
+        draw = torch.Generator().manual_seed(self.problem.seed)
+        return [torch.randn(self.size, dtype=torch.float64, generator=draw).to(self.device) for _ in range(count)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector by name."""
@@ -218,32 +212,31 @@ class Risk:
 
     def flat(self, delta: Mapping[str, Tensor]) -> Tensor:
         """The tensors of a delta by name as one vector."""
-        shapes = {name: weight.shape for name, weight in zip(self.names, self.weights, strict=True)}
-        for name in {**shapes, **delta}:
-            if name not in shapes or name not in delta or delta[name].shape != shapes[name]:
-                raise ValueError(f"delta must have the names and shapes of the model's trainable weights, got {name!r}")
+        expected = {name: weight.shape for name, weight in zip(self.names, self.weights, strict=True)}
+        if {name: part.shape for name, part in delta.items()} != expected:
+            raise ValueError(
+                f"delta must have the names and shapes of the model's trainable weights, got {list(delta)}"
+            )
         return flatten([delta[name] for name in self.names], self.device)
 
     def _expected(self, contribution: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:
-        """Sum over the parts of share * sum_j w_j h_j / sum_j w_j.
-
-        `contribution` gives a batch's sum_j w_j h_j from the batch, the losses of its examples and their w_j.
-        """
+        """E[h], where `contribution` gives sum_j w_j h_j from a batch, the losses of its examples and their w_j."""
         expected = torch.zeros((), dtype=torch.float64)
         for part in self.parts:
-            total, weight, start = torch.zeros((), dtype=torch.float64), 0.0, 0
+            total, examples = torch.zeros((), dtype=torch.float64), 0
             for batch in each(part.batches):
                 losses = self.problem.objective(self.problem.model, batch)
-                end = start + len(losses)
-                shares = torch.ones(len(losses)).double() if part.weights is None else part.weights[start:end]
+                start, examples = examples, examples + len(losses)
+                shares = torch.ones(len(losses)).double() if part.weights is None else part.weights[start:examples]
                 if len(shares) == len(losses):
                     total = total + contribution(batch, losses, shares.to(losses.device))
-                weight, start = weight + float(shares.sum()), end
-            if part.weights is not None and start != len(part.weights):
+            if part.weights is None:
+                total = total / examples
+            elif len(part.weights) != examples:
                 raise ValueError(
-                    f"weights must be one number per example, got {len(part.weights)} for {start} examples"
+                    f"weights must be one number per example, got {len(part.weights)} for {examples} examples"
                 )
-            expected = expected + total * (part.share / weight)
+            expected = expected + part.share * total
         return expected
 
 

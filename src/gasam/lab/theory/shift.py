@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gasam.lab.theory.divergence import Divergence, divergence
-from gasam.lab.theory.minimum import Solution, conjugate_gradients, search
-from gasam.lab.theory.risk import Problem, Risk, flatten, mixture, shared_weights
+from gasam.lab.theory.divergence import divergence
+from gasam.lab.theory.minimum import Minimum, Solution, conjugate_gradients, search
+from gasam.lab.theory.risk import Problem, Risk, mixture, shared_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,26 +98,23 @@ def shift_trial(problem: Problem) -> ShiftTrial:
     theta. The relative error is of the order of the shift.
     """
     with problem.risks() as [here, there]:
-        found, solved = search(there), _predict(here, there)
-        delta, start = _moved(there.flat(found.offset)), float(here.gradient()[1].norm())
-        named = here.named(solved.x)
+        found, delta, solved, starts_at_minimum = _compare(here, there)
+        predicted = here.named(solved.x)
     norm, spread = float(delta.norm()), float(delta.norm() * solved.x.norm())
     return ShiftTrial(
         delta=found.offset,
-        predicted=named,
+        predicted=predicted,
         norm=norm,
         relative_error=float((solved.x - delta).norm()) / norm,
         cosine=float(solved.x @ delta) / spread if spread else 0.0,
-        starts_at_minimum=start <= found.tolerance,
+        starts_at_minimum=starts_at_minimum,
         stationary=found.stationary,
         converged=solved.converged,
         lowest_curvature=solved.lowest,
     )
 
 
-def mixture_trial(
-    problem: Problem, *, etas: Sequence[float] = (0.1, 0.25, 0.5, 1.0), kind: str | Divergence = "kl"
-) -> MixtureTrial:
+def mixture_trial(problem: Problem, *, etas: Sequence[float] = (0.1, 0.25, 0.5, 1.0), kind: str = "kl") -> MixtureTrial:
     """Test Proposition 2: |delta_mix| / |delta| = eta + o(1) for p_mix = (1 - eta) p + eta p*.
 
     The paper's D_f(mix||p) <= eta^2 C_f is measured, not assumed, because the convexity of f implies only eta C_f.
@@ -125,39 +122,35 @@ def mixture_trial(
     Args:
         problem: The model at theta, from which every minimum is searched, its loss, p and p*.
         etas: The shares of p*, above 0 and at most 1.
-        kind: The divergence D_f: a name in `DIVERGENCES`, or your own `Divergence`.
+        kind: The name of the divergence D_f in `DIVERGENCES`.
     """
-    if not etas or not all(isinstance(eta, int | float) and 0 < eta <= 1 for eta in etas):
+    if not etas or not all(0 < eta <= 1 for eta in etas):
         raise ValueError(f"etas must be one or more numbers above 0 and at most 1, got {etas!r}")
-    etas, kind, p, p_star = sorted(etas), divergence(kind), problem.batches, problem.p_star
-    with problem.risks(p, p_star, *(mixture(p, p_star, eta) for eta in etas)) as [here, there, *mixed]:
-        star = search(there)
-        delta = _moved(there.flat(star.offset))
-        solved = _predict(here, there)
-        found = [search(risk) for risk in mixed]
-        start = float(here.gradient()[1].norm())
+    etas, f, p, p_star = sorted(etas), divergence(kind), problem.batches, problem.p_star
     weights, rows = shared_weights(p, p_star), []
-    for eta, minimum in zip(etas, found, strict=True):
-        delta_mix = flatten(minimum.offset.values())
-        size, off = float(delta_mix.norm()), float((delta_mix - eta * solved.x).norm())
-        over = None if weights is None else _over_square_law(kind, eta, *weights)
-        rows.append(Mixed(eta, size / float(delta.norm()), off / size if size else math.inf, over))
-    stationary = start <= star.tolerance and all(minimum.stationary for minimum in (star, *found))
-    return MixtureTrial(tuple(rows), kind.name, solved.converged, stationary)
+    with problem.risks(p, p_star, *(mixture(p, p_star, eta) for eta in etas)) as [here, there, *mixed]:
+        star, delta, solved, stationary = _compare(here, there)
+        stationary = stationary and star.stationary
+        for eta, risk in zip(etas, mixed, strict=True):
+            found = search(risk)
+            stationary = stationary and found.stationary
+            moved = risk.flat(found.offset)
+            norm, off = float(moved.norm()), float((moved - eta * solved.x).norm())
+            over = None
+            if weights is not None and 0 < (whole := f.between(weights[1], weights[0])) < math.inf:
+                over = f.between((1 - eta) * weights[0] + eta * weights[1], weights[0]) / (eta**2 * whole)
+            rows.append(Mixed(eta, norm / float(delta.norm()), off / norm if norm else math.inf, over))
+    return MixtureTrial(tuple(rows), kind, solved.converged, stationary)
 
 
-def _over_square_law(kind: Divergence, eta: float, p: Tensor, p_star: Tensor) -> float | None:
-    whole = kind.between(p_star, p)
-    return kind.between((1 - eta) * p + eta * p_star, p) / (eta**2 * whole) if 0 < whole < math.inf else None
-
-
-def _moved(delta: Tensor) -> Tensor:
+def _compare(here: Risk, there: Risk) -> tuple[Minimum, Tensor, Solution, bool]:
+    """The minimum on p*, delta, its prediction by Theorem 2, and whether theta is a minimum on p."""
+    found = search(there)
+    delta = there.flat(found.offset)
     if not delta.any():
         raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
-    return delta
-
-
-def _predict(here: Risk, there: Risk) -> Solution:
-    pull = there.gradient()[1] - here.gradient()[1]
+    start = here.gradient()[1]
     tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
-    return conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=here.problem.iterations)
+    pull, iterations = there.gradient()[1] - start, here.problem.iterations
+    solved = conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=iterations)
+    return found, delta, solved, float(start.norm()) <= found.tolerance
