@@ -141,23 +141,6 @@ class TestWhatIsFine:
         model, sharp, x, y = parts
         assert self.silent(sharp, lambda: factor * cross_entropy(model(x), y))
 
-    def test_files_caches_and_results_kept_for_later(self, parts, tmp_path):
-        model, sharp, x, y = parts
-        mask = logits = None
-        with (tmp_path / "log").open("w") as log:
-
-            def loss():
-                nonlocal mask, logits
-                if mask is None:
-                    mask = torch.ones_like(x)
-                logits = model(x * mask)
-                value = cross_entropy(logits, y)
-                print(value.item(), file=log)
-                return value
-
-            assert self.silent(sharp, loss)
-        assert logits is not None
-
 
 BAD_OPTIONS = {
     "epsilon": ([-0.1, math.nan, math.inf, "0.1", True], "epsilon must be a finite number >= 0, got"),
@@ -249,13 +232,6 @@ def test_bad_argument_is_named_in_one_line(make, kind, words):
     with pytest.raises(kind, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_options_are_keywords_and_fixed():
-    with pytest.raises(TypeError):
-        Perturbation(0.1)
-    with pytest.raises(AttributeError):
-        WALK.epsilon = 0.2
 
 
 def labels_of(given, model, walk=WALK):

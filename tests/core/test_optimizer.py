@@ -52,36 +52,6 @@ def test_step_runs_the_closure_and_returns_the_clean_loss():
     assert isinstance(optimizer, torch.optim.Optimizer)
 
 
-def test_closure_may_return_a_number():
-    (model, optimizer), (x, y) = wrapped(ga_sam(0.1)), batch()
-
-    def closure():
-        loss = cross_entropy(model(x), y)
-        loss.backward()
-        return loss.item()
-
-    assert isinstance(optimizer.step(closure), float)
-
-
-@pytest.mark.parametrize("risk_of", [sam, ga_sam])
-def test_gradients_are_cleared_whether_the_closure_does_it_or_not(risk_of):
-    results = []
-    for clears in (True, False):
-        (model, optimizer), (x, y) = wrapped(risk_of(0.1)), batch()
-
-        def closure(model=model, optimizer=optimizer, clears=clears, x=x, y=y):
-            if clears:
-                optimizer.zero_grad(set_to_none=False)
-            loss = cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            optimizer.step(closure)
-        results.append(list(model.parameters()))
-    assert same_bits(*results)
-
-
 @pytest.mark.parametrize("off", ["epsilon", "enabled"])
 @pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam])
 def test_off_is_the_base_optimizer_bit_for_bit(off, base):
@@ -220,11 +190,6 @@ class TestGroups:
         assert len(optimizer.param_groups) == 1
         optimizer.add_param_group({"params": model[2].parameters()})
         assert len(optimizer.param_groups) == 2
-
-    def test_groups_can_be_assigned(self):
-        _, optimizer = wrapped(sam(0.1))
-        optimizer.param_groups = [optimizer.param_groups[0] | {"lr": 0.3}]
-        assert optimizer.base.param_groups[0]["lr"] == 0.3
 
     def test_groups_may_stand_still_also_after_loading_a_plain_checkpoint(self):
         model, places, (x, y) = network(), [], batch()

@@ -1,7 +1,6 @@
 """What surrounds a pass: shared noise, and running statistics, which only the clean pass updates."""
 
 import copy
-import pickle
 import re
 import warnings
 
@@ -84,21 +83,6 @@ class TestNoise:
         masks = masks_of(*noisy, around)
         assert torch.equal(masks[0], masks[2])
 
-    def test_walks_inside_a_pass_have_their_own_noise(self):
-        around = same_noise()
-        outer, inner = [], []
-        for k in range(2):
-            with around(k, k == 1):
-                outer.append(torch.rand(1))
-                for j in range(2):
-                    with around(j, j == 1):
-                        inner.append(torch.rand(1))
-                outer.append(torch.rand(1))
-        assert torch.equal(outer[0], outer[2])
-        assert torch.equal(outer[1], outer[3])
-        assert all(torch.equal(value, inner[0]) for value in inner)
-        assert not torch.equal(outer[0], inner[0])
-
 
 class Averaged(nn.Module):
     """Running statistics of a user's own: one buffer is written, the other replaced."""
@@ -163,17 +147,8 @@ class TestStatistics:
         through_backward(model, lambda: cross_entropy(model(x), y), model, batchnorm="every pass")()
         assert model[1].num_batches_tracked == 3
 
-    def test_frozen_passes_normalise_by_their_batch(self, noisy):
-        model, (x, _) = noisy
-        around, plain = frozen_batchnorm(model), nn.Sequential(model[0], model[1])
-        with around(0, False):
-            expected = plain(x)
-        with around(1, True):
-            assert torch.equal(plain(x), expected)
-
     def test_statistics_thaw_after_a_failure(self, noisy):
-        model, (x, y) = noisy
-        calls = []
+        model, (x, y), calls = *noisy, []
 
         def failing():
             calls.append(1)
@@ -184,28 +159,9 @@ class TestStatistics:
         with pytest.raises(KeyboardInterrupt):
             through_backward(model, failing, around=together(same_noise(), frozen_batchnorm(model)))()
         assert model[1].track_running_stats
-        before = model[1].num_batches_tracked.item()
+        assert model[1].num_batches_tracked == 1
         model(x)
-        assert model[1].num_batches_tracked == before + 1
-
-    def test_models_without_statistics_and_in_eval_mode_are_left_alone(self, noisy):
-        model, (x, y) = noisy
-        model[1] = nn.BatchNorm1d(8, track_running_stats=False).double()
-        call = through_backward(model, lambda: cross_entropy(model(x), y), around=frozen_batchnorm(model))
-        call()
-        assert not model[1].track_running_stats
-        model.eval()
-        call()
-        assert not model[1].training
-
-    @pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-    def test_copies_freeze_their_own_model(self, noisy, copier):
-        model, (x, y) = noisy
-        sharp = SharpBackward(model.parameters(), ga_sam(0.1), around=frozen_batchnorm(model))
-        twin, twin_sharp = copier((model, sharp))
-        twin_sharp(lambda: cross_entropy(twin(x), y))
-        assert twin[1].num_batches_tracked == 1
-        assert model[1].num_batches_tracked == 0
+        assert model[1].num_batches_tracked == 2
 
     def test_statistics_of_instances_count_the_clean_pass_only(self):
         model, (x, y) = around_instances(track_running_stats=True), batch()
@@ -241,43 +197,6 @@ class TestStatistics:
         SharpBackward(model, ga_sam(0.1, steps=3))(lambda: cross_entropy(model(x), y))
         for name in names:
             torch.testing.assert_close(getattr(model[1], name), expected, rtol=1e-12, atol=1e-12)
-
-    def test_statistics_that_begin_to_count_later_count_the_clean_pass_only(self, noisy):
-        model, (x, y) = noisy
-        model[1].eval()
-        sharp = SharpBackward(model, ga_sam(0.1, steps=3))
-        sharp(lambda: cross_entropy(model(x), y))
-        model[1].train()
-        expected = 0.1 * model[0](x).detach().mean(0)
-        sharp(lambda: cross_entropy(model(x), y))
-        torch.testing.assert_close(model[1].running_mean, expected, rtol=1e-12, atol=1e-12)
-        assert model[1].num_batches_tracked == 1
-
-    def test_bias_in_front_of_batch_norm_spoils_them_unless_they_are_frozen(self):
-        """Batch norm removes the bias, so its gradient is rounding noise, and T moves it far. The noise is put in by
-        hand: how much a processor rounds depends on its instructions."""
-        torch.manual_seed(0)
-        x = torch.randn(512, 20).double()
-        y, noise, losses = x[:, :3].argmax(1), 1e-9 * torch.randn(64).double(), {}
-        for batchnorm in ("every pass", "clean pass"):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)).double()
-            model[0].bias.register_hook(lambda gradient: noise)
-            optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-            sharp = SharpBackward(model, ga_sam(1e-4), batchnorm=batchnorm)
-
-            def train(model=model, optimizer=optimizer, sharp=sharp):
-                for _ in range(50):
-                    some = torch.randint(512, (64,))
-                    optimizer.zero_grad()
-                    sharp(lambda: cross_entropy(model(x[some]), y[some]))  # noqa: B023
-                    optimizer.step()
-
-            with pytest.warns(UserWarning, match=r"0\.bias moved by .* times its norm"):
-                train()
-            losses[batchnorm] = cross_entropy(model.eval()(x), y).item()
-        assert losses["clean pass"] < 0.3
-        assert losses["every pass"] > 10
 
 
 def normalised(norm=nn.BatchNorm1d, **options):
@@ -332,15 +251,6 @@ class TestWarning:
         model = normalised()
         assert len(said(through_backward, model, checkpointed, calls=1)) == 1
         assert model[1].num_batches_tracked == 6
-
-    def test_plain_passes_are_not_displaced(self):
-        model, (x, y) = normalised(), batch()
-        sharp = SharpBackward(model.parameters(), ga_sam(1e-3))
-        sharp.enabled = False
-        sharp(lambda: cross_entropy(model(x), y))
-        sharp.enabled = True
-        with pytest.warns(UserWarning, match=WORDS):
-            sharp(lambda: cross_entropy(model(x), y))
 
     def test_compiled_graphs_say_nothing(self):
         torch.compiler.reset()

@@ -149,31 +149,3 @@ def test_random_start_lies_in_the_ball_and_adds_a_visit(norm):
     assert torch.equal(offsets[1], walk(0)[1])
     assert not torch.equal(offsets[1], walk(1)[1])
     assert same_bits(parameters.values(), before)
-
-
-@pytest.mark.parametrize("step_size", [None, 0.1])
-def test_walk_of_radius_zero_visits_home_only(step_size):
-    """The first entry of a grid of radii: all visits are there, all at home."""
-    problem = Wavy()
-    parameters = problem.parameters()
-    perturbation = Perturbation(epsilon=0.0, steps=3, step_size=step_size)
-    visits = walked(problem, parameters, perturbation)
-    assert [visit.loss.item() for visit in visits] == [visits[0].loss.item()] * 4
-
-
-@pytest.mark.parametrize("scale", ["gradient_strength", "weight_over_gradient", "inverse_gradient"])
-def test_a_random_start_does_not_move_weights_without_a_gradient(scale):
-    """Their T is 0: a scale that divides by |g| has no size for them."""
-    moving, still = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
-
-    def evaluate(k):
-        moving.grad = still.grad = None
-        loss = moving.square().sum() + 0 * still.sum()
-        loss.backward()
-        return Pass(loss.detach())
-
-    start = uniform_start(math.inf, torch.Generator().manual_seed(0))
-    perturbation = Perturbation(epsilon=0.1, norm=math.inf, scale=scale)
-    for visit in climbed([("moving", moving), ("still", still)], evaluate, perturbation, start):
-        assert not visit.offset[1].any()
-        assert bool(visit.offset[0].any()) == (visit.k > 0)

@@ -56,21 +56,13 @@ def test_sparse_equals_dense(scale, granularity):
     assert same_walk(walked(perturbation, Tagger, Tagger.loss, detailed=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("scale", "granularity"), PRODUCT)
-def test_sparse_equals_dense_in_every_combination(scale, granularity):
-    for norm, steps, risk, size in TURNS:
-        perturbation = Perturbation(scale=scale, granularity=granularity, norm=norm, steps=steps, risk=risk, **size)
-        assert same_walk(walked(perturbation, Tagger, Tagger.loss))
-
-
 class Table(nn.Module):
     """A table of which single numbers are looked up, some of them several times."""
 
-    def __init__(self, sparse: bool, shape=(5, 3)) -> None:
+    def __init__(self, sparse: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.sparse, self.table = sparse, nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        self.sparse, self.table = sparse, nn.Parameter(torch.randn(400, 50, dtype=torch.float64))
 
     def loss(self):
         places = torch.tensor([[0, 1, 2], [3, 1, 0]])
@@ -78,10 +70,9 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("shape", [(5, 3), (400, 50), (30_000, 5)], ids=str)
-def test_gradients_that_are_sparse_within_their_rows_equal_dense(granularity, shape):
+def test_gradients_that_are_sparse_within_their_rows_equal_dense(granularity):
     perturbation = Perturbation(epsilon=0.05, granularity=granularity, steps=2)
-    assert same_walk(walked(perturbation, lambda sparse: Table(sparse, shape), Table.loss))
+    assert same_walk(walked(perturbation, Table, Table.loss))
 
 
 @pytest.mark.parametrize("tokens", [[4], [], [2, 2, 5]], ids=["one row", "no row", "a row twice"])
@@ -169,64 +160,9 @@ def test_sparse_and_dense_gradients_accumulate(first):
     assert error(found.to_dense() if found.is_sparse else found, expected.words.weight.grad + rest) < EXACT
 
 
-@pytest.mark.parametrize("granularity", ["layer", "module", "model"])
-def test_detail_is_that_of_the_dense_walk(granularity):
-    details = []
-    for sparse in (False, True):
-        model = Tagger(sparse)
-        perturbation = Perturbation(epsilon=0.05, granularity=granularity, steps=2)
-        sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
-        sharp(model.loss)
-        details.append(dict(zip(sharp.last.detail.labels, sharp.last.detail.ratios.tolist(), strict=True)))
-    assert details[1] == pytest.approx(details[0])
-
-
 def test_rows_are_labelled_by_their_number():
     model = Tagger(sparse=True)
     sharp = SharpBackward(model.named_parameters(), Perturbation(epsilon=0.05, granularity="filter"), detailed=True)
     sharp(model.loss)
     labels = [label for label in sharp.last.detail.labels if label.startswith("words")]
     assert labels == [f"words.weight[{row}]" for row in (0, 1, 2, 7)]
-
-
-@pytest.mark.parametrize("rows", [9, 5_000])
-def test_gradient_that_turns_sparse_in_a_later_pass(rows):
-    torch.manual_seed(0)
-    words = nn.Embedding(rows, 4, sparse=True, dtype=torch.float64)
-    passes = []
-
-    def loss():
-        passes.append(1)
-        looked_up = words(TOKENS)
-        return (looked_up**2).mean() + (words.weight.sum() * 1e-3 if len(passes) == 1 else 0.0)
-
-    before = words.weight.detach().clone()
-    SharpBackward(words.parameters(), ga_sam(0.05, steps=2))(loss)
-    assert same_bits([words.weight], [before])
-    assert len(passes) == 3
-
-
-@pytest.mark.parametrize("scale", ["gradient_strength", "weight"])
-def test_sparse_gradients_of_low_precision_weights(scale):
-    """|w| counts the untouched rows here, too."""
-    norms = []
-    for sparse in (False, True):
-        torch.manual_seed(0)
-        words = nn.Embedding(30, 4, sparse=sparse, dtype=torch.bfloat16)
-        before = words.weight.detach().clone()
-        sharp = SharpBackward(words.parameters(), Perturbation(epsilon=0.1, scale=scale, norm=2.0))
-        sharp(lambda w=words: w(TOKENS).float().square().mean())
-        assert same_bits([words.weight], [before])
-        norms.append(sharp.last.norms[-1])
-    assert error(*norms) < 1e-6
-
-
-@pytest.mark.parametrize("scale", ["weight", "weight_rms", "weight_over_gradient"])
-def test_sparse_vectors_are_whole_filters(scale):
-    norms = []
-    for sparse in (True, False):
-        w, i = nn.Parameter(torch.arange(1.0, 8.0)), torch.tensor([0, 1])
-        sharp = SharpBackward([w], Perturbation(epsilon=0.1, norm=2.0, scale=scale, granularity="filter"))
-        sharp(lambda w=w, i=i, s=sparse: torch.gather(w, 0, i, sparse_grad=s).sum())
-        norms.append(sharp.last.norms[1])
-    assert error(*norms) < 1e-6

@@ -115,20 +115,6 @@ def test_large_and_small_tensors_walk_together(name):
     check_against_reference(Separate(SIZES), TEN_WALKS[name])
 
 
-@pytest.mark.parametrize("name", ["sam", "asam", "multi_step_defense"])  # a cap would apply to each tensor
-def test_cut_and_joined_tensors_walk_alike(name):
-    """One tensor of 2^17 + 5 weights, or hundreds of small ones."""
-    results = []
-    for shapes in ({"w": (2**17 + 5,)}, {f"{i}.w": (400,) for i in range(327)} | {"rest": (2**17 + 5 - 327 * 400,)}):
-        problem = Separate(shapes)
-        parameters = problem.parameters()
-        sharp = SharpBackward(parameters.items(), TEN_WALKS[name])
-        sharp(lambda q=problem, p=parameters: q.loss(p))
-        results.append((flat([p.grad for p in parameters.values()]), torch.stack(sharp.last.norms)))
-    for joined, cut in zip(*results, strict=True):
-        assert error(cut, joined) < EXACT
-
-
 @pytest.mark.parametrize("norm", [1.5, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize("step_size", [0.01, 0.05, 1.0])
 @pytest.mark.parametrize("size", ["epsilon", "budget"])
