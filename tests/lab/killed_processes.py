@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 from gasam.lab.engines.local import main_module_hidden, process_context
+from gasam.lab.search import Search, tune
 from gasam.lab.training import run as run_module
 from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import make
@@ -36,6 +37,38 @@ def killed_at(out, task, method, moment, number, walk=None):
     }[place]
     setattr(owner, method_name, _killing(getattr(owner, method_name), number, getattr(signal, name)))
     run_module.run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True, gradient_norms=True)
+
+
+class InThisProcess:
+    """An engine without the start of a process, which takes longer than a tiny trial."""
+
+    parallel = 1
+
+    def __init__(self):
+        self.ended, self.cancelled = [], []
+
+    @property
+    def running(self):
+        return len(self.ended)
+
+    def start(self, job, folder, work):
+        self.ended.append((job, ("done", work(job, folder, lambda update: None))))
+
+    def events(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, job):
+        self.cancelled.append(job.name)
+
+    def stop(self):
+        self.ended.clear()
+
+
+def search_killed_at(out, step, asked):
+    """Search until this training step of all its trials together."""
+    Training.train_step = _killing(Training.train_step, step, signal.SIGKILL)
+    tune(Search(**asked), out, InThisProcess(), cpu=True)
 
 
 def _killing(function, number, how):

@@ -2,16 +2,12 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
+from killed_processes import InThisProcess, exit_code, search_killed_at
 from optuna.distributions import FloatDistribution, IntDistribution
 from synthetic import record
 
@@ -20,41 +16,24 @@ from gasam.lab.errors import InputError, checked
 from gasam.lab.families.encoded import WithheldError
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.record import read as read_record
-from gasam.lab.search.finding import Choice, read, with_tuned_walk
-from gasam.lab.search.question import MANTISSAS, Search, distribution, paper_order
-from gasam.lab.search.study import Driver, opened, tune
+from gasam.lab.search import (
+    Driver,
+    Search,
+    choose,
+    distribution,
+    opened,
+    paper_order,
+    read,
+    tune,
+    with_tuned_walk,
+)
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.loop import Update
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 EPSILONS = FloatDistribution(1e-6, 8.0, log=True)
-
-
-class InThisProcess:
-    """An engine without the start of a process, which takes longer than a tiny trial."""
-
-    parallel = 1
-
-    def __init__(self):
-        self.ended, self.cancelled = [], []
-
-    @property
-    def running(self):
-        return len(self.ended)
-
-    def start(self, job, folder, work):
-        self.ended.append((job, ("done", work(job, folder, lambda update: None))))
-
-    def events(self):
-        ended, self.ended = self.ended, []
-        return ended
-
-    def cancel(self, job):
-        self.cancelled.append(job.name)
-
-    def stop(self):
-        assert not self.ended
 
 
 def asked(**changes):
@@ -87,7 +66,7 @@ def hill(peak, collapse, height=0.05):
 def test_the_papers_order_finds_the_best_of_the_decade_below_the_collapse(peak, beyond):
     gain = hill(peak, peak + beyond)
     known = replayed(gain)
-    grid = [float(f"{m}e{k}") for k in range(-6, 1) for m in MANTISSAS]
+    grid = [float(f"{m}e{k}") for k in range(-6, 1) for m in (5, 2, 8, 1)]
     largest = max(size for size in grid if f"{size:e}".startswith("1.") and gain(size) > -math.inf)
     assert max(known.values()) >= max(gain(size) for size in grid if largest <= size < 9.5 * largest)
     assert len(known) <= 7, "three or four for the order of magnitude, three for the grid"
@@ -127,17 +106,16 @@ def test_ranges_are_read_as_they_are_written():
         ({"quantity": "settngs"}, "quantity must be one of 'budget', 'epsilon', 'settings' or 'joint'"),
         ({"trials": 0}, "trials must be > 0, got 0"),
         ({"method": "magic"}, "method must be one of baseline, sam"),
-        ({"method": "baseline", "quantity": "budget"}, "the baseline does not walk: name a method to tune"),
-        ({"task": "numerals", "method": "freelb", "quantity": "budget"}, "freelb moves embeddings and has no budget"),
-        ({"space": {"dropout": "0..0.5"}}, "use --quantity joint for settings"),
+        ({"method": "baseline", "quantity": "budget"}, "the baseline does not walk"),
+        ({"task": "numerals", "method": "freelb", "quantity": "budget"}, "freelb moves embeddings, not weights"),
+        ({"space": {"dropout": "0..0.5"}}, "dropout is not searched: a search for budget has norm, budget, cap"),
         ({"space": {"cap": "0.01..0.1"}}, "cap must be a list of choices in this search"),
         ({"quantity": "settings", "space": {"dropout": "0.1..2"}}, "dropout must be < 1, got 2.0"),
         ({"quantity": "settings", "space": {"dropout": "1..x"}}, "the range of dropout must be LOW..HIGH"),
         ({"quantity": "settings", "space": {"dropout": []}}, "the choices of dropout must not be empty"),
-        ({"quantity": "settings", "space": {"epochs": "1.5..3"}}, "the range of epochs must be whole numbers"),
+        ({"quantity": "settings", "space": {"epochs": "1.5..3"}}, "in whole numbers, got '1.5..3'"),
         ({"quantity": "settings", "space": {"depth": [1]}}, "there is no setting 'depth'"),
         ({"quantity": "settings", "space": {"wieght_decay": None}}, "wieght_decay is not searched"),
-        ({"quantity": "settings", "settings": {"epochs": 3}, "space": {"epochs": [3]}}, "epochs is fixed and searched"),
     ],
 )
 def test_what_cannot_be_searched_is_told_in_one_sentence(changes, told):
@@ -168,12 +146,10 @@ def test_compare_uses_the_walk_that_a_search_chose(command, tmp_path):
     assert with_tuned_walk(make("digits", "baseline", "tiny"), tmp_path).walk.method == "baseline"
     for unlike in (make("digits", "ga-sam", "tiny", seed=0), make("digits", "sam", "tiny"),
                    make("digits", "ga-sam", "tiny", settings={"epochs": 3})):  # fmt: skip
-        with pytest.raises(InputError, match="has no search for the walk of"):
+        with pytest.raises(InputError, match="has no finished search for the walk of"):
             with_tuned_walk(unlike, tmp_path)
-    with FileLock(file.with_suffix(".lock")), pytest.raises(InputError, match="is still being tuned"):
-        with_tuned_walk(plan, tmp_path)
-    with FileLock(file.with_suffix(".lock")):
-        assert "is being tuned by another process" in command(*words, "--trials", "2", "--out", tmp_path).err
+    with Checkpoints(file.with_suffix("")).locked():
+        assert "is being run by another process" in command(*words, "--trials", "2", "--out", tmp_path).err
 
 
 def test_trials_are_made_with_the_test_split_withheld(tmp_path, monkeypatch):
@@ -211,88 +187,66 @@ def test_a_search_continues_as_if_it_had_never_ended(tmp_path):
     assert settings_search(tmp_path / "parts", trials=7).model_dump() == whole.model_dump()
 
 
-def test_a_killed_search_goes_on_and_a_torn_journal_is_cut(command, tmp_path):
-    words = ["tune", "digits", "--size", "tiny", "--epochs", "8", "--trials", "2", "--cpu", "--jobs", "1"]
-    process = subprocess.Popen([sys.executable, "-m", "gasam", *words, "--out", str(tmp_path)],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    while not list((tmp_path / "search" / "runs").glob("digits-tiny-ga-sam-*/last.pt")):
-        assert process.poll() is None, "the search ended before it could be killed"
-        time.sleep(0.01)
-    kill_with_children(process)
+@pytest.mark.parametrize("step", [3, 40])
+def test_a_killed_search_goes_on_and_a_torn_journal_is_cut(step, tmp_path):
+    words = {"task": "digits", "size": "tiny", "settings": {"epochs": 4}, "trials": 2}
+    assert exit_code(search_killed_at, tmp_path, step, words) == -signal.SIGKILL
     [journal] = (tmp_path / "search").glob("*.journal")
     with journal.open("ab") as stream:
         stream.write(b'{"op_code": 4, "wor')  # as if it had been killed in the middle of a line
-    ended = command(*words, "--out", tmp_path, "--json")
-    assert ended.code == 0, ended.err
-    whole = command(*words, "--out", tmp_path / "whole", "--json")
-    assert whole.code == 0, whole.err
-    continued, never_killed = json.loads(ended.out), json.loads(whole.out)
-    assert continued | {"file": ""} == never_killed | {"file": ""}
-
-
-def kill_with_children(process):
-    import psutil
-
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for each in family:
-        os.kill(each.pid, signal.SIGKILL)
-    psutil.wait_procs(family, timeout=20)
-    process.wait()
+    continued = tune(asked(**words), tmp_path, InThisProcess(), cpu=True)
+    assert continued == tune(asked(**words), tmp_path / "whole", InThisProcess(), cpu=True)
 
 
 def test_a_trial_among_the_worst_quarter_is_stopped_after_half_of_its_epochs(tmp_path):
     search, engine = asked(quantity="settings", method="baseline"), InThisProcess()
     metric = TASKS["digits"].family.metric
-    with opened(tmp_path / "study.journal", "study", metric) as study:
-        for value in (80.0, 81.0, 82.0, 83.0, 84.0):
-            trial = study.ask(dict(search.ranges))
-            for step in range(1, 11):
-                trial.report(value, step)
-            study.tell(trial, value)
-        driver = Driver(search, study, tmp_path, engine, lambda job, event: None, True)
-        job = Job(make("digits", "baseline", "tiny", settings={"epochs": 20}), "poor")
-        driver.reporting["poor"] = study.ask(dict(search.ranges))
-        for epoch in range(2, 14):
-            driver._heard(job, ("update", Update(0, 1, epoch, 20, 20.0)))
-            assert bool(engine.cancelled) == (epoch - 1 > 11), "at 12 of 20 epochs, the first tenth after half"
+    study = opened(tmp_path / "study.journal", metric)
+    for value in (80.0, 81.0, 82.0, 83.0, 84.0):
+        trial = study.ask(dict(search.ranges))
+        for step in range(1, 11):
+            trial.report(value, step)
+        study.tell(trial, value)
+    driver = Driver(search, study, tmp_path, "data", engine, lambda job, event: None, True)
+    job = Job(make("digits", "baseline", "tiny", settings={"epochs": 20}), "poor")
+    driver.reporting["poor"] = study.ask(dict(search.ranges))
+    for epoch in range(2, 14):
+        driver._heard(job, ("update", Update(0, 1, epoch, 20, 20.0)))
+        assert bool(engine.cancelled) == (epoch - 1 > 11), "at 12 of 20 epochs, the first tenth after half"
 
 
 def choice(plain, *others, error=0.5, quantity="budget"):
-    """The choice among finalists; each has a score by seed."""
+    """The chosen values, the gain and the sentence for finalists; each has a score by seed."""
 
     def records(scores, method):
         return [
-            record("imdb", method, score, seed=seed, valid=score, valid_error=error / math.sqrt(2), worthless=50.0)
+            record("imdb", method, score, seed=seed, valid=score, valid_error=error / math.sqrt(2))
             for seed, score in enumerate(scores)
         ]
 
-    tried = [{"norm": "inf", "budget": 0.1 * (place + 1), "cap": 0.1} for place in range(len(others))]
-    search = checked(Search, task="imdb", quantity=quantity)
-    return Choice(search, error, records(plain, "baseline"), [records(each, "ga-sam") for each in others], tried)
+    finalists = [({"budget": 0.1 * place, "cap": 0.1}, records(each, "ga-sam")) for place, each in enumerate(others, 1)]
+    return choose(checked(Search, task="imdb", quantity=quantity), records(plain, "baseline"), finalists)
 
 
 def test_best_mean_over_seeds_is_chosen_and_the_sentence_says_how_far_to_trust_it():
-    several = choice([80.0, 80.2, 80.1], [82.0, 80.0, 80.2], [81.0, 81.2, 81.1])
-    assert several.values["budget"] == 0.2
-    assert several.gain == pytest.approx(1.0)
-    assert "more than twice the standard error over 3 seeds" in several.sentence("2 trials")
-    assert "it was chosen on this split, so expect less on test" in choice([80.0], [82.0]).sentence("1 trial")
-    assert "within the noise of the split" in choice([80.0], [80.3]).sentence("1 trial")
-    lost = choice([80.0, 80.0], [90.0, None], [81.0, 81.0])
-    assert lost.values["budget"] == 0.2, "a finalist that diverged with one seed is not chosen"
+    values, gain, sentence = choice([80.0, 80.2, 80.1], [82.0, 80.0, 80.2], [81.0, 81.2, 81.1])
+    assert values["budget"] == 0.2
+    assert gain == pytest.approx(1.0)
+    assert "more than twice the standard error" in sentence
+    assert "over 3 seeds" in sentence
+    assert "more than twice the standard error (0.50% of the split" in choice([80.0], [82.0])[2]
+    assert "less than twice the standard error" in choice([80.0], [80.3])[2]
+    assert choice([80.0, 80.0], [90.0, None], [81.0, 81.0])[0]["budget"] == 0.2, "the other diverged with a seed"
 
 
 def test_sentence_says_if_nothing_was_found():
-    worse = choice([80.0], [79.0])
-    assert "no budget improved on plain training; the best was norm=inf, budget=0.1, cap=0.1" in worse.sentence(
-        "1 trial"
-    )
-    assert worse.values["budget"] == 0.1, "`--tuned` says what it uses"
-    assert "every trial of budget diverged or was stopped" in choice([80.0]).sentence("3 trials")
-    assert "the baseline is no better than guessing" in choice([50.5], [60.0]).sentence("1 trial")
-    own = choice([80.0], [79.0], quantity="settings")
-    assert "no settings are better than the task's own" in own.sentence("1 trial")
-    assert own.values == {}
+    values, gain, sentence = choice([80.0], [79.0])
+    assert "no budget improved on plain training; the best was budget=0.1, cap=0.1" in sentence
+    assert (values["budget"], gain) == (0.1, -1.0), "`--tuned` says what it uses"
+    assert "every trial of budget diverged or was stopped" in choice([80.0])[2]
+    values, _, sentence = choice([80.0], [79.0], quantity="settings")
+    assert "no settings improved on the task's own settings" in sentence
+    assert values == {}
 
 
 @pytest.mark.parametrize("task", ["digits", "docstrings", "pydoc", "numerals"])

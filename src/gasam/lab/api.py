@@ -15,7 +15,7 @@ from gasam.lab.engines import opened
 from gasam.lab.errors import checked
 from gasam.lab.report.comparison import run_list
 from gasam.lab.report.html import read_runs
-from gasam.lab.search.question import Search
+from gasam.lab.search import Search
 from gasam.lab.tasks import Origin
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]

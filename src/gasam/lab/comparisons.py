@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab.errors import InputError
-from gasam.lab.search.finding import with_tuned_walk
+from gasam.lab.search import with_tuned_walk
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import Plan, make
 

@@ -45,7 +45,7 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
 
 def chosen_settings(file: Path, task: str, size: str | None) -> dict[str, Any]:
     """The settings that a search chose, with those that all of its trials shared. It must be of this task and size."""
-    from gasam.lab.search.finding import read
+    from gasam.lab.search import read
     from gasam.lab.tasks import find, name_of
 
     try:

@@ -23,9 +23,7 @@ from gasam.lab.output import Table, save
 from gasam.lab.record import Record
 from gasam.lab.record import as_json as as_record
 from gasam.lab.report.comparison import Comparison
-from gasam.lab.search.finding import FOLDER, Finding
-from gasam.lab.search.question import Search
-from gasam.lab.search.study import tune
+from gasam.lab.search import FOLDER, Finding, Search, tune
 from gasam.lab.storage import replaced, write_json
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.run import run

@@ -67,8 +67,7 @@ def tune(
     """
     from gasam.lab.cli.display import errors, say
     from gasam.lab.cli.sessions import search, show_search
-    from gasam.lab.search.question import Search
-    from gasam.lab.search.study import TrialFailedError
+    from gasam.lab.search import Search, TrialFailedError
 
     names = option_values.methods_of(task, "--method", method)
     if len(names) > 1 and trials is None:

@@ -21,7 +21,7 @@ from gasam.lab.paper.verdicts import Verdict, judge
 from gasam.lab.record import Metric, Record
 from gasam.lab.report import comparison
 from gasam.lab.report.comparison import Comparison, Difference, described
-from gasam.lab.search.finding import with_tuned_walk
+from gasam.lab.search import with_tuned_walk
 from gasam.lab.tasks import Origin
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan

@@ -1,0 +1,526 @@
+"""Searches by Optuna on the validation split, for the size of a method's walk or for settings of training.
+
+The study's journal holds every trial, so a search that was killed goes on. No trial sees the test split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import zip_longest
+from pathlib import Path
+from shutil import rmtree
+from statistics import fmean, stdev
+from typing import Any, Literal, Self
+
+import optuna
+from filelock import FileLock
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import PercentilePruner
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, model_validator
+
+from gasam import recommended
+from gasam.lab.engines.engine import Engine, Event, Job, OnEvent, do_all, prepare, train
+from gasam.lab.errors import InputError
+from gasam.lab.families.family import STRICT
+from gasam.lab.methods import Walk, find_method
+from gasam.lab.output import Table
+from gasam.lab.record import Metric, Record, read_as
+from gasam.lab.storage import Checkpoints, write_json
+from gasam.lab.tasks import Origin
+from gasam.lab.training import plan as plans
+from gasam.lab.training.plan import Plan
+
+FOLDER = "search"
+"""The folder of searches in a folder of records. It has the runs of all trials in `runs`."""
+SEED_STEP = 1_000_000
+"""The best trials are repeated with the search's seed + 1,000,000, + 2,000,000 and so on; results have other seeds."""
+TOLERANCE = 0.005
+"""A size is too large if it loses more than this share of plain training's worth, and more than the split's noise."""
+BUDGETS, EPSILONS, CAPS = "0.01..0.8,log", "1e-6..8,log", "0.003..0.1,log"
+CAP = 0.1
+"""Ten times the recommended cap. A search can try it because validation decides."""
+FINALISTS, TRIALS, SHOWN = 3, 20, 5
+"""The most trials that are repeated, the trials of a search for settings, and the most that a table shows."""
+WALK = frozenset({"norm", "budget", "epsilon", "cap"})
+"""What is searched of a walk."""
+Quantity = Literal["budget", "epsilon", "settings", "joint"]
+Values = Mapping[str, Any]
+
+
+class TrialFailedError(RuntimeError):
+    """A trial failed. The same search repeats it."""
+
+
+class Search(BaseModel):
+    """What to tune. The fields are the arguments of `gasam.lab.tune`, which describes them."""
+
+    model_config = STRICT
+
+    task: str
+    method: str = "ga-sam"
+    size: str | None = None
+    quantity: Quantity | None = None
+    space: dict[str, Any] = {}
+    trials: PositiveInt | None = None
+    seeds: PositiveInt = 1
+    seed: NonNegativeInt = 0
+    settings: dict[str, Any] = {}
+    origin: Origin = Origin()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse what cannot be searched, and ranges with a value that is not allowed, before anything is run."""
+        usual = self._usual()
+        unknown = {name for name, value in self.space.items() if value is None or self.of_walk} - usual.keys()
+        if unknown:
+            raise InputError(f"{min(unknown)} is not searched: a search for {self.what} has {', '.join(usual)}")
+        if not self.ranges:
+            raise InputError("nothing is left to search: add --space, or fix fewer settings")
+        first = {name: values_of(kind)[0] for name, kind in self.ranges.items()}
+        for name, kind in self.ranges.items():
+            if self.of_walk and name != self.what and not isinstance(kind, CategoricalDistribution):
+                raise InputError(f"{name} must be a list of choices in this search, such as [0.1], got a range")
+            for value in values_of(kind):
+                self.plan(first | {name: value})
+        return self
+
+    @property
+    def what(self) -> Quantity:
+        """The searched quantity."""
+        usual: dict[str, Quantity] = {"nothing": "settings", "embeddings": "epsilon", "weights": "budget"}
+        return self.quantity or usual[find_method(self.method).moved]
+
+    @property
+    def of_walk(self) -> bool:
+        """Whether the size of a walk is searched, and compared with plain training."""
+        return self.what in ("budget", "epsilon")
+
+    def plan(self, values: Values | None = None, repetition: int = 0) -> Plan:
+        """The plan of a trial; without values, of plain training or of the task's own settings."""
+        rounded = {name: float(f"{v:.2g}") if isinstance(v, float) else v for name, v in (values or {}).items()}
+        walk: dict[str, Any] = {name: rounded.pop(name) for name in WALK & rounded.keys()}
+        if "budget" in walk:
+            walk["walk_progress"] = recommended()[1].progress
+        method = "baseline" if self.of_walk and not values else self.method
+        seed, settings = self.seed + repetition * SEED_STEP, {**self.settings, **rounded}
+        return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=settings, walk=walk)
+
+    @cached_property
+    def ranges(self) -> dict[str, BaseDistribution]:
+        """What to search: the usual ranges without the settings that are fixed, and the user's own."""
+        texts = {name: each for name, each in self._usual().items() if name not in self.settings} | self.space
+        own = dict(self.plan().settings)
+        return {name: distribution(name, each, own.get(name, 0.0)) for name, each in texts.items() if each is not None}
+
+    def _usual(self) -> dict[str, Any]:
+        if self.what == "budget":
+            norm = find_method(self.method).preset.norm
+            norms = ["inf" if math.isinf(norm) else norm]  # JSON has no infinity
+            return {"norm": norms, "budget": BUDGETS, "cap": [CAP, recommended()[0].cap]}
+        if self.what == "epsilon":
+            return {"norm": ["inf", 2.0], "epsilon": EPSILONS}
+        return self.plan().settings.space() | ({"budget": BUDGETS, "cap": CAPS} if self.what == "joint" else {})
+
+    def name(self, data_hash: str) -> str:
+        """The name of the search. It depends on the settings, the ranges, the data and the seed."""
+        plan, space = self.plan(), {name: str(each) for name, each in self.ranges.items()}
+        text = json.dumps([plan.config(), self.method, space, data_hash, self.seed], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{plan.task_name}-{plan.size}-{self.method}-{self.what}-{self.seed}-{digest}"
+
+
+def distribution(name: str, value: Any, own: Any) -> BaseDistribution:
+    """What to draw from: "0.001..0.1", "1..100,log", a list of choices, or one value.
+
+    `own` is the present value of the setting. If it is a whole number, so are the values in between.
+    """
+    if not isinstance(value, str) or ".." not in value:
+        choices = list(value) if isinstance(value, tuple | list) else [value]
+        if not choices:
+            raise InputError(f"the choices of {name} must not be empty")
+        return CategoricalDistribution(choices)
+    text, _, kind = value.partition(",")
+    try:
+        if kind not in ("", "log"):
+            raise ValueError
+        if type(own) is int or (own is None and text.replace("..", "").isdigit()):
+            least, most = map(int, text.split(".."))
+            return IntDistribution(least, most, log=bool(kind))
+        low, high = map(float, text.split(".."))
+        return FloatDistribution(low, high, log=bool(kind))
+    except ValueError:
+        allowed = "LOW..HIGH, or LOW..HIGH,log with LOW > 0, or a list such as [0,0.1]"
+        whole = " in whole numbers" if type(own) is int else ""
+        raise InputError(f"the range of {name} must be {allowed}{whole}, got {value!r}") from None
+
+
+def values_of(kind: BaseDistribution) -> tuple[Any, ...]:
+    """The choices, or the ends of a range."""
+    if isinstance(kind, CategoricalDistribution):
+        return kind.choices
+    assert isinstance(kind, FloatDistribution | IntDistribution)
+    return kind.low, kind.high
+
+
+def in_words(values: Values) -> str:
+    return ", ".join(f"{name}={v:.2g}" if isinstance(v, float) else f"{name}={v}" for name, v in values.items())
+
+
+def paper_order(known: Mapping[float, float], sizes: BaseDistribution, noise: float) -> list[float]:
+    """The sizes of one norm to try next, in the paper's two stages; none if the search has ended.
+
+    A bisection finds the largest power of ten that is not clearly worse than plain training. Then 5, 2 and 8 times this
+    power are tried.
+
+    Args:
+        known: The gain of each size that was tried, as a share of the worth of plain training; -inf if it was lost.
+        sizes: The range of the sizes, or their list, which has no order.
+        noise: The standard error of a gain.
+    """
+    if isinstance(sizes, CategoricalDistribution):
+        return [float(size) for size in values_of(sizes) if size not in known]
+    low, high = values_of(sizes)
+    fine, too_large = math.ceil(math.log10(low) - 1e-9) - 1, math.floor(math.log10(high) + 1e-9) + 1
+    while too_large - fine > 1:
+        middle = (fine + too_large) // 2
+        gain = known.get(float(f"1e{middle}"))
+        if gain is None:
+            return [float(f"1e{middle}")]
+        if gain < -max(TOLERANCE, noise):
+            too_large = middle
+        else:
+            fine = middle
+    grid = [float(f"{mantissa}e{fine}") for mantissa in (5, 2, 8)]
+    return [size for size in grid if low <= size <= high and size not in known]
+
+
+class Finding(BaseModel):
+    """What a search has found: the content of its JSON file.
+
+    `settings` are those of the task without the searched ones. `changes` are the chosen settings, for
+    `--settings-from`, and `walk` the options of the chosen walk, for `--tuned`. `plain` has the validation scores of
+    plain training, or of the task's own settings, by seed. A trial has its values, its scores by seed and whether it
+    was chosen. `gain` is positive if the choice is better than plain training, and None if nothing was chosen.
+    """
+
+    name: str
+    task: str
+    size: str
+    method: str
+    quantity: Quantity
+    seeds: list[int]
+    settings: dict[str, Any]
+    changes: dict[str, Any] = {}
+    walk: dict[str, Any] = {}
+    data: str
+    plain: list[float | None]
+    trials: list[dict[str, Any]]
+    gain: float | None = None
+    gradient_evaluations: int
+    sentence: str
+
+    def table(self) -> Table:
+        """The best trials beside plain training; those without a score are only counted."""
+        scored = sorted((each for each in self.trials if each["valid"]), key=lambda each: not each["chosen"])
+        of_walk = self.quantity in ("budget", "epsilon")
+        plain = {"values": {}, "valid": [score for score in self.plain if score is not None], "chosen": False}
+        rows = [
+            {
+                "tried": in_words(each["values"]) or ("plain training" if of_walk else "the task's own settings"),
+                "validation": f"{fmean(each['valid']):.4g}" if each["valid"] else "diverged",
+                "seeds": str(len(each["valid"])),
+                "chosen": "yes" if each["chosen"] else "",
+            }
+            for each in [plain, *scored[:SHOWN]]
+        ]
+        note = f"{len(self.trials)} trials, of which {len(self.trials) - len(scored)} diverged or were stopped early."
+        return Table(f"{self.task}, size {self.size}: {self.quantity} of {self.method} on validation", rows, [note])
+
+
+def read(file: Path) -> Finding:
+    """Read what a search has found."""
+    return read_as(Finding, "what a search found", file)
+
+
+def gains(plain: Sequence[Record], runs: Sequence[Record]) -> list[float]:
+    """How much better the runs are than plain training, by seed; without the seeds with which one of both diverged."""
+    sign = 1 if plain[0].metric.higher_is_better else -1
+    pairs = [(ours.valid, other.valid) for ours, other in zip(runs, plain, strict=False)]
+    return [sign * (ours - other) for ours, other in pairs if ours is not None and other is not None]
+
+
+def noise_of(plain: Record) -> float:
+    """The standard error of a difference of two scores on the split, if they were of different examples."""
+    return math.sqrt(2) * (plain.valid_error or 0.0)
+
+
+def choose(
+    asked: Search, plain: Sequence[Record], finalists: Sequence[tuple[Values, Sequence[Record]]]
+) -> tuple[Values, float | None, str]:
+    """The values to use, their gain over plain training, and a sentence that says how far to trust it.
+
+    The best finalist has the best mean difference to plain training, paired by seed, and diverged with no seed. A
+    search for settings gives no values if the task's own settings are better.
+
+    Args:
+        asked: The search.
+        plain: The records of plain training, or of the task's own settings, by seed.
+        finalists: The values of each finalist with its records by seed, the best of the first seed first.
+    """
+    name, what = f"{asked.method} on {asked.plan().task_name}", asked.what
+    kept = [(values, runs) for values, runs in finalists if all(run.valid is not None for run in runs)]
+    if not kept:
+        return {}, None, f"{name}: every trial of {what} diverged or was stopped: give another range with --space"
+    values, runs = max(kept, key=lambda each: fmean(gains(plain, each[1]) or [0.0]))
+    metric, differences = plain[0].metric, gains(plain, runs)
+    score = f"{metric.name} {metric.shown(fmean(run.valid or 0.0 for run in runs))} on validation"
+    if not differences:
+        return values, None, f"{name}: use {in_words(values)}: {score}; the task's own settings diverged"
+    gain, other = fmean(differences), "plain training" if asked.of_walk else "the task's own settings"
+    advice = f"use {in_words(values)}"
+    if gain <= 0:
+        advice = f"no {what} improved on {other}; the best was {in_words(values)}"
+    error, of = noise_of(plain[0]), "of the split; --seeds 3 repeats the best"
+    if len(differences) > 1:
+        error, of = stdev(differences) / math.sqrt(len(differences)), f"over {len(differences)} seeds"
+    shown = metric.difference(gain if metric.higher_is_better else -gain)
+    score += f", {shown} {metric.unit_of_differences} compared with {other}, "
+    score += f"for {runs[0].gradient_evaluations / plain[0].gradient_evaluations:.1f} times its gradients"
+    trust = f"{'more' if abs(gain) > 2 * error else 'less'} than twice the standard error ({metric.shown(error)} {of})"
+    chosen = values if asked.of_walk or gain > 0 else {}
+    return chosen, gain, f"{name}: {advice}: {score}; that is {trust}"
+
+
+def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
+    """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
+
+    Args:
+        plan: The plan to change. Its other options of the walk stay.
+        folder: The folder of records whose searches to use. None may have used the plan's seed.
+        times: Use this multiple of the epsilon that was tuned in the plan's own norm.
+    """
+    if plan.walk.moved == "nothing":
+        return plan
+    if plan.walk.source == "given" and times is None:
+        raise InputError(f"{plan.walk.method} has a given radius and --tuned: leave out one of the two")
+    planned = plan.task_name, plan.walk.method, plan.settings.model_dump(mode="json"), plan.data().hash
+    found = [
+        each
+        for each in map(read, sorted((folder / FOLDER).glob("*.json")))
+        if each.walk and (each.task, each.method, each.settings, each.data) == planned
+        if each.quantity in ("budget", "epsilon") and plan.seed not in each.seeds
+        if times is None or (each.quantity == "epsilon" and Walk(**each.walk).norm == plan.walk.norm)
+    ]
+    best = max(found, key=lambda each: (each.quantity == "budget", each.gain or -math.inf), default=None)
+    if best is None:
+        words = f"tune {plan.task} --method {plan.walk.method} --size {plan.size} --out {folder}"
+        raise InputError(
+            f"{folder / FOLDER} has no finished search for the walk of {plan.walk.method} with these settings and this "
+            f"data: run `gasam {words}` first, with the same --epochs, --set and files and another --seed"
+        )
+    size = {"budget": None, "epsilon": None, **best.walk}
+    if times is not None:
+        size["epsilon"] = float(f"{size['epsilon'] * times:.6g}")
+    return replace(plan, walk=Walk(**dict(plan.walk) | size | {"source": "tuned"}))
+
+
+def tune(
+    search: Search, out: Path, engine: Engine, watch: OnEvent = lambda job, event: None, cpu: bool = False
+) -> Finding:
+    """Search, or continue a search that was interrupted. The study is `out/search/NAME.journal`, the finding `.json`.
+
+    Raises `TrialFailedError` if a trial fails; the message names the log file.
+    """
+    plan = search.plan()
+    data_hash, metric = plan.data().hash, plan.definition.family.metric
+    file = out / FOLDER / f"{search.name(data_hash)}.json"
+    with Checkpoints(file.with_suffix("")).locked():
+        file.unlink(missing_ok=True)  # a search that continues may yet choose another walk
+        study = opened(file.with_suffix(".journal"), metric)
+        finding = Driver(search, study, file.parent / "runs", data_hash, engine, watch, cpu).search()
+        write_json(file, finding.model_dump(mode="json"))
+        return finding
+
+
+def opened(journal: Path, metric: Metric) -> optuna.Study:
+    """The study in a journal, without the torn last line of a killed process, which would make it unreadable."""
+    if journal.exists():
+        whole = journal.read_bytes()
+        with journal.open("r+b") as stream:
+            stream.truncate(whole.rfind(b"\n") + 1)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal), grace_period=5))
+    return optuna.create_study(
+        storage=JournalStorage(backend),
+        study_name=journal.stem,
+        load_if_exists=True,
+        direction="maximize" if metric.higher_is_better else "minimize",
+        pruner=PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=6),
+    )
+
+
+@dataclass
+class Driver:
+    """Runs the trials of a study in rounds. `folder` has the runs of all searches, which share equal ones."""
+
+    asked: Search
+    study: optuna.Study
+    folder: Path
+    data_hash: str
+    engine: Engine
+    watch: OnEvent
+    cpu: bool
+    reporting: dict[str, optuna.Trial] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+
+    def search(self) -> Finding:
+        """Run plain training, or the task's own settings, then trials until there are no more, then more seeds."""
+        if self.plain.valid is None and self.asked.of_walk:
+            raise InputError(f"the baseline of {self.asked.task} diverged: change its settings before you tune a walk")
+        while trials := self.next_trials():
+            records = self.trained([self.asked.plan(trial.params) for trial in trials], trials)
+            for trial, record in zip(trials, records, strict=True):
+                value = None if record is None else record.valid
+                lost = TrialState.PRUNED if record is None else TrialState.FAIL
+                self.study.tell(trial.number, value, state=lost if value is None else None)
+        return self.conclude()
+
+    @cached_property
+    def plain(self) -> Record:
+        return self.with_seeds(None, 1)[0]
+
+    def with_seeds(self, values: Values | None, count: int) -> list[Record]:
+        """The records of a trial, or of plain training, with the first `count` seeds."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Plain training serves the searches of all methods: they wait for it here, and then read its records.
+        with FileLock(self.folder / f"{self.asked.plan().task_name}.lock"):
+            found = self.trained([self.asked.plan(values, repetition) for repetition in range(count)])
+        return [record for record in found if record is not None]
+
+    def trained(self, wanted: Sequence[Plan], trials: Sequence[optuna.Trial | FrozenTrial] = ()) -> list[Record | None]:
+        """The records of plans, read from files or trained now; None for a trial that was stopped early."""
+        jobs = {job.name: job for job in prepare(wanted, self.folder)}
+        names = [plan.name(self.data_hash) for plan in wanted]
+        for name, trial in zip(names, trials, strict=False):
+            jobs[name].detail = in_words(trial.params)
+            if isinstance(trial, optuna.Trial):
+                self.reporting[name] = trial
+        for job in jobs.values():
+            job.data = job.data and job.data.without_test()
+        do_all([*jobs.values()], self.folder, self.engine, self._heard, partial(train, cpu=self.cpu, test=False))
+        for job in jobs.values():
+            if job.error is not None:
+                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
+            if job.record is None:
+                rmtree(self.folder / job.name)  # the checkpoint of a trial that was stopped early
+        return [jobs[name].record for name in names]
+
+    def _heard(self, job: Job, event: Event) -> None:
+        """Tell Optuna the score at each tenth of training, because trials differ in epochs, and stop a hopeless one.
+
+        None is stopped in the first half of training, or before its learning rate was halved twice.
+        """
+        self.watch(job, event)
+        kind, update = event
+        if kind != "update" or job.name not in self.reporting or update.valid is None or update.note:
+            return
+        ended, trial, settings = update.epoch - 1, self.reporting[job.name], job.plan.settings
+        step = 10 * ended // update.epochs
+        if step <= self.steps.get(job.name, 0):
+            return
+        self.steps[job.name] = step
+        family = job.plan.definition.family
+        same_direction = family.followed.higher_is_better == family.metric.higher_is_better
+        trial.report(update.valid if same_direction else -update.valid, step)
+        patience = settings.halve_after + 2 if settings.schedule == "halving" else 0
+        if patience <= ended < update.epochs and trial.should_prune():
+            self.engine.cancel(job)
+
+    def next_trials(self) -> Sequence[optuna.Trial | FrozenTrial]:
+        """The trials that a killed search left, or else new ones; none when the search has ended."""
+        if left := self.study.get_trials(states=(TrialState.RUNNING,)):
+            return left
+        begun = sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
+        count, limit = self.engine.parallel, self.asked.trials or TRIALS
+        if self.asked.of_walk:
+            for values in self._proposed():
+                self.study.enqueue_trial(dict(values), skip_if_exists=True)
+            count = len(self.study.get_trials(states=(TrialState.WAITING,)))
+            limit = self.asked.trials or begun + count
+        # The storage keeps no state of the sampler, so its seed says how far the search is.
+        self.study.sampler = TPESampler(seed=self.asked.seed + begun, n_startup_trials=5, constant_liar=True)
+        return [self.study.ask(dict(self.asked.ranges)) for _ in range(min(count, limit - begun))]
+
+    def _proposed(self) -> list[Values]:
+        """The walks to try next: the recommended one, and the sizes in the paper's order, in turns between norms."""
+        what, ranges, usual = self.asked.what, self.asked.ranges, recommended()[0]
+        norms = values_of(ranges["norm"])
+        shared = {"cap": values_of(ranges["cap"])[0]} if what == "budget" else {}
+        found: list[Values] = []
+        if what == "budget" and norms == ("inf",) and not self.asked.space:
+            found = [{"norm": "inf", "budget": usual.budget, "cap": usual.cap}]
+        plain, guessing = self.plain.valid or 0.0, self.plain.worthless or 0.0
+        worth = max(abs(plain - guessing if self.plain.metric.higher_is_better else plain), 1e-12)
+        turns = []
+        for norm in norms:
+            known = {
+                trial.params[what]: self.gain(trial) / worth
+                for trial in self.study.get_trials(deepcopy=False)
+                if trial.state.is_finished() and ({"norm": norm} | shared).items() <= trial.params.items()
+            }
+            turns.append(paper_order(known, ranges[what], noise_of(self.plain) / worth))
+        for turn in zip_longest(*turns):
+            found += [{"norm": n, what: size} | shared for n, size in zip(norms, turn, strict=True) if size is not None]
+        return found
+
+    def gain(self, trial: FrozenTrial) -> float:
+        """How much better a trial is than plain training, in units of the metric; -inf without a score."""
+        difference = (trial.value or 0.0) - (self.plain.valid or 0.0)
+        sign = 1 if self.plain.metric.higher_is_better else -1
+        return -math.inf if trial.value is None else sign * difference
+
+    def conclude(self) -> Finding:
+        """Repeat the best trials with more seeds, choose one of them, and say what was found."""
+        ended = [trial for trial in self.study.get_trials() if trial.state.is_finished()]
+        ended.sort(key=self.gain, reverse=True)
+        scored = list({in_words(trial.params): trial for trial in ended if trial.value is not None}.values())
+        close = [trial for trial in scored if self.gain(scored[0]) - self.gain(trial) <= noise_of(self.plain)]
+        best, count = close[:FINALISTS], self.asked.seeds
+        plain = self.with_seeds(None, count)
+        tried = [
+            (trial.params, [] if trial.value is None else self.with_seeds(trial.params, count if trial in best else 1))
+            for trial in [*scored, *(trial for trial in ended if trial.value is None)]
+        ]
+        values, gain, sentence = choose(self.asked, plain, tried[: len(best)])
+        plan, own = self.asked.plan(values), self.asked.plan()
+        changed = {**self.asked.settings, **values}
+        walk = {*WALK & values.keys()} | ({"walk_progress"} if "budget" in values else set())
+        return Finding(
+            name=self.study.study_name,
+            task=plan.task_name,
+            size=plan.size,
+            method=self.asked.method,
+            quantity=self.asked.what,
+            seeds=[record.seed for record in plain],
+            settings=own.settings.model_dump(mode="json"),
+            changes={name: v for name, v in plan.settings.model_dump(mode="json").items() if name in changed},
+            walk=plan.walk.model_dump(mode="json", include=walk),
+            data=self.data_hash,
+            plain=[record.valid for record in plain],
+            trials=[
+                {"values": params, "valid": [run.valid for run in runs], "chosen": params == values}
+                for params, runs in tried
+            ],
+            gain=gain,
+            gradient_evaluations=sum(run.gradient_evaluations for run in sum((runs for _, runs in tried), plain)),
+            sentence=f"{sentence} ({len(tried)} trials)",
+        )

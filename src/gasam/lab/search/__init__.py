@@ -1,1 +1,0 @@
-"""Searches for walks and for settings: `question` asks, `study` runs the trials, `finding` answers."""
