@@ -30,9 +30,7 @@ class Nodes:
 
     def kill_a_busy_one(self):
         """Kill a node that executes a run, as a power cut would. Between two runs no node is busy."""
-        until = time.monotonic() + 60
         while not any(map(killed_if_busy, self.raylets)):
-            assert time.monotonic() < until, "no node is busy"
             time.sleep(0.05)
 
 

@@ -6,7 +6,6 @@ A run of three short epochs is executed in processes that are forked from this o
 import _thread
 import builtins
 import errno
-import gzip
 import hashlib
 import io
 import json
@@ -363,40 +362,6 @@ def test_a_planted_bug_is_noticed(undisturbed, name):
     finally:
         undisturbed.plant = lambda: None
     raise AssertionError(f"{name} was not noticed")
-
-
-ROWS = "".join(f"row {i} of a small table,{'yes' if i % 2 else 'no'}\n" for i in range(20)).encode()
-DAMAGE = {
-    "empty": lambda data, at: b"",
-    "first line only": lambda data, at: data[: data.index(b"\n")],
-    "three columns": lambda data, at: data + b"one,two,three\n",
-    "noise": lambda data, at: random.Random(at).randbytes(200),
-    "quote": lambda data, at: data[:11] + b'"' + data[11:],
-    "UTF-16": lambda data, at: data.decode().encode("utf-16"),
-    "Latin-1": lambda data, at: data[:at] + b"caf\xe9" + data[at:],
-    "carriage returns": lambda data, at: data.replace(b"\n", b"\r"),
-    "no label": lambda data, at: data.replace(b",", b" "),
-    "cut gzip": lambda data, at: gzip.compress(data)[: 20 + at % 20],
-}
-TRAIN = ("train", "digits", "--size", "tiny", "--cpu")
-WORDS = [
-    (*TRAIN, "--set", "rate=nan"), (*TRAIN, "--set", "batch=-1"), (*TRAIN, "--set", "=b=c"), (*TRAIN, "--epochs", "x"),
-    (*TRAIN, "--seed", "9x"), (*TRAIN, "--method", ""), (*TRAIN, "--epsilon", "nan"), (*TRAIN, "--unknown", "1"),
-    ("train", "chess"), ("train", "nowhere.py"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", [*DAMAGE, *WORDS], ids=str)
-def test_a_broken_input_is_told_in_one_sentence(undisturbed, tmp_path, case):
-    words = case
-    if case in DAMAGE:
-        file = tmp_path / f"a.csv{'.gz' if 'gzip' in case else ''}"
-        file.write_bytes(DAMAGE[case](b"text,label\n" + ROWS, 57))
-        words = ("train", "classify", "--train", str(file), "--size", "tiny", "--cpu")
-    code, text = forked(lambda: undisturbed.command(*words), tmp_path / "log.txt")
-    assert code == 2, text
-    assert "Traceback" not in text
-    assert text.strip().splitlines()[-1].startswith(("gasam: ", "╰", "Error"))
 
 
 @pytest.mark.parametrize("value", [7, [], {}, {"model": {}}, {"model": torch.ones(2), "optimizer": {}, "progress": {}}])

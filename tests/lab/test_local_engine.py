@@ -25,15 +25,15 @@ from gasam.lab.training.run import run
 
 COMPARE = ("compare", "digits", "--size", "tiny", "--cpu", "--seeds", "1")
 # As many jobs as cores: every process has one thread, as this one has, so that numbers are the same to the bit.
-LONG = 600
-"""Epochs of a run that is ended before it ends."""
+LONG = 100_000
+"""Epochs of a run that is ended before it ends, however slow the machine is."""
 ON_CPU = partial(train, cpu=True)
 
 
 class Events(list):
     """What a watcher is told; `then` is called with the job of every update."""
 
-    def __init__(self, then=lambda job: None):
+    def __init__(self, then):
         super().__init__()
         self.then = then
 
@@ -70,15 +70,6 @@ def test_failures_are_reported_with_their_logs_and_the_other_runs_are_kept(tmp_p
     assert "1 of 4 runs are already there, not run again" in ended.err
     assert (tmp_path / f"{names['baseline']}.json").stat().st_mtime_ns == finished
     assert (tmp_path / f"{names['ga-sam']}.json").exists()
-
-
-def test_finished_runs_start_no_process(tmp_path):
-    plans = [make("digits", method, "tiny") for method in ("baseline", "ga-sam")]
-    records = [run(plan, tmp_path, cpu=True) for plan in plans]
-    jobs, events = prepare([*plans, plans[0]], tmp_path), Events()
-    do_all(jobs, tmp_path, LocalEngine(2), events, ON_CPU)
-    assert [job.record for job in jobs] == records
-    assert not events
 
 
 @pytest.fixture
@@ -150,7 +141,7 @@ def heed_ctrl_c():
 
 
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
-    epochs = 30
+    epochs = 100
     [job] = prepare([make("digits", "ga-sam", "tiny", settings={"epochs": epochs})], tmp_path / "runs")
     options = {"methods": "ga-sam", "epochs": epochs, "jobs": cores(), "out": tmp_path / "runs"}
     arguments = [*COMPARE, *(f"--{name}={value}" for name, value in options.items())]
@@ -162,7 +153,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
             process.send_signal(signal.SIGINT)
             break
     told = process.stderr.read()
-    assert process.wait(timeout=60) == 130
+    assert process.wait() == 130
     process.stderr.close()
     assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told

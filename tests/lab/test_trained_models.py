@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from gasam.lab import load
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import PredictionOptions
-from gasam.lab.families.translation import PAD, bleu
+from gasam.lab.families.translation import PAD
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -113,7 +113,7 @@ def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tm
 
 @torch.no_grad()
 def test_the_objective_is_the_training_loss_of_each_example(loaded):
-    """A row of a classifier, a column of text from an empty state, a sentence by itself and without padding."""
+    """A sentence is by itself and without padding; the others together have the mean loss of their batch."""
     family, model = loaded.family, loaded.model
     for batch in loaded.examples("train", 32)[:2]:
         losses = loaded.objective(model, batch)
@@ -123,14 +123,8 @@ def test_the_objective_is_the_training_loss_of_each_example(loaded):
                 for i in range(len(losses))
             ]
             assert error(losses, torch.stack(alone)) < SINGLE
-            continue
-        if loaded.record.task == "ptb":
-            words, following = batch
-            columns = [
-                cross_entropy(model(words[:, i : i + 1], None)[0][:, 0], following[:, i]) for i in range(words.shape[1])
-            ]
-            assert error(losses, torch.stack(columns)) < SINGLE
-        assert float(losses.mean()) == pytest.approx(float(family.loss(model, batch, None)[0]), rel=SINGLE)
+        else:
+            assert float(losses.mean()) == pytest.approx(float(family.loss(model, batch, None)[0]), rel=SINGLE)
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -147,34 +141,15 @@ def test_examples_are_always_the_same_and_as_many_as_asked(loaded, split):
     assert 6 <= count < 6 + columns
 
 
-def test_a_score_can_be_of_the_first_rows(loaded):
-    family, model = loaded.family, loaded.model
-    found = loaded.score(model, "test", 7)
-    if loaded.record.task == "en-vi":
-        lines = family.translate(model, "test")
-        assert family.translate(model, "test", 7) == lines[:7]
-        assert found == bleu(lines[:7], family.data["test"]["target_text"][:7])[0]
-    elif loaded.record.task == "ptb":
-        words = family.data["test"][: 7 * family.settings.length + 1].long()
-        with torch.no_grad():
-            scores = model(words[:-1, None], None)[0][:, 0]
-        assert found == pytest.approx(float(cross_entropy(scores, words[1:]).exp()), rel=SINGLE)
-    else:
-        inputs, labels = family.data["test"]
-        with torch.no_grad():
-            right = (model(inputs[:7]).argmax(1) == labels[:7]).double().mean()
-        assert found == pytest.approx(100 * float(right))
-        assert family.worthless("test", 7) == pytest.approx(100 * float(labels[:7].bincount().max()) / 7)
-
-
-def test_a_model_without_numbers_has_the_worst_score(trained):
-    for task, worst in (("ptb", float("inf")), ("digits", None)):
-        loaded = load(trained[f"{task} baseline"], Origin(), cpu=True)
-        with torch.no_grad():
-            for weight in loaded.model.parameters():
-                weight.fill_(float("nan"))
-        found = loaded.score(loaded.model, "test")
-        assert found == worst if worst else 0 <= found <= 100
+def test_a_score_can_be_of_the_first_rows_and_is_the_worst_without_numbers(trained):
+    loaded = with_data(trained, "ptb")
+    words = loaded.family.data["test"][: 7 * loaded.family.settings.length + 1].long()
+    with torch.no_grad():
+        scores = loaded.model(words[:-1, None], None)[0][:, 0]
+        first = float(cross_entropy(scores, words[1:]).exp())
+        assert loaded.score(loaded.model, "test", 7) == pytest.approx(first, rel=SINGLE)
+        next(loaded.model.parameters()).fill_(float("nan"))
+    assert loaded.score(loaded.model, "test") == float("inf")
 
 
 def test_classes_and_probabilities_are_those_of_the_model(trained):
@@ -264,10 +239,7 @@ def test_drawn_words_depend_on_the_seed_and_on_the_line_alone(trained):
     assert first == loaded.predict(lines, words=6, seed=1, temperature=1.0)
     assert loaded.predict(lines[5:6], words=6, seed=1)[0]["continuation"] == first[5]["continuation"]
     assert loaded.predict(lines, words=6, seed=2) != first
-    greedy = loaded.predict(lines, words=6)
-    assert loaded.predict(lines, words=6, seed=1, temperature=0) == greedy
-    assert loaded.predict(lines, words=6, seed=1, temperature=1e-4) == greedy
-    assert not any("<unk>" in each["continuation"] for each in first)
+    assert loaded.predict(lines, words=6, seed=1, temperature=0) == loaded.predict(lines, words=6)
     assert max(len(each["continuation"].split()) for each in first) <= 6
 
 
@@ -313,12 +285,12 @@ def test_inputs_are_read_from_standard_input_and_every_kind_of_file(folder, comm
 
 
 def test_blank_lines_have_no_prediction_and_lines_keep_their_numbers(folder, command, typed):
-    place = folder("imdb")
-    typed("one\n\n  \ntwo\n")
+    place, text = folder("imdb"), "one\n\n  \ntwo\n"
+    typed(text)
     shown = command("predict", place, "--cpu")
     assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
     assert shown.err == "2 predictions; 2 blank lines have none\n"
-    typed("one\n\n  \ntwo\n")
+    typed(text)
     found = [json.loads(line) for line in command("predict", place, "--cpu", "--json").out.splitlines()]
     assert [each["line"] for each in found] == [1, 4]
 
@@ -358,20 +330,15 @@ BAD_INPUTS = {
     "imdb": {
         "empty.txt": ("", "empty.txt has no inputs: give at least one line that is not blank"),
         "column.csv": ("review\ngood\n", "column.csv, line 1: no column 'text' among 'review': use --text-column"),
-        "binary.txt": (b"\x89PNG\r\n\x1a\n", "binary.txt, line 1: byte 0x89 at position 1 is not UTF-8"),
-        "number.jsonl": ('{"text": 5}\n', "number.jsonl, line 1: 'text' is 5, but must be a string"),
         ".": (None, ". is a folder, but the input must be a file"),
         "good.txt --batch 0": ("good\n", "batch must be > 0, got 0"),
         "good.txt --words 3": ("good\n", "words, temperature and seed are for language models, but"),
-        "good.txt --temperature -1": ("good\n", "temperature must be >= 0, got -1.0"),
         "good.txt --out .": ("good\n", "--out must name a file, but . is a folder"),
     },
     "digits": {
         "image.txt": ("1 2 3\n", "image.txt, line 1: an image must have 64 pixels, got 3"),
         "high.txt": (f"{'9 ' * 63}256\n", "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255"),
-        "words.csv": (f"header\n{'x,' * 63}x\n", "words.csv, line 2: an image must be 64 numbers from 0 to 255"),
         "cut-ubyte": (idx(2051, [2, 8, 8], bytes(70)), "cut-ubyte: 70 bytes of data, but the header says 128"),
-        "object.jsonl": ('{"pixels": [1]}\n', "object.jsonl, line 1: a line must hold a list of pixels"),
         "broken.jsonl": ("[1,\n", "broken.jsonl, line 1: not JSON"),
     },
 }
@@ -442,20 +409,6 @@ def not_loaded(file, *words, origin=None):
     assert "\n" not in str(raised.value)
 
 
-def test_other_data_is_refused_and_the_runs_own_is_taken(tmp_path):
-    mine, other = write_table(tmp_path / "mine.csv", 40), write_table(tmp_path / "other.csv", 40, ("fine", "poor"))
-    columns = {"text_column": "review", "label_column": "stars"}
-    origin = Origin(train=str(mine), **columns)
-    plan = make("classify", "baseline", "tiny", origin=origin)
-    record = run(plan, tmp_path / "runs", cpu=True)
-    [file] = (tmp_path / "runs").glob("*.json")
-    loaded = load(file, origin, cpu=True)
-    assert loaded.score(loaded.model, "test") == record.test
-    not_loaded(
-        file, "the data found for classify is not the data of this run", origin=Origin(train=str(other), **columns)
-    )
-
-
 def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split, rows in (("train", 40), ("valid", 10), ("test", 10)):
@@ -478,9 +431,8 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed
     assert test_score(Origin(valid=str(moved))) == record.test
     write_table(valid, 11)
     not_loaded(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained: give", "--valid")
-    write_lines(valid, ["other,columns", "a,b"])
-    not_loaded(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained")
-    not_loaded(file, f"{valid}, line 1: no column 'review'", origin=Origin(valid=str(valid)))
+    other = Origin(valid=str(write_table(tmp_path / "other.csv", 10, ("fine", "poor"))))
+    not_loaded(file, "the data found for classify is not the data of this run", origin=other)
     valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
     assert test_score(Origin()) == record.test  # the same examples in another file
 
@@ -523,12 +475,11 @@ def test_ctrl_c_ends_with_130_and_leaves_no_part_of_a_file(folder, tmp_path):
     )  # fmt: skip
     process.stdin.write("a film\n" * 5_000)
     process.stdin.flush()
-    deadline = time.monotonic() + 60
     while not (found.exists() and any(file.stat().st_size for file in found.iterdir())):
-        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate()
     assert process.returncode == 130, told
     assert re.fullmatch(r"gasam: interrupted after [\d,]+ inputs\n", told)
     assert not list(found.iterdir())

@@ -26,9 +26,6 @@ from gasam.lab.errors import InputError
 
 Weights = dict[str, Tensor]
 
-CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
-"""What a system answers that does not sync folders."""
-
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
@@ -59,8 +56,6 @@ def replaced(file: Path) -> Iterator[Path]:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names of a folder's files to disk, if the system can."""
-    if os.name == "nt":
-        return
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -68,13 +63,9 @@ def sync_folder(folder: Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno not in CANNOT_SYNC:
+        # What a system answers that does not sync folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM):
             raise
-
-
-def leftovers(folder: Path, name: str | None = None) -> Iterator[Path]:
-    """The temporary files of `replaced` that a killed process left in a folder, or only those of one file."""
-    return folder.glob(f".{'*' if name is None else glob.escape(name)}.????????")
 
 
 def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
@@ -119,16 +110,11 @@ def delayed_signals() -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
         for number in came:
-            _handle(number)
-
-
-def _handle(number: int) -> None:
-    """Handle a signal now. A handler in Python is called directly, because Ray's processes block signals."""
-    handler = signal.getsignal(number)
-    if callable(handler):
-        handler(number, None)
-    else:
-        signal.raise_signal(number)
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handler(number, None)  # directly, because Ray's processes block signals
+            else:
+                signal.raise_signal(number)
 
 
 class _Watched:
@@ -210,9 +196,6 @@ class Checkpoints:
     def epoch(self, number: int) -> Path:
         return self.folder / f"epoch-{number:04}.pt"
 
-    def forget_epoch(self, number: int) -> None:
-        self.epoch(number).unlink(missing_ok=True)
-
     def average(self, last: int, count: int) -> Weights:
         """The mean of the weights of the `count` epochs up to `last`, summed in double precision."""
         total: Weights = {}
@@ -221,14 +204,13 @@ class Checkpoints:
             assert weights is not None
             for name, tensor in weights.items():
                 total[name] = total.get(name, 0.0) + tensor.double() if tensor.is_floating_point() else tensor
-            dtypes = {name: tensor.dtype for name, tensor in weights.items()}
-        return {
-            name: (t / count if dtypes[name].is_floating_point else t).to(dtypes[name]) for name, t in total.items()
-        }
+            like = {name: tensor.dtype for name, tensor in weights.items()}
+        return {name: (t / count if like[name].is_floating_point else t).to(like[name]) for name, t in total.items()}
 
     def clean(self) -> None:
         """Delete all checkpoints and partial files. The lock stays, because another process may be waiting for it."""
-        partial = (*leftovers(self.folder), *leftovers(self.folder.parent, f"{self.folder.name}.json"))
+        name = glob.escape(f"{self.folder.name}.json")
+        partial = (*self.folder.glob(".*.????????"), *self.folder.parent.glob(f".{name}.????????"))
         for file in (self.last, self.best, *self.folder.glob("epoch-*.pt"), *partial):
             if file.exists():  # nothing is deleted from a folder that can only be read
                 file.unlink(missing_ok=True)

@@ -41,8 +41,7 @@ def opened(
         raise InputError(f"--on {where} needs the package ray: run `pip install 'gasam[ray]'`, or leave out --on")
     # Ray would print pages about every dead node to standard output. It reads the variable when it is imported.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    from gasam.lab.engines.ray import RayEngine
+    from gasam.lab.engines.ray import connected
 
-    place = "auto" if where == "ray" else where
-    with RayEngine(place, parallel=parallel, cpus=1 if cpus is None else cpus, gpus=gpus, cpu=cpu) as engine:
+    with connected(where, parallel=parallel, cpus=cpus or 1, gpus=gpus, cpu=cpu) as engine:
         yield engine

@@ -21,15 +21,12 @@ from gasam.lab.training.run import run
 
 @dataclass
 class Job:
-    """A run to execute.
+    """A run to execute. In the end it has a `record`, or the first line of an `error` and the `log` with all of it.
 
     Args:
         plan: What to train.
         name: The name of the run and its record.
         notes: Notes about the data.
-        record: The result; None before the run has finished, and if it failed.
-        error: The first line of the error message, if it failed.
-        log: The file with the whole error message, if it failed.
         detail: Text to add to the run's label in the display.
         data: The encoded data, which engines without access to the source files send along; it may lack the test split.
         exclusive: Whether only one process at a time may work on a job of this name in a folder.
@@ -55,10 +52,7 @@ Work = Callable[[Any, Path, OnUpdate], Any]
 
 
 class Engine(Protocol):
-    """A place that executes jobs, each in a process of its own. `do_all` calls it.
-
-    A job ends with the event "done", "failed" or "cancelled". Afterwards the engine writes nothing more to its folder.
-    """
+    """A place that executes jobs, each in a process of its own. A job ends as "done", "failed" or "cancelled"."""
 
     @property
     def parallel(self) -> int:
@@ -107,16 +101,10 @@ def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record
 
 
 def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent, work: Work = train) -> None:
-    """Call `work` for every job that has no record yet, each in its own process.
+    """Call `work`, such as `partial(train, cpu=True)`, for every job without a record, each in its own process.
 
-    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
-
-    Args:
-        jobs: The jobs; their `record` or `error` is set, unless they are cancelled.
-        folder: The folder for records, checkpoints and logs.
-        engine: Where to execute them.
-        on_event: Called with every event of every job. It may call `engine.cancel`.
-        work: The function to call, such as `partial(train, cpu=True)`.
+    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first. `folder` is for records,
+    checkpoints and logs. `on_event` gets every event, and may call `engine.cancel`.
     """
     waiting = [job for job in jobs if job.record is None]
     if waiting:
@@ -128,22 +116,17 @@ def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent,
             for job, (kind, value) in engine.events():
                 log = folder / job.name / "error.txt"
                 if kind == "failed":
-                    job.error = value = _logged(job, value, log)
+                    with suppress(OSError):  # the disk may be full
+                        log.parent.mkdir(parents=True, exist_ok=True)
+                        log.write_text(f"{value}\n", encoding="utf-8")
+                        job.log = log
+                    job.error = value = value.partition("\n")[0]
                 if kind == "done":
                     job.record = value
                     log.unlink(missing_ok=True)  # from an earlier attempt
                 on_event(job, (kind, value))
     finally:
         engine.stop()
-
-
-def _logged(job: Job, message: str, log: Path) -> str:
-    """Write the message to a file, unless the disk is full, and return its first line."""
-    with suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(message + "\n", encoding="utf-8")
-        job.log = log
-    return message.partition("\n")[0]
 
 
 def message_of(error: BaseException) -> str:
@@ -157,17 +140,11 @@ def message_of(error: BaseException) -> str:
 
 Files = dict[str, bytes]
 """The content of files by their path in the folder of all jobs, for machines without access to it."""
-NOT_SENT = (".lock", "error.txt")
-"""Names of files that belong to the machine they are on."""
 
 
 def read_files(folder: Path, job: str) -> Files:
-    """The files of a job in the folder of all jobs: its record and its own folder.
-
-    Files whose writing was interrupted, which begin with a dot, are left out.
-    """
-    names = [name for name in _files_of(folder, job) if "/." not in name]
-    return {name: (folder / name).read_bytes() for name in names}
+    """The files of a job in the folder of all jobs: its record, its own folder, and an unfinished measurement."""
+    return {name: (folder / name).read_bytes() for name in _files_of(folder, job) if "/." not in name}
 
 
 def write_files(folder: Path, job: str, files: Files, names: Collection[str]) -> None:
@@ -181,9 +158,9 @@ def write_files(folder: Path, job: str, files: Files, names: Collection[str]) ->
 
 
 def files_below(folder: Path, pattern: str) -> Iterator[str]:
-    """The names of the files that match a pattern, without those that are not sent."""
+    """The names of the files that match a pattern, without those that belong to the machine they are on."""
     for file in folder.glob(pattern):
-        if file.is_file() and file.name not in NOT_SENT:
+        if file.is_file() and file.name not in (".lock", "error.txt"):
             yield file.relative_to(folder).as_posix()
 
 

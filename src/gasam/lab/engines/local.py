@@ -29,36 +29,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_of_a_run(parallel: int) -> int:
-    """The threads of each run: the cores are divided among the parallel runs, unless OMP_NUM_THREADS is set."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    return max(1, cores() // parallel)
-
-
 @dataclass
 class Worker:
-    """The process of a job, the pipe that it reports through, and what is known about its end."""
+    """The process of a job, and the pipe that it reports through."""
 
     job: Job
     process: BaseProcess
     pipe: Connection
     cancelled: bool = False
-    reported: bool = False
-    ended: bool = False
-
-    def message(self) -> Event | None:
-        """One message. A process that was killed sends nothing, or part of a message."""
-        try:
-            kind, value = self.pipe.recv()
-        except Exception:  # EOFError, OSError, or any error from unpickling part of a message
-            self.process.join()
-            self.ended = True
-            if self.reported:
-                return None
-            kind, value = "failed", f"the process ended with code {self.process.exitcode}"
-        self.reported |= kind != "update"
-        return ("cancelled", None) if kind == "failed" and self.cancelled else (kind, value)
 
 
 class LocalEngine:
@@ -68,9 +46,9 @@ class LocalEngine:
         if parallel < 1:
             raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
         self.parallel = parallel
-        self.threads = threads_of_a_run(parallel)
+        set_by_user = "OMP_NUM_THREADS" in os.environ
+        self.threads = torch.get_num_threads() if set_by_user else max(1, cores() // parallel)
         self.workers: list[Worker] = []
-        self.begun: list[Job] = []
 
     @property
     def running(self) -> int:
@@ -86,21 +64,26 @@ class LocalEngine:
             process.start()
         theirs.close()
         self.workers.append(Worker(job, process, ours))
-        self.begun.append(job)
 
     def events(self) -> Sequence[tuple[Job, Event]]:
-        found: list[tuple[Job, Event]] = [(job, ("start", None)) for job in self.begun]
-        self.begun.clear()
-        if not found:
-            ready = wait([worker.pipe for worker in self.workers])
-            heard = [(worker.job, worker.message()) for worker in self.workers if worker.pipe in ready]
-            found = [(job, event) for job, event in heard if event is not None]
-            self.workers = [worker for worker in self.workers if not worker.ended]
+        found: list[tuple[Job, Event]] = []
+        ready = wait([worker.pipe for worker in self.workers])
+        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+            try:
+                kind, value = worker.pipe.recv()
+            except Exception:  # a process that was killed sends nothing, or part of a message
+                worker.process.join()
+                kind, value = "failed", f"the process ended with code {worker.process.exitcode}"
+            if kind in ("done", "failed"):
+                worker.process.join()
+                self.workers.remove(worker)
+            cancelled = kind == "failed" and worker.cancelled
+            found.append((worker.job, ("cancelled", None) if cancelled else (kind, value)))
         return found
 
     def cancel(self, job: Job) -> None:
         for worker in self.workers:
-            if worker.job is job and not worker.reported:
+            if worker.job is job:
                 worker.cancelled = True
                 worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
 
@@ -113,7 +96,6 @@ class LocalEngine:
                     worker.pipe.recv()
             worker.process.join()
         self.workers.clear()
-        self.begun.clear()
 
 
 def process_context() -> ForkServerContext | SpawnContext:
@@ -151,6 +133,7 @@ def _work(work: Work, job: Job, folder: Path, threads: int, environment: Mapping
         os.setsid()  # Ctrl-C then reaches only the parent, which stops every run once
     torch.set_num_threads(threads)
     try:
+        pipe.send(("start", None))
         pipe.send(("done", work(job, folder, lambda update: pipe.send(("update", update)))))
     except (Exception, KeyboardInterrupt) as error:
         with suppress(BrokenPipeError):  # the parent was killed

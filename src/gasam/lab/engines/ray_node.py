@@ -27,11 +27,8 @@ from gasam.lab.training.plan import give_data
 Versions = Mapping[str, str | None]
 
 
-class Snapshot(NamedTuple):
-    """What changed in a job's folder since the last snapshot, in the order of writing, and the names of all files."""
-
-    files: Files
-    names: frozenset[str]
+Snapshot = tuple[Files, frozenset[str]]
+"""What changed in a job's folder since the last snapshot, in the order of writing, and the names of all files."""
 
 
 class Message(NamedTuple):
@@ -48,14 +45,6 @@ class Message(NamedTuple):
     value: Any = None
 
 
-class Result(NamedTuple):
-    """How a job ended ("done" or "failed"), its record or a message, and the last snapshot."""
-
-    kind: str
-    value: Any
-    snapshot: Snapshot | None
-
-
 class Depot:
     """An actor that passes the messages of all jobs to the driver, and the files of a job to its process."""
 
@@ -68,28 +57,21 @@ class Depot:
         self.taken: list[asyncio.Event] = []
 
     async def start(self, job: int) -> tuple[int, list[Any]]:
-        """Tell the driver that a job starts, also if it starts again on another node, and wait for its files.
-
-        The answer has the number of starts so far and the reference to the files that the driver has.
-        """
+        """The number of starts of a job so far, and the reference to the files that the driver gives to it."""
         attempt = self.starts[job] = self.starts.get(job, 0) + 1
         self.files[job] = asyncio.get_running_loop().create_future()
         await self.post(Message(job, attempt, 0, "start"))
         return attempt, await self.files[job]
 
     async def give(self, job: int, files: list[Any]) -> None:
-        """The driver's answer to `start`."""
         self.files[job].set_result(files)
 
     async def post(self, message: Message) -> None:
-        self.messages.append(message)
-        self.arrived.set()
-
-    async def deliver(self, message: Message) -> None:
         """Post a message, and wait until the driver has handled it."""
         handled = asyncio.Event()
+        self.messages.append(message)
         self.posted.append(handled)
-        await self.post(message)
+        self.arrived.set()
         await handled.wait()
 
     async def take(self) -> list[Message]:
@@ -103,18 +85,19 @@ class Depot:
         return messages
 
 
-def execute(number: int, task: bytes, data: list[Any], folder: str, versions: Versions, depot: Any) -> Result:
+def execute(
+    number: int, task: bytes, data: list[Any], folder: str, versions: Versions, depot: Any
+) -> tuple[str, Any, Snapshot | None]:
     """Do a job in a temporary folder; the main function of its process.
 
     A first start and a start after the death of a node are the same: the driver sends the files that it has.
 
     Args:
         number: The number of the job.
-        task: The pickled job, the function to call, the number of threads, and the text of the user's Python file that
-            defines the task, if there is one.
+        task: The pickled job, the function to call, the number of threads, and the text of the task file or None.
         data: The reference to the encoded data, if it is sent; in a list it is not fetched before the job starts.
         folder: The folder of all jobs on the driver's machine, which error messages name.
-        versions: The versions that this node must have, from `node_versions`.
+        versions: The versions that this node must have.
         depot: The driver's `Depot`.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `ray.cancel` raises KeyboardInterrupt
@@ -135,7 +118,7 @@ def execute(number: int, task: bytes, data: list[Any], folder: str, versions: Ve
         except (Exception, KeyboardInterrupt) as error:
             kind, value = "failed", message_of(error).replace(place, folder)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on nothing can be interrupted any more
-        return Result(kind, value, None if reporter is None else reporter.files.changes())
+        return kind, value, None if reporter is None else reporter.files.changes()
 
 
 def fetched(reference: Any) -> Any:
@@ -160,17 +143,16 @@ class Reporter:
         self.snapshot: Any = None
 
     def update(self, update: Any) -> None:
-        self.depot.post.remote(self._message("update", update))
-        if self.delivery is not None and not self.delivery.done():
-            return
-        changed = self.files.changes()
-        if changed is not None:
-            self.snapshot = ray.put(changed)  # kept until it was delivered
-            self.delivery = self.depot.deliver.remote(self._message("files", [self.snapshot])).future()
+        self._post("update", update)
+        if self.delivery is None or self.delivery.done():
+            changed = self.files.changes()
+            if changed is not None:
+                self.snapshot = ray.put(changed)  # kept until it was delivered
+                self.delivery = self._post("files", [self.snapshot]).future()
 
-    def _message(self, kind: str, value: Any) -> Message:
+    def _post(self, kind: str, value: Any) -> Any:
         self.order += 1
-        return Message(self.job, self.attempt, self.order, kind, value)
+        return self.depot.post.remote(Message(self.job, self.attempt, self.order, kind, value))
 
 
 class SentFiles:
@@ -192,7 +174,7 @@ class SentFiles:
         # the weights that it refers to. For files of the same instant the names happen to be in that order.
         changed.sort(key=lambda name: (now[name], "/" not in name, name))
         files = {name: (self.folder / name).read_bytes() for name in changed}
-        return None if now == before else Snapshot(files, frozenset(now))
+        return None if now == before else (files, frozenset(now))
 
     def _stamps(self) -> dict[str, tuple[int, int]]:
         """The time of the last change of each file, and its inode, which is new when a file is replaced."""

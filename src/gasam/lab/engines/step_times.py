@@ -29,18 +29,9 @@ STEPS = 4
 def step_times(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dict[str, float]:
     """The mean time of a step over a whole run, including steps without a walk, relative to plain training.
 
-    It is measured by the engine that trained the runs, so with as many threads, in a process of its own.
-
-    Args:
-        engine: Where to measure.
-        jobs: The jobs that were compared; those without a record are ignored.
-        cpu: Use the CPU even if there is a GPU.
-
-    Returns:
-        The times by the key of each configuration; empty without plain training or without another configuration.
-
-    Raises:
-        RuntimeError: If the measurement fails.
+    It is measured by the engine that trained the runs, so with as many threads, in a process of its own. The times are
+    by the key of each configuration; there are none without plain training or without another configuration. Raises
+    `RuntimeError` if the measurement fails.
     """
     done = {job.record.key: job for job in reversed(jobs) if job.record is not None}
     if len(done) < 2 or all(job.plan.walk.moved != "nothing" for job in done.values()):

@@ -157,6 +157,10 @@ def on_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
+def to_device(batch: Any, device: torch.device) -> Any:
+    return on_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
 def tensors(batch: Any) -> Iterator[Tensor]:
     """All tensors of a batch."""
     if isinstance(batch, Tensor):

@@ -23,15 +23,13 @@ from gasam.lab import record as records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families import encoded
-from gasam.lab.families.encoded import Encoded, example_count, on_tensors
+from gasam.lab.families.encoded import Encoded, example_count, to_device
 from gasam.lab.families.family import Family, PredictionOptions, WholeInput
 from gasam.lab.record import Record
 from gasam.lab.storage import Weights, read_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
 from gasam.lab.training.plan import Plan, make
-
-__all__ = ["FinishedRun"]
 
 WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json"
 """Files in the folder of a run. `training.run.write_folder` writes them."""
@@ -46,28 +44,23 @@ class OwnFile(BaseModel):
     path: Path
     sha256: str
 
-    @classmethod
-    def all_of(cls, origin: Origin) -> list[OwnFile]:
-        found = ((split, path) for split in SPLITS for path in origin.files(split))
-        return [cls(split=split, path=path, sha256=_sha256(path)) for split, path in found]
-
     @property
     def fault(self) -> str | None:
         if not self.path.is_file():
             return "does not exist"
-        return None if _sha256(self.path) == self.sha256 else "has changed since it was trained"
+        return None if sha256(self.path) == self.sha256 else "has changed since it was trained"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Description(BaseModel):
-    """The description of a run in its folder, run.json.
+    """The description of a run in its folder, run.json: its record, and where its data and its task were.
 
-    Args:
-        schema_version: The version of the format of the file, `schema` in JSON.
-        gasam: The version of gasam that trained it.
-        origin: Where the data was, with absolute paths.
-        files: The user's own files, if the run was trained on them.
-        task_file: The user's Python file that defines the task.
-        record: The record of the run.
+    `schema` is the version of the format and `gasam` that of the program. `files` are the user's own files, and
+    `task_file` is the Python file that defines the task.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -89,8 +82,7 @@ class FinishedRun:
         folder: Its folder, with its weights, what was learnt from the training split, and its description.
         record: The record of the run, with its settings and scores.
         description: What the folder says; None if only the record is there.
-        data: Where the training data is. What it does not say is taken from the description. None uses the run without
-            its data, which is enough for predictions.
+        data: Where the training data is; what it does not say, the description does. None uses the run without data.
         cpu: Use the CPU even if there is a GPU.
     """
 
@@ -104,7 +96,6 @@ class FinishedRun:
     @cached_property
     def model(self) -> nn.Module:
         """The trained model, a torch module in eval mode."""
-        self.check_weights()
         try:
             model = self.family.model()
         except KeyError as error:
@@ -120,12 +111,11 @@ class FinishedRun:
         """The family of the model, with the run's data if `data` is given."""
         if self.data is not None:
             return self.plan.family(self.read_data())
-        for file in (self.folder / DESCRIPTION, self.folder / ENCODING):
-            if not file.is_file():
-                raise InputError(
-                    f"{self.name} cannot be used without its training data, because {file} does not exist: copy the "
-                    "whole folder"
-                )
+        if missing := [name for name in (DESCRIPTION, ENCODING) if not (self.folder / name).is_file()]:
+            raise InputError(
+                f"{self.name} cannot be used without its training data, because {self.folder / missing[0]} does not "
+                "exist: copy the whole folder"
+            )
         self._check_encoding(encoded.VERSION)
         data = self.record.data
         return self.plan.family(Encoded(_read_encoding(self.folder / ENCODING), {}, data.hash, tuple(data.notes)))
@@ -190,15 +180,11 @@ class FinishedRun:
                 "run it again with another --out, or use the gasam that trained it"
             )
 
-    def check_weights(self) -> None:
-        """Raise if there are no weights, before anything expensive is done."""
+    def _load_weights(self, model: nn.Module) -> None:
         file = self.folder / WEIGHTS
         if not file.exists():
             reason = "the run diverged" if self.record.test is None else f"{file} does not exist"
             raise InputError(f"{self.name} has no weights: {reason}; run it again with another --out")
-
-    def _load_weights(self, model: nn.Module) -> None:
-        file = self.folder / WEIGHTS
         try:
             load_model(model, file)
         except (RuntimeError, TypeError, safetensors.SafetensorError) as error:
@@ -210,7 +196,6 @@ class FinishedRun:
 
     def weights_for(self, model: nn.Module) -> Weights:
         """The weights by name, for the model of another run with the same shapes."""
-        self.check_weights()
         like = copy.deepcopy(model)
         self._load_weights(like)
         return dict(like.state_dict())
@@ -222,8 +207,7 @@ class FinishedRun:
     def examples(self, split: str, rows: int) -> list[Any]:
         """Batches with about `rows` examples of a split, always the same ones, on the model's device."""
         device = next(self.model.parameters()).device
-        batches = self.family.examples(_split(split), rows)
-        return [on_tensors(lambda part: part.to(device), batch) for batch in batches]
+        return [to_device(batch, device) for batch in self.family.examples(_split(split), rows)]
 
     def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[Any]]:
         """Model, loss and examples: the first arguments of every measurement in `gasam.analysis`."""
@@ -330,32 +314,21 @@ def find(run: Path) -> FinishedRun:
 
 
 def _split(name: str) -> Split:
-    for known in SPLITS:
-        if name == known:
-            return known
-    raise InputError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    if name not in SPLITS:
+        raise InputError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
+    return name
 
 
 def _read_encoding(file: Path) -> dict[str, Any]:
     """Read what was learnt from the training split, and check the parts whose form all families share."""
     try:
-        found = read_json(file)
-        fault = "" if isinstance(found, dict) else "it must be an object"
-    except (ValueError, RecursionError) as error:
-        fault = str(error)
-    if not fault:
+        found = dict(read_json(file))
         for name in ("classes", "words"):
-            texts = found.get(name, [])
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                fault = f"{name} must be a list of texts"
+            if not all(isinstance(text, str) for text in found.get(name, [])):
+                raise TypeError(f"{name} must be a list of texts")
         for name in ("pixels", "brightest"):
-            if name in found and (type(found[name]) is not int or found[name] < 1):
-                fault = f"{name} must be a whole number >= 1"
-    if fault:
-        raise InputError(f"{file} is damaged ({fault}): copy it again, or train again with another --out")
-    return dict(found)
+            if type(found.get(name, 1)) is not int or found.get(name, 1) < 1:
+                raise TypeError(f"{name} must be a whole number >= 1")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file} is damaged ({error}): copy it again, or train again with another --out") from None
+    return found

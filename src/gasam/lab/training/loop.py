@@ -18,7 +18,7 @@ from torch import nn
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import example_count, on_tensors
+from gasam.lab.families.encoded import example_count, on_tensors, to_device
 from gasam.lab.families.family import Family, Recipe
 from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
@@ -114,13 +114,9 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
     """The learning rate of an update as a multiple of the full one. It has no state to save in a checkpoint.
 
-    Args:
-        recipe: Names the schedule. "halving" halves the rate in every epoch after `halve_after`. The others rise
-            linearly for `warmup` updates. Then "inverse_sqrt" falls with the square root of the number of updates,
-            and "linear" and "cosine" fall to zero at the end.
-        epoch: The epoch, counted from 1.
-        update: The update, counted from 1 over all epochs.
-        updates: The number of updates of the whole run.
+    "halving" halves the rate in every epoch after `halve_after`. The others rise linearly for `warmup` updates; then
+    "inverse_sqrt" falls with the square root of the number of updates, "linear" and "cosine" to zero at the end.
+    Epoch and update count from 1, the update over all `updates` of the run.
     """
     warmup = max(1, recipe.warmup)
     if recipe.schedule == "halving":
@@ -174,16 +170,12 @@ class Training:
     def train(self) -> None:
         self.model.train()
         with Interruption() as interruption:
-            while self.goes_on():
+            while self.progress.epoch < self.settings.epochs and not self.progress.diverged:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
                 self.on_epoch(self.progress.curve)
                 interruption.stop_if_wanted()
-
-    def goes_on(self) -> bool:
-        progress = self.progress
-        return progress.epoch < self.settings.epochs and not progress.diverged
 
     def train_epoch(self, interruption: Interruption) -> None:
         progress = self.progress
@@ -245,12 +237,17 @@ class Training:
         steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
         self.loss.zero_()
-        valid = self.validate() if math.isfinite(loss) else math.nan
+        self.model.eval()
+        valid = self.family.validate(self.plain_model) if math.isfinite(loss) else math.nan
+        self.model.train()
         self.keep_weights(valid)
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
         row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
-        row |= self.walks.row(self.accelerator, self.norm_of_weights())
+        weights = None  # what |a| is compared with, unless the walk moves the outputs of embeddings
+        if isinstance(self.sharp, SharpBackward):
+            weights = float(nn.utils.get_total_norm([each.detach() for each in self.plain_model.parameters()]))
+        row |= self.walks.row(self.accelerator, weights)
         self.walks = WalkMeans(self.accelerator.device)
         if self.norms is not None:
             mean = self.norms.mean(progress.epoch)
@@ -258,19 +255,13 @@ class Training:
         progress.curve.append(row)
         self.show(steps)
 
-    def norm_of_weights(self) -> float | None:
-        """The norm that |a| is compared with; None if the walk moves the outputs of embeddings."""
-        if not isinstance(self.sharp, SharpBackward):
-            return None
-        return float(nn.utils.get_total_norm([weight.detach() for weight in self.plain_model.parameters()]))
-
     def keep_weights(self, valid: float) -> None:
         """After an epoch, save its weights if they may be chosen or averaged."""
         progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
         if averaged:
             self.write(checkpoints.epoch(progress.epoch), self.weights())
             # Keep one more than is averaged: a run that is killed before it saves its state resumes one epoch earlier.
-            checkpoints.forget_epoch(progress.epoch - averaged - 1)
+            checkpoints.epoch(progress.epoch - averaged - 1).unlink(missing_ok=True)
         if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
             progress.best, progress.best_epoch = valid, progress.epoch
             if not averaged:
@@ -286,13 +277,6 @@ class Training:
         if averaged and not progress.diverged:
             return checkpoints.average(progress.epoch, min(averaged, progress.epoch))
         return checkpoints.load(checkpoints.best)
-
-    def validate(self) -> float:
-        self.model.eval()
-        try:
-            return self.family.validate(self.plain_model)
-        finally:
-            self.model.train()
 
     def show(self, steps: int) -> None:
         valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
@@ -355,7 +339,3 @@ def without_norms(file: Path) -> InputError:
 
 def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    return on_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)

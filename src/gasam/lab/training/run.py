@@ -10,11 +10,11 @@ from typing import Any
 from accelerate import Accelerator
 
 import gasam
-from gasam.lab.data.corpus import Split
+from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import is_file
-from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile
+from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile, sha256
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.tracking import Tracker
@@ -33,7 +33,7 @@ def run(
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
     The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model
-    with everything that its use needs, see `training.finished`. It is complete before the record is written.
+    with everything that its use needs, see `write_folder`. It is complete before the record is written.
     If torchrun or accelerate started several processes, they share every batch; all must see the same folder.
 
     Args:
@@ -41,10 +41,10 @@ def run(
         folder: The folder for records and checkpoints.
         on_update: Called with an `Update` while the run trains.
         cpu: Use the CPU even if there is a GPU.
-        gradient_norms: Add the epoch's mean gradient norm of every tensor, of the layers and of the whole model to each
-            row of the curve. It is the norm of the gradient that the optimizer receives, before clipping.
-        track: The name of a tracker that follows the training, such as "tensorboard". Its files are in
-            `folder/TRACK/`. If it fails, `on_update` gets a note and training continues.
+        gradient_norms: Add the epoch's mean norm of the gradient that the optimizer receives, before clipping, to each
+            row of the curve: of every tensor, of the layers and of the whole model.
+        track: The name of a tracker that follows the training, with its files in `folder/TRACK/`. If it fails,
+            `on_update` gets a note and training continues.
         test: Whether the data has its test split. A trial of a search is without: it has no test score and no model.
     """
     data = plan.data() if test else plan.data().without_test()
@@ -53,7 +53,11 @@ def run(
     accelerator = Accelerator(cpu=cpu, log_with=track, project_dir=track and folder / track)
     if not file.exists():
         with checkpoints.locked() if accelerator.is_main_process else nullcontext():
-            files = OwnFile.all_of(plan.origin) if accelerator.is_main_process else []
+            files = [
+                OwnFile(split=split, path=path, sha256=sha256(path))
+                for split in SPLITS
+                for path in (plan.origin.files(split) if accelerator.is_main_process else ())
+            ]
             training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
             training.resume(gradient_norms)
             with _tracked(training, track, name) as tracker:

@@ -27,14 +27,7 @@ def check(name: str) -> None:
 
 
 class Tracker:
-    """Sends one run to a tracker. If the tracker fails, the run gets one note and continues without it.
-
-    Args:
-        name: The name of the tracker, such as "tensorboard".
-        run: The name of the run.
-        accelerator: The run's accelerator, made with `log_with=name`.
-        note: Called with a sentence if the tracker fails.
-    """
+    """Sends one run to a tracker. If the tracker fails, the run gets one note and continues without it."""
 
     def __init__(self, name: str, run: str, accelerator: Accelerator, note: Callable[[str], None]) -> None:
         self.name, self.run, self.accelerator, self.note = name, run, accelerator, note
