@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import zip_longest
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean, stdev
@@ -179,12 +178,8 @@ def paper_order(known: Mapping[float, float], sizes: BaseDistribution, noise: fl
     """The sizes of one norm to try next, in the paper's two stages; none if the search has ended.
 
     A bisection finds the largest power of ten that is not clearly worse than plain training. Then 5, 2 and 8 times this
-    power are tried.
-
-    Args:
-        known: The gain of each size that was tried, as a share of the worth of plain training; -inf if it was lost.
-        sizes: The range of the sizes, or their list, which has no order.
-        noise: The standard error of a gain.
+    power are tried. `known` has the gain of each size that was tried, as a share of the worth of plain training, and
+    -inf if it was lost. `noise` is the standard error of a gain.
     """
     if isinstance(sizes, CategoricalDistribution):
         return [float(size) for size in values_of(sizes) if size not in known]
@@ -270,11 +265,6 @@ def choose(
 
     The best finalist has the best mean difference to plain training, paired by seed, and diverged with no seed. A
     search for settings gives no values if the task's own settings are better.
-
-    Args:
-        asked: The search.
-        plain: The records of plain training, or of the task's own settings, by seed.
-        finalists: The values of each finalist with its records by seed, the best of the first seed first.
     """
     name, what = f"{asked.method} on {asked.plan().task_name}", asked.what
     kept = [(values, runs) for values, runs in finalists if all(run.valid is not None for run in runs)]
@@ -303,10 +293,8 @@ def choose(
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
     """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
 
-    Args:
-        plan: The plan to change. Its other options of the walk stay.
-        folder: The folder of records whose searches to use. None may have used the plan's seed.
-        times: Use this multiple of the epsilon that was tuned in the plan's own norm.
+    The plan's other options of the walk stay. `times` takes this multiple of the epsilon that was tuned in the plan's
+    own norm.
     """
     if plan.walk.moved == "nothing":
         return plan
@@ -461,25 +449,19 @@ class Driver:
         return [self.study.ask(dict(self.asked.ranges)) for _ in range(min(count, limit - begun))]
 
     def _proposed(self) -> list[Values]:
-        """The walks to try next: the recommended one, and the sizes in the paper's order, in turns between norms."""
+        """The walks to try next: the recommended one, and the sizes of each norm in the paper's order."""
         what, ranges, usual = self.asked.what, self.asked.ranges, recommended()[0]
-        norms = values_of(ranges["norm"])
-        shared = {"cap": values_of(ranges["cap"])[0]} if what == "budget" else {}
-        found: list[Values] = []
+        norms, found = values_of(ranges["norm"]), list[Values]()
         if what == "budget" and norms == ("inf",) and not self.asked.space:
             found = [{"norm": "inf", "budget": usual.budget, "cap": usual.cap}]
         plain, guessing = self.plain.valid or 0.0, self.plain.worthless or 0.0
         worth = max(abs(plain - guessing if self.plain.metric.higher_is_better else plain), 1e-12)
-        turns = []
+        ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
         for norm in norms:
-            known = {
-                trial.params[what]: self.gain(trial) / worth
-                for trial in self.study.get_trials(deepcopy=False)
-                if trial.state.is_finished() and ({"norm": norm} | shared).items() <= trial.params.items()
-            }
-            turns.append(paper_order(known, ranges[what], noise_of(self.plain) / worth))
-        for turn in zip_longest(*turns):
-            found += [{"norm": n, what: size} | shared for n, size in zip(norms, turn, strict=True) if size is not None]
+            fixed = {"norm": norm} | ({"cap": values_of(ranges["cap"])[0]} if what == "budget" else {})
+            same = [trial for trial in ended if fixed.items() <= trial.params.items()]
+            known = {trial.params[what]: self.gain(trial) / worth for trial in same}
+            found += [fixed | {what: size} for size in paper_order(known, ranges[what], noise_of(self.plain) / worth)]
         return found
 
     def gain(self, trial: FrozenTrial) -> float:

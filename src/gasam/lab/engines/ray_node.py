@@ -130,10 +130,9 @@ def fetched(reference: Any) -> Any:
 
 
 class Reporter:
-    """Sends the updates of a job to the driver, and its checkpoints.
+    """Sends the updates of a job to the driver, and its checkpoints; at most one snapshot is on its way.
 
-    Updates come from the thread that trains, so no file is being written at that time. While a snapshot is on its way,
-    no second one is taken.
+    Updates come from the thread that trains, so no file is being written at that time.
     """
 
     def __init__(self, depot: Any, job: int, attempt: int, files: SentFiles) -> None:

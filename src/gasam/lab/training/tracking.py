@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any
 
 from accelerate import Accelerator
@@ -41,8 +42,10 @@ class Tracker:
             options["purge_step"] = 1  # hides what an earlier process wrote
         if self.name == "wandb":
             options |= {"id": self.run, "resume": "allow"}
-        values = None if curve else {name: _parameter(value) for name, value in flat(config)}
-        self._safely(lambda: self.accelerator.init_trackers(project, values, {self.name: options}))
+        simple = bool | int | float | str
+        values = {name: value if isinstance(value, simple) else json.dumps(value) for name, value in flat(config)}
+        started = partial(self.accelerator.init_trackers, project, None if curve else values, {self.name: options})
+        self._safely(started)
         for row in curve:
             self.send([row])
 
@@ -68,10 +71,6 @@ class Tracker:
             self.failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.note(f"{self.name} failed ({reason}): training continues without it")
-
-
-def _parameter(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
