@@ -23,7 +23,7 @@ from gasam.analysis.sharpness import sharpness
 from gasam.analysis.spectrum import top_eigenvalues
 from gasam.lab import record
 from gasam.lab.analyses import Analysis, analysis, measure_all, restored
-from gasam.lab.analyses.analysis import as_numbers, option
+from gasam.lab.analyses.analysis import option
 from gasam.lab.analyses.attack import Attack
 from gasam.lab.analyses.landscape import Landscape
 from gasam.lab.analyses.sharpness import Sharpness
@@ -253,13 +253,13 @@ def test_a_sharpness_interrupted_between_two_balls_continues(two, tmp_path, monk
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["attack", "--norm", "one"], "--norm must be a number > 1 or inf, got 'one'"),
-        (["attack", "--radii", "wide"], "--radii must be collapse, table4 or numbers separated by commas, got 'wide'"),
+        (["attack", "--norm", "one"], "norm must be a number, got 'one'"),
+        (["attack", "--radii", "wide"], "radii must be numbers separated by commas, got 'wide'"),
         (["attack", "--radii", "table4", "--norm", "3"], "--radii table4 needs --norm 2 or inf, got 3"),
         (["attack", "--judged", "0"], "judged must be >= 1"),
         (["attack", "--steps", "0"], "steps must be a whole number >= 1"),
         (["attack", "--split", "dev"], "split must be one of 'train', 'valid' or 'test', got 'dev'"),
-        (["sharpness", "--epsilon", ""], "--epsilon must be numbers separated by commas, got ''"),
+        (["sharpness", "--epsilon", ""], "epsilons must be numbers separated by commas, got ''"),
         (["sharpness", "--scale", "magic"], "scale must be one of"),
         (["spectrum", "--matrix", "identity"], "matrix must be one of"),
         (["landscape", "--points", "4"], "points must be odd"),
@@ -328,7 +328,7 @@ def test_other_options_have_another_name_and_the_same_ones_the_same(two):
     assert names == [copy.deepcopy(each).name(run) for each in others]
     assert Landscape(to=Path("x/a.json")).name(run) == names[-2]
     assert Spectrum().name(run.model_copy(update={"seed": 2})) != names[0]
-    assert as_numbers("0.1, 0.2", "epsilon") == (0.1, 0.2)
+    assert Sharpness.of(epsilons="0.1, 0.2").epsilons == (0.1, 0.2)
 
 
 def test_an_accuracy_and_a_perplexity_have_charts_and_words_of_their_own(trained, tmp_path):

@@ -13,6 +13,7 @@ ALLOWED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
     "bool_type": "true or false",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from gasam.analysis.objective import plain_value
 from gasam.lab import output
 from gasam.lab.errors import InputError, first_fault
 from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord, Summary
-from gasam.lab.storage import replaced, write_json
+from gasam.lab.storage import read_json, replaced, write_json
 from gasam.lab.training.finished import FinishedRun
 
 Found = dict[str, Any]
@@ -37,22 +37,12 @@ def option(default: Any, help: str, *, flag: str = "", text: str = "", panel: st
     return Field(default, description=help, json_schema_extra={"flag": flag, "text": text, "panel": panel}, **limits)
 
 
-def as_norm(value: object) -> object:
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError(f"--norm must be a number > 1 or inf, got {value!r}") from None
-
-
-def as_numbers(value: Any, name: str, allowed: str = "numbers separated by commas") -> tuple[float, ...]:
+def as_numbers(value: Any, info: ValidationInfo) -> tuple[float, ...]:
     """Numbers from text or from a list."""
     try:
         return tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
     except ValueError:
-        raise ValueError(f"--{name} must be {allowed}, got {value!r}") from None
-
-
-Norm = Annotated[float, BeforeValidator(as_norm)]
+        raise ValueError(f"{info.field_name} must be numbers separated by commas, got {value!r}") from None
 
 
 class Progress:
@@ -63,16 +53,9 @@ class Progress:
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
         self.file, self.say = file, say
-        try:
-            self.kept: Found = json.loads(file.read_text(encoding="utf-8"))
-            self._begun: float = time.perf_counter() - self.kept.pop("seconds")
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):  # there is none, or it is damaged
-            self.kept, self._begun = {}, time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """The time of the measurement, including interrupted attempts."""
-        return round(time.perf_counter() - self._begun, 2)
+        self.kept: Found = {}
+        with suppress(OSError, ValueError):  # there is none, or it is damaged
+            self.kept = dict(read_json(file))
 
     def counting(self, what: str) -> Callable[[int, int], None]:
         """A callback that shows the number of finished evaluations and their total."""
@@ -80,7 +63,7 @@ class Progress:
 
     def keep(self, found: Found) -> None:
         """Save an intermediate result, so that an interrupted measurement can continue."""
-        write_json(self.file, plain_value(found) | {"seconds": self.seconds})
+        write_json(self.file, plain_value(found))
 
 
 class Analysis(BaseModel, ABC):
@@ -150,14 +133,14 @@ class Analysis(BaseModel, ABC):
         """A sentence below the table."""
         return ""
 
-    def table_rows(self, found: Sequence[AnalysisRecord], names: Sequence[str]) -> list[Cells]:
-        """The rows of the table for runs of these names."""
-        return [{"run": name} | cells for each, name in zip(found, names, strict=True) for cells in self.cells(each)]
+    def table_rows(self, found: Mapping[str, AnalysisRecord]) -> list[Cells]:
+        """The rows of the table for runs by their names in the table."""
+        return [{"run": name} | cells for name, each in found.items() for cells in self.cells(each)]
 
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
         values = [{"run": each.run.name} | each.found for each in found]
         notes = [note for note in [self.note(found)] if note]
-        return Table(self.title, self.table_rows(found, _run_names(found, labels)), notes, values)
+        return Table(self.title, self.table_rows(_named(found, labels)), notes, values)
 
     def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
         """A chart for each task and size, with a line for each configuration."""
@@ -194,7 +177,7 @@ class Analysis(BaseModel, ABC):
         names = sorted(self.name(each.run) for each in found)
         own = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]  # other runs or options are another table
         place = folder / "-".join((self.kind, *tasks, own))
-        numbers, text = place.with_name(f"{place.name}.json"), place.with_name(f"{place.name}.md")
+        numbers, text = (place.with_name(f"{place.name}.{ending}") for ending in ("json", "md"))
         write_json(numbers, table.as_json() | {"sentence": self.sentence(found, labels)})
         with replaced(text) as partial:
             partial.write_text(table.markdown(), encoding="utf-8")
@@ -208,16 +191,16 @@ def restored(each: AnalysisRecord) -> Analysis:
     return KINDS[each.kind].of(**each.options)
 
 
-def _run_names(found: Sequence[AnalysisRecord], labels: Labels) -> list[str]:
-    """A name for each run: its task if there are several, its configuration, and its seed if there are several."""
+def _named(found: Sequence[AnalysisRecord], labels: Labels) -> dict[str, AnalysisRecord]:
+    """The runs by their task if there are several, their configuration, and their seed if there are several."""
     several = len({each.run.task for each in found}) > 1
     keys = [each.run.key for each in found]
-    return [
-        (f"{each.run.task}: " if several else "")
-        + labels[each.run.key]
-        + (f", seed {each.run.seed}" if keys.count(each.run.key) > 1 else "")
-        for each in found
-    ]
+    named = {}
+    for each in found:
+        task = f"{each.run.task}: " if several else ""
+        seed = f", seed {each.run.seed}" if keys.count(each.run.key) > 1 else ""
+        named[task + labels[each.run.key] + seed] = each
+    return named
 
 
 def norm_name(norm: float) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,25 +14,15 @@ from torch import nn
 from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
-from gasam.lab.analyses.analysis import (
-    Analysis,
-    Cells,
-    Found,
-    Norm,
-    Progress,
-    as_numbers,
-    example_count,
-    norm_name,
-    option,
-)
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name, option
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
 COMPRESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {
-    "8-bit weights": lambda model: quantised(model, 8),
-    "4-bit weights": lambda model: quantised(model, 4),
-    "half of the weights pruned": lambda model: pruned(model, 0.5),
-    "nine tenths pruned": lambda model: pruned(model, 0.9),
+    "8-bit weights": partial(quantised, bits=8),
+    "4-bit weights": partial(quantised, bits=4),
+    "half of the weights pruned": partial(pruned, fraction=0.5),
+    "nine tenths pruned": partial(pruned, fraction=0.9),
 }
 
 
@@ -44,7 +35,7 @@ class Attack(Analysis):
     kind = command = "attack"
     title = "Metric under corrupted weights"
 
-    norm: Norm = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2")
+    norm: float = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2", strict=False)
     radii: tuple[float, ...] = option(
         (),
         "Radii: collapse (search until half of the metric is lost), table4 (the paper's), or numbers separated by "
@@ -62,18 +53,14 @@ class Attack(Analysis):
     @classmethod
     def _parse_radii(cls, value: object, info: ValidationInfo) -> tuple[float, ...]:
         norm = info.data.get("norm", 2.0)
-        if value == "collapse":
-            return ()
-        if value == "table4":
-            if norm not in TABLE4:
-                raise ValueError(f"--radii table4 needs --norm 2 or inf, got {norm:g}: give radii separated by commas")
-            return TABLE4[norm]
-        return as_numbers(value, "radii", "collapse, table4 or numbers separated by commas")
+        if value == "table4" and norm not in TABLE4:
+            raise ValueError(f"--radii table4 needs --norm 2 or inf, got {norm:g}: give radii separated by commas")
+        return () if value == "collapse" else TABLE4[norm] if value == "table4" else as_numbers(value, info)
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         points = [Point.from_json(point) for point in progress.kept.get("points", ())]
 
-        def keep_point(point: Point) -> None:
+        def keep(point: Point) -> None:
             points.append(point)
             progress.keep({"points": points})
 
@@ -90,7 +77,7 @@ class Attack(Analysis):
             known=list(points),
             seed=self.seed,
             watch=lambda done, of: progress.say(f"{len(points)} radii done, the next {done}/{of}"),
-            keep=keep_point,
+            keep=keep,
         )
         compressed = {}
         for name, compress in COMPRESSIONS.items():
@@ -102,9 +89,9 @@ class Attack(Analysis):
             "compressed": compressed,
         }
 
-    def table_rows(self, found: Sequence[AnalysisRecord], names: Sequence[str]) -> list[Cells]:
+    def table_rows(self, found: Mapping[str, AnalysisRecord]) -> list[Cells]:
         """A row for each corruption and a column for each run, as in Table 4."""
-        metrics = dict(zip(names, map(self._metrics, found), strict=True))
+        metrics = {name: self._metrics(each) for name, each in found.items()}
         return [
             {"corruption": key[-1]} | {name: own[key] for name, own in metrics.items() if key in own}
             for key in sorted({key for own in metrics.values() for key in own})
@@ -123,8 +110,7 @@ class Attack(Analysis):
                     key = (1, float(point["radius"]), f"{ball}, {point['radius']:.3g}, {how}")
                     metrics[key] = f"{_shown(point[name])} ({change})"
         metrics |= {(2, float(i), how): _shown(value) for i, (how, value) in enumerate(found["compressed"].items())}
-        metrics[3, 0.0, f"half is lost, or doubled if lower is better ({ball}, attack)"] = _half(record)
-        return metrics
+        return metrics | {(3, 0.0, f"half is lost, or doubled if lower is better ({ball}, attack)"): _half(record)}
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         metrics = " and ".join(dict.fromkeys(_metric(each) for each in found))
@@ -135,8 +121,8 @@ class Attack(Analysis):
         )
 
     def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
-        points = [(point["radius"], float(point["metric"])) for point in record.found["points"]]
-        return [(0.0, float(record.found["clean_metric"])), *points]
+        clean = {"radius": 0.0, "metric": record.found["clean_metric"]}
+        return [(point["radius"], float(point["metric"])) for point in (clean, *record.found["points"])]
 
     def style(self, record: AnalysisRecord) -> dict[str, Any]:
         floor, higher, ball = record.found["floor"], record.found["higher_is_better"], norm_name(self.norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 from gasam.analysis.objective import plain_value
 from gasam.lab import record
 from gasam.lab.analyses.analysis import Analysis, Progress
-from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files
+from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files, write_files
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
@@ -70,16 +71,14 @@ def measure_all(
 
 def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -> AnalysisRecord:
     """The work of a job: analyse its run, and write and return the record."""
-    code, analysis, run = record.code(), job.analysis, job.run
+    begun, code, analysis, run = time.perf_counter(), record.code(), job.analysis, job.run
     progress = Progress(folder / f".{job.name}.json", on_update)
     with tempfile.TemporaryDirectory(prefix="gasam-") as place:
         if job.files is not None:
-            for name, content in job.files.items():
-                (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-                (Path(place) / name).write_bytes(content)
             run = Path(place) / run.name
-            named = {name: Path(place) / f"{other.stem}.json" for name, other in _named_runs(analysis).items()}
-            analysis = analysis.model_copy(update=named)
+            write_files(Path(place), run.stem, job.files, job.files)
+            others = {name: Path(place) / f"{other.stem}.json" for name, other in _named_runs(analysis).items()}
+            analysis = analysis.model_copy(update=others)
         loaded = load(run, job.origin, cpu=job.cpu)
         try:
             found = analysis.measure(loaded, progress)
@@ -92,15 +91,14 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
             run=Summary(**of_the_run | {"name": loaded.name}),
             examples=loaded.count(analysis.split, analysis.rows),
             found=plain_value(found),
-            seconds=progress.seconds,
+            seconds=round(time.perf_counter() - begun, 2),
             machine=record.machine(next(loaded.model.parameters()).device),
             versions=record.versions(),
             **code,
         )
-        file = folder / f"{job.name}.json"
-        record.write(file, made)
+        record.write(folder / f"{job.name}.json", made)
         progress.file.unlink(missing_ok=True)
-        return record.read_analysis(file)
+        return record.read_analysis(folder / f"{job.name}.json")
 
 
 def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:

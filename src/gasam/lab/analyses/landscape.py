@@ -62,8 +62,8 @@ class Landscape(Analysis):
         rim = [*grid[0], *grid[-1], *(row[0] for row in grid), *(row[-1] for row in grid)]
         if any(map(math.isnan, rim)):
             rim = [math.nan]
-        ends = {"highest on the rim": f"{max(rim):.4g}", "lowest on the rim": f"{min(rim):.4g}"}
-        return [{"loss at the weights": f"{_middle(grid):.4g}"} | ends]
+        heights = {"loss at the weights": _middle(grid), "highest on the rim": max(rim), "lowest on the rim": min(rim)}
+        return [{name: f"{height:.4g}" for name, height in heights.items()}]
 
     def note(self, found: Sequence[AnalysisRecord]) -> str:
         where = f"{example_count(found)} of the {self.split} split"
@@ -77,21 +77,21 @@ class Landscape(Analysis):
             return super().charts(found, labels)
         heights = [loss for each in found for row in _heights(each) for loss in row if math.isfinite(loss)]
         ends = (min(heights), max(heights)) if heights else None
-        return [self._plane(each, labels, ends) for each in found]
+        steep = ends is not None and 0 < 20 * ends[0] < ends[1]
+        charts = []
+        for each in found:
+            run, axis, grid = each.run, each.found["axis"], _heights(each)
+            rows = [{"x": x, "y": y, "value": grid[i][j]} for i, x in enumerate(axis) for j, y in enumerate(axis)]
+            title = f"{run.task}, {run.size}: {labels[run.key]}, seed {run.seed}"
+            names = {"title": title, "x": "first direction", "y": "second direction", "value": "loss"}
+            charts.append(heat_map(rows, **names, log=steep, domain=ends))
+        return charts
 
     def curve(self, record: AnalysisRecord) -> list[tuple[float, float]]:
         return list(zip(record.found["alphas"], map(float, record.found["losses"][self.split]), strict=True))
 
     def style(self, record: AnalysisRecord) -> dict[str, Any]:
         return {"title": f"{self.split} loss along a line", "x": "alpha", "y": "loss"}
-
-    def _plane(self, record: AnalysisRecord, labels: Labels, ends: tuple[float, float] | None) -> Chart:
-        run, axis, grid = record.run, record.found["axis"], _heights(record)
-        rows = [{"x": x, "y": y, "value": grid[i][j]} for i, x in enumerate(axis) for j, y in enumerate(axis)]
-        title = f"{run.task}, {run.size}: {labels[run.key]}, seed {run.seed}"
-        steep = ends is not None and 0 < 20 * ends[0] < ends[1]
-        names = {"title": title, "x": "first direction", "y": "second direction", "value": "loss"}
-        return heat_map(rows, **names, log=steep, domain=ends)
 
     def measures(self, record: AnalysisRecord) -> dict[str, str]:
         if self.to is None:

@@ -8,17 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from gasam.analysis.sharpness import sharpness
-from gasam.lab.analyses.analysis import (
-    Analysis,
-    Cells,
-    Found,
-    Norm,
-    Progress,
-    as_numbers,
-    example_count,
-    norm_name,
-    option,
-)
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name, option
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 from gasam.perturbation import Perturbation
@@ -33,10 +23,10 @@ class Sharpness(Analysis):
     kind = command = "sharpness"
     title = "Sharpness"
 
-    epsilons: Annotated[tuple[float, ...], BeforeValidator(lambda value: as_numbers(value, "epsilon"))] = option(
+    epsilons: Annotated[tuple[float, ...], BeforeValidator(as_numbers)] = option(
         (0.01, 0.05, 0.1), "Radii of the ball, separated by commas.", flag="epsilon", text="0.01,0.05,0.1"
     )
-    norm: Norm = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2")
+    norm: float = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2", strict=False)
     steps: int = option(10, "Number of ascent steps, K.")
     scale: str = option("one", "Scale T, e.g. gradient_strength.")
     granularity: str = option("model", "Group of weights with its own T: element, filter, layer, module or model.")

@@ -6,6 +6,7 @@ import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gasam.analysis.corruption import length
 from gasam.analysis.objective import gradient
 from gasam.lab import tasks
 from gasam.lab.analyses.analysis import Analysis, Found, Labels, Progress
@@ -25,7 +27,6 @@ from gasam.lab.output import Chart, lines
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.storage import Checkpoints, Weights
 from gasam.lab.theory import Minimum, Problem, find_minimum, mixture, settle
-from gasam.lab.theory.risk import Examples
 from gasam.lab.training.finished import FinishedRun
 from gasam.lab.training.loop import ignore_update
 from gasam.lab.training.plan import make
@@ -50,8 +51,8 @@ class Shift(Analysis):
     ridge: float = 1e-2
     tolerance: float = 1e-8
 
-    def problem(self, run: FinishedRun) -> tuple[nn.Module, list[Labelled], list[Labelled]]:
-        """The model at its regularised minimum on the training data, the training data, and the test data."""
+    def problem(self, run: FinishedRun) -> Problem:
+        """The regularised problem with training and test data; its model is at the minimum on the training data."""
         train, test = (
             [(images.double(), labels) for images, labels in whole(run, split, self.rows)]
             for split in ("train", "test")
@@ -61,15 +62,9 @@ class Shift(Analysis):
         for weight in linear.parameters():
             nn.init.zeros_(weight)
         model = nn.Sequential(Brightness(data["brightest"]), linear)  # on the same inputs as the run's model
-        _reached(settle(self._problem(run, model, train)), "training")
-        return model, train, test
-
-    def solved(self, run: FinishedRun, model: nn.Module, examples: Examples) -> Minimum:
-        """The regularised minimum on these examples, searched from the model's weights."""
-        return find_minimum(self._problem(run, model, examples))
-
-    def _problem(self, run: FinishedRun, model: nn.Module, examples: Examples) -> Problem:
-        return Problem(model, run.objective, examples, ridge=self.ridge, tolerance=self.tolerance)
+        problem = Problem(model, run.objective, train, test, ridge=self.ridge, tolerance=self.tolerance)
+        _check_reached(settle(problem), "training")
+        return problem
 
     @abstractmethod
     def curves(self, record: AnalysisRecord, protocol: str) -> dict[str, dict[float, float]]:
@@ -100,17 +95,16 @@ class ShiftedLine(Shift):
     points: int = 31
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
-        run = on_the_cpu(run)
+        move_to_cpu(run)
         progress.say("fine-tuning on the test data")
         delta, _ = fine_tuned(run, run.family.data["test"], self.epochs, seed=0)
         train, test = (whole(run, split, len(run.family.data[split][1])) for split in ("train", "test"))
         tuned = self._losses(Problem(run.model, run.objective, train, test), delta)
         progress.say("solving the regularised problem")
-        model, train, test = self.problem(run)
-        minimum = self.solved(run, model, test)
-        _reached(minimum, "test")
-        solved = self._losses(Problem(model, run.objective, train, test, self.ridge), minimum.offset)
-        return {"fine-tuned": tuned, "regularised": solved}
+        problem = self.problem(run)
+        minimum = find_minimum(replace(problem, batches=problem.p_star))
+        _check_reached(minimum, "test")
+        return {"fine-tuned": tuned, "regularised": self._losses(problem, minimum.offset)}
 
     def _losses(self, problem: Problem, delta: Weights) -> dict[str, Any]:
         """L(w; D), L(w; D*) and L(w - delta; D) + constant at the points w = theta + alpha delta."""
@@ -160,21 +154,23 @@ class Mixtures(Shift):
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         """Measure with the paper's protocol on drawn mixtures, and with the regularised one on exact mixtures."""
-        run = on_the_cpu(run)
+        move_to_cpu(run)
         etas = [number / self.trials for number in range(1, self.trials + 1)]
         planned = {"controls": [0.0] * self.controls, "fine_tuned": etas, "regularised": etas}
         found: Found = {name: [] for name in planned} | progress.kept
-        model, train, test = self.problem(run)
+        problem = self.problem(run)
         for name, shares in planned.items():
             for seed in range(len(found[name]), len(shares)):
                 eta = shares[seed]
                 if name == "regularised":
-                    minimum = self.solved(run, model, mixture(train, test, eta))
+                    minimum = find_minimum(replace(problem, batches=mixture(problem.batches, problem.p_star, eta)))
                     delta, slope = minimum.offset, minimum.gradient_norm
                 else:
                     delta, slope = fine_tuned(run, drawn_mixture(run, eta, seed), self.epochs, seed)
                 stationary = slope <= self.tolerance
-                found[name].append({"eta": eta, "norm": length(delta), "gradient": slope, "stationary": stationary})
+                found[name].append(
+                    {"eta": eta, "norm": length(delta.values(), 2), "gradient": slope, "stationary": stationary}
+                )
                 progress.keep(found)
                 progress.say(f"{name.replace('_', '-')} {seed + 1}/{len(shares)}")
         control = statistics.fmean(trial["norm"] for trial in found["controls"])
@@ -205,11 +201,10 @@ def check_images(task: str) -> None:
         raise InputError(f"shifts can be measured only on mnist and digits, got a run of {task}")
 
 
-def on_the_cpu(run: FinishedRun) -> FinishedRun:
+def move_to_cpu(run: FinishedRun) -> None:
     """Move the run's model to the CPU, because not every accelerator has double precision."""
     check_images(run.record.task)
     run.model.cpu()
-    return run
 
 
 def whole(run: FinishedRun, split: Split, rows: int) -> list[Labelled]:
@@ -238,7 +233,7 @@ def fine_tuned(run: FinishedRun, data: Labelled, epochs: int, seed: int) -> tupl
     _, slopes = gradient(model, family.objective(), [data])
     before = run.model.state_dict()
     delta = {name: (weight.detach() - before[name]).double().cpu() for name, weight in model.named_parameters()}
-    return delta, length(slopes)
+    return delta, length(slopes.values(), 2)
 
 
 def drawn_mixture(run: FinishedRun, eta: float, seed: int) -> Labelled:
@@ -269,12 +264,7 @@ def straight(trials: Sequence[dict[str, Any]], control: float) -> dict[str, floa
     }
 
 
-def length(tensors: Weights) -> float:
-    """The 2-norm of all tensors together."""
-    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())
-
-
-def _reached(minimum: Minimum, data: str) -> None:
+def _check_reached(minimum: Minimum, data: str) -> None:
     if not minimum.stationary:
         raise ValueError(
             f"the regularised minimum on {data} data was not found ({minimum.sentence}): raise ridge or tolerance"
