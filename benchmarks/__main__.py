@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
 
 from benchmarks import memory, peer, report, spectrum, step, workers
+from benchmarks.measure import commit
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS = {
@@ -21,17 +21,6 @@ PARTS = {
     "workers": workers.run,
     "spectrum": lambda rounds: spectrum.run(max(3, rounds // 15)),
 }
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", "src", "benchmarks/*.py")
-        return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def main() -> None:
@@ -47,7 +36,12 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.parts or PARTS:
         print(f"measuring {name} ...", flush=True)
-        machine = {"commit": commit(), "torch": torch.__version__, "threads": threads, "cpu": platform.machine()}
+        machine = {
+            "commit": commit("src", "benchmarks/*.py"),
+            "torch": torch.__version__,
+            "threads": threads,
+            "cpu": platform.machine(),
+        }
         try:
             results[name] = {"measured": PARTS[name](options.rounds), **machine, "shared": options.shared}
         except ModuleNotFoundError as missing:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+ROOT = Path(__file__).parents[1]
+
+
+def commit(*paths: str) -> str:
+    """The commit of the source, and whether these files differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("--no-optional-locks", "status", "--porcelain", "--", *paths)
+        return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 class Timed:

@@ -114,15 +114,18 @@ def tables_of_the_paper(runs: Sequence[Record]) -> Iterator[str]:
     seen: set[tuple[str, str, str]] = set()
     for study in map(tables.load, tables.names()):
         table = study.beside(runs, "small")
-        rows, known, missing = [], dict[str, None](), dict[str, list[str]]()
+        rows, known, missing, last = [], dict[str, None](), dict[str, list[str]](), ("", "")
         for row, value in zip(table.rows, table.values, strict=True):
             place = (value["task"], value["key"], value["paper"])
             if value["key"] is None:
                 missing.setdefault(row["task"], []).append(row["row"])
             elif place in seen:
                 known[row["row"]] = None
+            elif (place[0], row["row"]) == last:
+                rows.append({**row, "task": "", "row": "", "paper (minus baseline)": ""})
             else:
                 rows.append(row)
+                last = (place[0], row["row"])
             seen.add(place)
         count = len(study.entries)
         notes = [f"In a table above: {'; '.join(known)}."] if known else []
@@ -147,7 +150,8 @@ def table4(analyses: Sequence[AnalysisRecord]) -> str:
             norm = "L-inf" if each.options["norm"] == "inf" else f"L{each.options['norm']:g}"
             found = {f"{norm}, {point['radius']:g}": point["metric"] for point in each.found["points"]}
             for name, metric in ({"none": each.found["clean_metric"]} | found).items():
-                rows[name][f"ours: {label(each)}"] = f"{metric:.2f}"
+                if name in rows:
+                    rows[name][f"ours: {label(each)}"] = f"{metric:.2f}"
     return section("Table 4: BLEU on en-vi under an attack on the weights", list(rows.values()))
 
 
@@ -190,22 +194,20 @@ def in_readme(runs: Sequence[Record]) -> str:
 
 def searches(lines: Sequence[Mapping[str, Any]]) -> str:
     """What was tried on validation, with seeds that no result uses."""
-    rows = []
+    found: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         scores = [trial["valid"] for trial in line["trials"] if trial["seed"] == line["seed"]]
-        best = tasks.find(line["task"]).family.metric.best([score for score in scores if score is not None], float)
-        rows.append(
-            {
-                "task": line["task"],
-                "searched": f"{line['method']} {line['quantity']}",
-                "trials": str(len(scores)),
-                "plain training": f"{line['plain']['valid']:.2f}",
-                "best trial": f"{best:.2f}",
-            }
-        )
+        known = [score for score in scores if score is not None]
+        best = tasks.find(line["task"]).family.metric.best(known, float)
+        told = f"{line['method']} {line['quantity']} {best:.2f} ({len(scores)})"
+        found.setdefault((line["task"], f"{line['plain']['valid']:.2f}"), []).append(told)
+    rows = [
+        {"task": task, "plain training": plain, "best trial (number of trials)": "; ".join(told)}
+        for (task, plain), told in found.items()
+    ]
     cost = sum(line["gradient_evaluations"] for line in lines)
-    told = f"No trial sees the test split, and no result uses a seed of a search. Gradient evaluations: {cost:,}."
-    return section("Searches on validation", rows, told)
+    about = f"No trial sees the test split, and no result uses a seed of a search. Gradient evaluations: {cost:,}."
+    return section("Searches on validation", rows, about)
 
 
 def how_it_was_run(runs: Sequence[Record]) -> str:

@@ -1,4 +1,4 @@
-"""Train the set-ups with the variants, and print what the records say."""
+"""Train the set-ups with the variants, and say what the records hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.first_use.data import MissingDataError
 from benchmarks.first_use.setups import SETUPS
-from benchmarks.first_use.tables import FINAL_SEEDS, SELECTION_SEEDS, choose, table, write_guide
+from benchmarks.first_use.tables import FINAL_SEEDS, SELECTION_SEEDS, choose, write_guide
 from benchmarks.first_use.training import PLAIN, RECOMMENDED, RESULTS, SAM, VARIANTS, Setup, read, run_once
 
 
@@ -33,28 +33,21 @@ def run(setups: Iterable[Setup], variants: Sequence[str], seeds: Sequence[int], 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_use", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    texts = {
-        "run": ("Train; finished runs are skipped. Set GASAM_DATA to the folder of MNIST, IMDB and PTB", FINAL_SEEDS),
-        "table": ("Print the results on the test split as Markdown", FINAL_SEEDS),
-        "guide": ("Write this table into docs/guide.md", FINAL_SEEDS),
-        "choose": ("Compare the variants on the validation split", SELECTION_SEEDS),
-    }
-    for name, (text, seeds) in texts.items():
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--seeds", nargs="+", type=int, default=seeds, help="seeds (default %(default)s)")
-        command.add_argument("--results", type=Path, default=RESULTS, help="file of the records (default %(default)s)")
-        if name == "run":
-            command.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS), help="default: all")
-            usual = [PLAIN, RECOMMENDED, SAM]
-            command.add_argument("--variants", nargs="+", choices=VARIANTS, default=usual, help=f"default: {usual}")
+    train = commands.add_parser("run", help="train; set GASAM_DATA to the folder of MNIST, IMDB and PTB")
+    train.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS))
+    train.add_argument("--variants", nargs="+", choices=VARIANTS, default=[PLAIN, RECOMMENDED, SAM])
+    train.add_argument("--seeds", nargs="+", type=int, default=FINAL_SEEDS)
+    commands.add_parser("guide", help="write the table of results on the test split into docs/guide.md")
+    selection = commands.add_parser("choose", help="compare the variants on the validation split")
+    selection.add_argument("--seeds", nargs="+", type=int, default=SELECTION_SEEDS)
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if options.command == "run":
-        run([SETUPS[name] for name in options.setups], options.variants, options.seeds, options.results)
+        run([SETUPS[name] for name in options.setups], options.variants, options.seeds)
     elif options.command == "guide":
-        write_guide(read(options.results), options.seeds)
+        write_guide(read())
     else:
-        print((table if options.command == "table" else choose)(read(options.results), options.seeds), end="")
+        print(choose(read(), options.seeds), end="")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from benchmarks.measure import commit
 from gasam import Perturbation, Schedule, SharpBackward, asam, ga_sam, layer_sam, recommended, sam
 
 Split = Literal["train", "valid", "test"]
@@ -194,7 +194,7 @@ def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Rec
         "epochs": {name: [_rounded(value) for value in values] for name, values in history.items()},
         "seconds": round(time.process_time() - start, 1),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": commit("src", "benchmarks/first_use/*.py"),
     }
     with path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record, allow_nan=False) + "\n")
@@ -203,21 +203,6 @@ def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Rec
 
 def read(path: Path = RESULTS) -> list[Record]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.exists() else []
-
-
-def commit() -> str:
-    """The commit of the source, and whether the source differs from it."""
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", *words]
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", ":/src", ":/benchmarks/first_use/*.py")
-        return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def _rounded(value: float) -> float | None:

@@ -45,7 +45,7 @@ class Method:
         name: The name on the command line and in records.
         title: The name in tables.
         about: What the method minimises, in a few words.
-        preset: Every option of the walk except its size.
+        preset: Every option of the walk except its size; without `make` only a named scale, granularity, risk and norm.
         moved: What a walk moves.
         make: The function that makes the preset, for a method of `gasam.family`; its own options belong to a run.
     """
@@ -56,13 +56,6 @@ class Method:
     preset: Perturbation
     moved: Literal["nothing", "weights", "embeddings"] = "weights"
     make: Callable[..., Perturbation] | None = None
-
-    def __post_init__(self) -> None:
-        """A run has its own size of the walk and number of steps, so a preset can't set more than these options."""
-        options = {name: getattr(self.preset, name) for name in ("scale", "granularity", "risk", "norm")}
-        named = isinstance(self.preset.scale, str)
-        if self.make is None and not (named and self.preset == Perturbation(epsilon=0, **options)):
-            raise ValueError(f"the preset of {self.name} may set a named scale, granularity, risk and norm, no more")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -246,13 +239,7 @@ class Walk(BaseModel):
         return Perturbation(**given) if make is None else replace(make(0, **self.options), **given)
 
     def schedule(self) -> Schedule | None:
-        made = Schedule(
-            progress=self.walk_progress,
-            start=self.walk_start,
-            warmup=self.walk_warmup,
-            every=self.every,
-            weight=self.weight,
-        )
+        made = Schedule(self.walk_progress, self.walk_start, self.walk_warmup, self.every, self.weight)
         return None if made == Schedule() else made
 
     def passes(self, epoch: int) -> float:
@@ -273,15 +260,18 @@ class Walk(BaseModel):
         values |= {name: value for name, value in self.options.items() if value != usual.options.get(name)}
         for name in ("source", "method", "options"):
             values.pop(name, None)
-        return ", ".join(named.get(name) or _in_words(name, value) for name, value in values.items())
+        return ", ".join(named.get(name) or in_words(name, value) for name, value in values.items())
 
 
 OPTIONS = tuple(name for name in Walk.model_fields if name not in ("method", "options", "source"))
 """The options that users may give, besides the method's own."""
 
 
-def _in_words(name: str, value: Any) -> str:
+def in_words(name: str, value: Any) -> str:
+    """An option or setting with its value, for labels."""
     words = {"steps": "K ="}.get(name, name.removeprefix("walk_").replace("_", " "))
+    if value is None:
+        return f"no {words}"
     return words if value is True else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
 
 

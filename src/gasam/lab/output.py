@@ -106,11 +106,6 @@ class Chart:
     spec: Spec
     caption: str = ""
 
-    @property
-    def labels(self) -> list[str]:
-        """The configurations that the reader of a page can hide."""
-        return list(dict.fromkeys(row["label"] for row in self.spec["data"]["values"] if "label" in row))
-
 
 def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
     """Draw charts side by side as PNG and SVG, with the name of the file and these endings."""
@@ -170,7 +165,7 @@ def lines(
         x: The title of the horizontal axis.
         y: The title of the vertical axis.
         log: The axes with a logarithmic scale: "", "x", "y" or "xy". An axis may begin at zero.
-        marks: Lines across the chart: {"y": 0.5, "text": "chance"}, or with x.
+        marks: Lines across the chart: {"y": 0.5, "text": "chance"}.
         caption: A sentence for readers of a page.
         height: The height in pixels.
     """
@@ -192,12 +187,11 @@ def lines(
         {"mark": dots, "encoding": place | {"tooltip": told}},
     ]
     for mark in marks:
-        axis = "x" if "x" in mark else "y"
-        here: Spec = {axis: {"datum": mark[axis], "type": "quantitative"}}
-        beside: Spec = {"type": "text", "text": mark.get("text", ""), "align": "left", "dx": 4, "dy": -6}
+        here: Spec = {"y": {"datum": mark["y"], "type": "quantitative"}}
+        text: Spec = {"type": "text", "text": mark["text"], "align": "left", "dx": 4, "dy": -6}
         layers += [
             {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": here},
-            {"data": {"values": [{}]}, "mark": beside, "encoding": {"x": {"value": 0}, "y": {"value": 10}} | here},
+            {"data": {"values": [{}]}, "mark": text, "encoding": here | {"x": {"value": 0}}},
         ]
     return _chart(title, values, layers, height, caption)
 
@@ -274,17 +268,18 @@ def _chart(title: str, values: list[dict[str, Any]], layers: list[Spec], height:
 
 def _over_seeds(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Points of the mean over seeds with its ends, where a configuration has enough seeds; else those of each seed."""
-    finite = [dict(row) for row in rows if row["y"] is not None and math.isfinite(row["y"])]
     seeds: dict[str, set[Any]] = {}
-    places: dict[tuple[str, Any], list[dict[str, Any]]] = {}
-    for row in finite:
-        seeds.setdefault(row["label"], set()).add(row["seed"])
-        places.setdefault((row["label"], row.get("step", row["x"])), []).append(row)
-    found = []
+    places: dict[tuple[str, Any], list[Row]] = {}
+    for row in rows:
+        if row["y"] is not None and math.isfinite(row["y"]):
+            seeds.setdefault(row["label"], set()).add(row["seed"])
+            places.setdefault((row["label"], row.get("step", row["x"])), []).append(row)
+    found: list[dict[str, Any]] = []
     for (label, _), some in places.items():
         if len(seeds[label]) < FEW:
-            each = [{"line": f"{label} {row['seed']}", "told": f"{row['y']:.4g} (seed {row['seed']})"} for row in some]
-            found += [row | more for row, more in zip(some, each, strict=True)]
+            for row in some:
+                told = f"{row['y']:.4g} (seed {row['seed']})"
+                found.append({**row, "line": f"{label} {row['seed']}", "told": told})
             continue
         heights = [row["y"] for row in some]
         mean, low, high = statistics.fmean(heights), min(heights), max(heights)

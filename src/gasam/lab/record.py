@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,15 +55,20 @@ class Metric:
         return max(items, key=score) if self.higher_is_better else min(items, key=score)
 
 
-class DataOfRun(BaseModel):
-    """The data of a run.
+class Provenance(BaseModel):
+    """Which code wrote a record, on which hardware, with which versions of Python and of the libraries."""
 
-    Args:
-        hash: The hash of its examples.
-        encoding: The version of their encoding.
-        notes: Notes for readers.
-        files: The names of the user's own files, without their folders.
-    """
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: Literal[2] = Field(alias="schema", default=2)
+    commit: str | None = None
+    dirty: bool | None = None
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+
+class DataOfRun(BaseModel):
+    """The hash of the examples, the version of their encoding, notes for readers, and the names of the user's files."""
 
     hash: str
     encoding: int
@@ -98,9 +104,7 @@ class Summary(BaseModel):
     settings: dict[str, Any]
     walk: dict[str, Any]
     data: DataOfRun
-    metric: Annotated[
-        Metric, BeforeValidator(TypeAdapter(Metric).validate_python)
-    ]  # a strict model takes no dictionary
+    metric: Annotated[Metric, BeforeValidator(TypeAdapter(Metric).validate_python)]  # strict models take no dictionary
     valid: FiniteFloat | None
     test: FiniteFloat | None
     gradient_evaluations: int = Field(gt=0)
@@ -111,7 +115,7 @@ class Summary(BaseModel):
         return key_of(self.task, self.settings, self.walk, self.data.hash, self.data.encoding)
 
 
-class Record(Summary):
+class Record(Summary, Provenance):
     """The record of a finished run. Read one with `record.read(Path("runs/NAME.json"))`.
 
     Args:
@@ -126,13 +130,8 @@ class Record(Summary):
         curve: One row for each epoch: loss, validation score, gradient evaluations, seconds, and `walk`, the means over
             the epoch's walks.
         remarks: Further entries of the family of models, such as the signature of BLEU.
-        commit: The commit of the code; None if it is not known.
-        dirty: Whether the code had uncommitted changes.
-        machine: The hardware.
-        versions: The versions of Python and of the libraries.
     """
 
-    schema_version: Literal[2] = Field(alias="schema", default=2)
     valid_error: float | None = None
     test_error: float | None = None
     worthless: float | None = None
@@ -143,28 +142,17 @@ class Record(Summary):
     parameters: int
     curve: list[dict[str, Any]]
     remarks: dict[str, Any] = {}
-    commit: str | None = None
-    dirty: bool | None = None
-    machine: dict[str, Any] = {}
-    versions: dict[str, str] = {}
 
 
-class AnalysisRecord(BaseModel):
+class AnalysisRecord(Provenance):
     """The record of an analysis of one run: `options` determine the numbers, `found` holds them."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    schema_version: Literal[2] = Field(alias="schema", default=2)
     kind: str
     options: dict[str, Any]
     run: Summary
     found: dict[str, Any]
     examples: int | None = None
     seconds: float = 0.0
-    commit: str | None = None
-    dirty: bool | None = None
-    machine: dict[str, Any] = {}
-    versions: dict[str, str] = {}
 
 
 def key_of(
@@ -247,19 +235,18 @@ def machine(device: torch.device) -> dict[str, Any]:
         "processes": processes,
         "threads": torch.get_num_threads(),
         "platform": platform.machine(),
-        "cpu": cpu_model(),
+        "cpu": _cpu(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
 
 
-def cpu_model() -> str:
+def _cpu() -> str:
     """The processor's model name, if the system provides it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    file = Path("/proc/cpuinfo")
+    named = re.search(
+        r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE
+    )
+    return named[1] if named else platform.processor()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

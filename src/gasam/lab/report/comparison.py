@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from gasam.lab.methods import METHODS, Walk, find_method
+from gasam.lab.methods import METHODS, Walk, find_method, in_words
 from gasam.lab.output import FEW, Chart, Table, intervals, lines
 from gasam.lab.record import AnalysisRecord, Metric, Record
 
@@ -445,11 +445,6 @@ def described(metric: Metric) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def in_words(name: str, value: Any) -> str:
-    words = name.replace("_", " ")
-    return f"no {words}" if value is None else f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
 
 
 def _with_unit(metric: Metric) -> str:
