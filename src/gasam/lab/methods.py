@@ -239,7 +239,13 @@ class Walk(BaseModel):
         return Perturbation(**given) if make is None else replace(make(0, **self.options), **given)
 
     def schedule(self) -> Schedule | None:
-        made = Schedule(self.walk_progress, self.walk_start, self.walk_warmup, self.every, self.weight)
+        made = Schedule(
+            progress=self.walk_progress,
+            start=self.walk_start,
+            warmup=self.walk_warmup,
+            every=self.every,
+            weight=self.weight,
+        )
         return None if made == Schedule() else made
 
     def passes(self, epoch: int) -> float:
