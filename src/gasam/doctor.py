@@ -1,4 +1,4 @@
-"""`python -m gasam.doctor`: checks the walk on your machine and device in under a minute, with torch alone.
+"""`python -m gasam.doctor`: checks the walk on your machine and device in under a minute, with torch and NumPy.
 
 In every floating-point type it compares walks with the float64 reference and checks that the weights are restored bit
 for bit; then it checks that no step synchronises with the host. Each check runs in a process of its own, because some
@@ -8,7 +8,6 @@ processors end a process that uses bfloat16.
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 import os
 import platform
@@ -17,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -45,10 +44,7 @@ def of_type(name: str, device: str) -> str:
         cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     except (RuntimeError, TypeError) as refused:
         return f"skipped, because torch does not train in this type on {device}: {str(refused).splitlines()[0]}"
-    errors = [error_of(walk, getattr(torch, name), device) for walk in WALKS]
-    if find_spec("numpy") is None:
-        return "weights restored; not compared with the reference, which needs NumPy: run `pip install numpy`"
-    error = max(errors)
+    error = max(error_of(walk, getattr(torch, name), device) for walk in WALKS)
     if not error <= LIMITS[name]:  # a NaN is not <= anything
         raise ArithmeticError(f"error {error:.1e} against the float64 reference, the limit is {LIMITS[name]:g}")
     return f"weights restored; error {error:.1e} against the float64 reference (limit {LIMITS[name]:g})"
@@ -70,6 +66,8 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
 
     The first walk is interrupted in its last pass.
     """
+    from gasam import reference
+
     (model, x, y), (twin, _, _) = problem(dtype, device), problem(dtype, device)
     weights, shapes = list(twin.parameters()), {name: tuple(p.shape) for name, p in twin.named_parameters()}
     sharp, passes = gasam.SharpBackward(model.named_parameters(), walk), list[int]()
@@ -91,12 +89,8 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
     for own, other in zip(model.parameters(), weights, strict=True):
         if not torch.equal(own.detach().view(torch.uint8), other.detach().view(torch.uint8)):
             raise ArithmeticError("the weights have other bits after a walk")
-    if find_spec("numpy") is None:
-        return math.nan
-    from gasam import reference
-
-    names = {"scale": "scale", "p": "norm", "K": "steps", "risk": "risk"} | {n: n for n in ("epsilon", "budget", "cap")}
-    options: Any = {name: getattr(walk, ours) for name, ours in names.items()}
+    options: Any = {name: getattr(walk, name) for name in ("epsilon", "budget", "cap", "scale", "risk")}
+    options |= {"p": walk.norm, "K": walk.steps}
     groups, capped = (of(shapes, walk.granularity) for of in (reference.groups_of, reference.capped_groups_of))
     start, trace = _flat(weights).numpy(), cast(Any, sharp.last)
     offsets, _, _, folded = reference.walk(start, loss_and_gradient, groups, capped_groups=capped, **options)
@@ -106,24 +100,18 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
 
 
 def synchronisation(name: str, device: str) -> str:
-    """Run a step that may not read a value on the host: with fake tensors on the CPU, with torch's check on CUDA."""
-    if torch.device(device).type == "cpu":
-        with never_reading_values():
-            _step(device)()
-        return "a step on tensors without values reads none"
-    if torch.device(device).type != "cuda":
+    """Run steps that may not read a value on the host: with fake tensors on the CPU, with torch's check on CUDA."""
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
         return f"skipped, because torch can't detect synchronisation on {device}"
-    run = _step(device)
-    run()  # the first step allocates
-    torch.cuda.set_sync_debug_mode("error")
-    run()
-    return 'a step raises nothing under torch.cuda.set_sync_debug_mode("error")'
-
-
-def _step(device: str) -> Callable[[], object]:
-    model, x, y = problem(torch.float32, device)
-    sharp = gasam.SharpBackward(model.named_parameters(), WALKS[0])
-    return lambda: sharp(lambda: cross_entropy(model(x), y))
+    with never_reading_values() if kind == "cpu" else nullcontext():
+        model, x, y = problem(torch.float32, device)
+        sharp = gasam.SharpBackward(model.named_parameters(), WALKS[0])
+        sharp(lambda: cross_entropy(model(x), y))  # the first step allocates
+        if kind == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        sharp(lambda: cross_entropy(model(x), y))
+    return "a step reads no value on the host"
 
 
 def in_own_process(check: Callable[[str, str], str], name: str, device: str) -> tuple[bool, str]:
@@ -138,22 +126,19 @@ def in_own_process(check: Callable[[str, str], str], name: str, device: str) -> 
             return False, f"{type(failure).__name__}: {failure}"
 
 
-def usual_device() -> str:
-    return str(torch.accelerator.current_accelerator() or "cpu")
-
-
-def refusal(device: str) -> str | None:
-    """Why this device can't be used, as a sentence; None if it can."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the versions and all findings; return the exit code: 0 if nothing failed, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m gasam.doctor", description="Check gasam on this machine.")
+    usual = str(torch.accelerator.current_accelerator() or "cpu")
+    parser.add_argument("--device", default=usual, help="the device to check (default: %(default)s)")
+    device = parser.parse_args(words).device
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as refused:
         reason = (str(refused).splitlines() or [""])[0]
-        return f"the device {device!r} can't be used ({reason}): give one of this machine, such as {usual_device()!r}"
-    return None
-
-
-def run(device: str) -> int:
-    """Print the versions and all findings; return the exit code: 0 if nothing failed, else 1."""
+        parser.error(f"the device {device!r} can't be used ({reason}): give one of this machine, such as {usual!r}")
+    if find_spec("numpy") is None:
+        parser.error("the reference needs NumPy: run `pip install numpy`")
     print(f"gasam {gasam.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     print(f"{platform.platform()}, {platform.processor()}, device {device}")
     print(f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, ", end="")
@@ -165,15 +150,6 @@ def run(device: str) -> int:
         failed |= not fine
     print("something failed: report it with the whole output above" if failed else "everything is fine")
     return int(failed)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gasam.doctor", description="Check gasam on this machine.")
-    parser.add_argument("--device", default=usual_device(), help="the device to check (default: %(default)s)")
-    device = parser.parse_args(words).device
-    if refused := refusal(device):
-        parser.error(refused)
-    return run(device)
 
 
 def _flat(tensors: Any) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, together, unchanged_state
 from gasam.schedule import Clock
-from gasam.trace import Measured, Watch
+from gasam.trace import Watch
 
 SIZES = tuple(2.0**k for k in range(-6, 6))
-"""The sizes that are tested by default, as multiples of the perturbation's size."""
+"""Sizes that are tested by default, as multiples of the perturbation's own."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`: `unit` ("budget" or "epsilon"), the names of all `groups`, and a `Row` for each size.
+    """The result of `range_test`: "budget" or "epsilon", the names of all groups, and a row for each size.
 
     Printing it shows a table.
     """
@@ -63,11 +63,10 @@ class RangeTest:
             lines.append(" ".join(f"{n:10.3g}" for n in numbers) + f" {row.lowest_cosine:14.3f}  {row.largest}")
         if names := self.without_signal:
             lines.append(f"Left out, because their gradient is only rounding noise: {', '.join(names)}.")
-        unit = ("an " if self.unit == "epsilon" else "a ") + self.unit
         if turn := self.turning_point():
-            lines.append(f"The gradient of {turn[1]} turns at {unit} of {turn[0]:.3g}: stay well below it.")
+            lines.append(f"The gradient of {turn[1]} turns at {self.unit} {turn[0]:.3g}: stay well below it.")
         else:
-            lines.append(f"No group's gradient turns up to {unit} of {self.rows[-1].size:.3g}.")
+            lines.append(f"No group's gradient turns up to {self.unit} {self.rows[-1].size:.3g}.")
             if capped := [row.size for row in self.rows if row.capped == 1]:
                 lines.append(f"All groups are capped from {capped[0]:.3g} on: give a larger cap to see more.")
         return "\n".join(lines)
@@ -82,9 +81,8 @@ def range_test(
 ) -> RangeTest:
     """Run walks of several sizes on a few batches, and compare the clean with the displaced gradients.
 
-    All passes of a batch use the same dropout masks. Weights, gradients, random number generators and the schedule are
-    restored afterwards. Running statistics are restored if `sharp` was given the model. Needs as much memory as
-    `detailed=True`.
+    All passes of a batch use the same dropout masks. Afterwards everything is as before, running statistics only if
+    `sharp` was given the model. Needs as much memory as `detailed=True`.
 
     Args:
         sharp: Its perturbation is tested, at full strength. Its cap applies; give a large one to see more.
@@ -109,34 +107,30 @@ def range_test(
             changed: dict[str, Any] = {unit: size, "step_size": step_size}
             probe.perturbation = replace(plan, **changed)
             found = [_walk(probe, loss_function, batch) for batch in batches]
-            groups |= {name: None for _, measured in found for name in measured.labels}
+            groups |= {name: None for trace in found for name in trace.detail.labels}
             rows.append(_row(size, found))
     return RangeTest(unit, tuple(groups), tuple(rows))
 
 
-def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any) -> tuple[dict[str, float], Measured]:
+def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any) -> Any:
     for parameter in probe.parameters:
         parameter.grad = None
     probe(lambda: loss_function(batch))
-    trace: Any = probe.last
-    return trace.metrics(), trace.detail
+    return probe.last
 
 
-def _row(size: float, found: Sequence[tuple[dict[str, float], Measured]]) -> Row:
+def _row(size: float, traces: Sequence[Any]) -> Row:
     cosines = dict[str, list[float]]()
-    for _, measured in found:
-        columns: Any = measured.labels, measured.cosines, _with_signal(measured)
-        for name, cosine, has_signal in zip(*columns, strict=True):
-            if has_signal:
-                cosines.setdefault(name, []).append(float(cosine))
+    for trace in traces:
+        details = trace.detail
+        # Gradients that are only rounding noise, relative to those of the whole model, have no meaningful cosine.
+        usual = (details.gradient_norms.square().sum() / details.sizes.sum().clamp(min=1)).sqrt()
+        has_signal = details.gradient_norms > 1e-5 * usual * details.sizes.sqrt()
+        for name, cosine, counts in zip(details.labels, details.cosines.tolist(), has_signal, strict=True):
+            if counts:
+                cosines.setdefault(name, []).append(cosine)
     names = ("predicted_rise", "rise", "perturbation_ratio", "capped")
-    predicted, rise, whole, capped = (fmean(metrics[name] for metrics, _ in found) for name in names)
-    largest, ratio = max((measured.largest_ratio() for _, measured in found), key=lambda each: each[1])
+    metrics = [trace.metrics() for trace in traces]
+    predicted, rise, whole, capped = (fmean(each[name] for each in metrics) for name in names)
+    largest, ratio = max((trace.detail.largest_ratio() for trace in traces), key=lambda each: each[1])
     return Row(size, predicted, rise, whole, ratio, largest, capped, {name: fmean(c) for name, c in cosines.items()})
-
-
-def _with_signal(measured: Measured) -> Any:
-    """Whether a group's clean gradient is more than rounding noise, relative to that of the whole model."""
-    norms: Any = measured.gradient_norms
-    usual = (norms.square().sum() / measured.sizes.sum().clamp(min=1)).sqrt()
-    return norms > 1e-5 * usual * measured.sizes.sqrt()

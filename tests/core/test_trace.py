@@ -279,7 +279,7 @@ class TestRangeTest:
         size, name = found.turning_point()
         assert name == "bowl"
         assert 1 < size < 8
-        assert f"gradient of bowl turns at an epsilon of {size:.3g}" in str(found)
+        assert f"gradient of bowl turns at epsilon {size:.3g}" in str(found)
 
     @pytest.mark.parametrize("options", [{"batches": []}, {"batches": BATCHES, "sizes": [0.0]}])
     def test_bad_arguments_are_named(self, options):

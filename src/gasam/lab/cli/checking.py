@@ -16,10 +16,6 @@ def doctor(
 
     Send the output with a bug report. The exit code is 1 if something failed.
     """
-    from gasam.doctor import refusal, run, usual_device
-    from gasam.lab.errors import InputError
+    from gasam.doctor import main
 
-    chosen = usual_device() if device is None else device
-    if refused := refusal(chosen):
-        raise InputError(refused)
-    raise typer.Exit(run(chosen))
+    raise typer.Exit(main([] if device is None else ["--device", device]))
