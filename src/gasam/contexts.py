@@ -46,9 +46,7 @@ class frozen_batchnorm:  # noqa: N801
     """Only the clean pass updates running statistics. Every pass still normalises by the statistics of its batch.
 
     Running statistics are all buffers that a clean pass changes, for example those of BatchNorm, InstanceNorm and
-    spectral norm. They are restored after each displaced pass. The first clean pass compares the values of all buffers,
-    because torch does not detect every write. Later clean passes compare torch's version counters, and always include
-    buffers whose name begins with "running_", in case a module leaves evaluation mode.
+    spectral norm. They are restored after each displaced pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,7 +63,11 @@ class frozen_batchnorm:  # noqa: N801
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Record which buffers the clean pass changes."""
+        """Record which buffers the clean pass changes.
+
+        The first one compares the values of all buffers, because torch does not detect every write. Later ones compare
+        torch's version counters, and include "running_" buffers in case a module leaves evaluation mode.
+        """
         before = dict(_buffers(self.model))
         versions = {key: _version(buffer) for key, buffer in before.items()}
         values = {key: _copy(buffer) for key, buffer in before.items()} if self._known is None else {}

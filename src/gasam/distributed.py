@@ -118,8 +118,7 @@ class per_worker:  # noqa: N801
     """Each worker of a DistributedDataParallel model computes its own perturbation: one all-reduce per step for any K.
 
     All passes except the last run under `no_sync`. The last pass reduces the sum of all gradients in `.grad`, so the
-    result is the mean of the workers' combined gradients. If you call it under `no_sync`, the last pass is not reduced
-    either.
+    result is the mean of the workers' combined gradients.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -131,9 +130,8 @@ class per_worker:  # noqa: N801
             return nullcontext()
         if awaits_first_reduction(self.model):
             raise RuntimeError(
-                "a DistributedDataParallel model with static_graph=True needs one synchronised backward pass before "
-                "per_worker can skip synchronisation: run the first step with sharp.enabled = False, or remove "
-                "static_graph=True"
+                "with static_graph=True DistributedDataParallel needs one synchronised backward pass before "
+                "per_worker: run the first step with sharp.enabled = False, or remove static_graph=True"
             )
         return self.model.no_sync()
 
@@ -142,8 +140,7 @@ class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
 
     You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
-    already. The passes before the last are always reduced, because the walk reads their gradients. The last pass
-    follows your `no_sync`.
+    already. The passes before the last are always reduced, and the last one follows your `no_sync`.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -170,7 +167,5 @@ def synchronised(model: DistributedDataParallel) -> Around:
 
 def _check_distributed(name: str, model: object) -> None:
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"{name} needs a DistributedDataParallel model, got {type(model).__name__}: wrap the model first, or leave "
-            f"{name} out with FSDP, where all workers always share one walk"
-        )
+        kind = type(model).__name__
+        raise TypeError(f"{name} needs a DistributedDataParallel model, got {kind}: leave it out with FSDP")

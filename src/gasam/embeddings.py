@@ -26,11 +26,8 @@ Start = Literal["zero", "uniform"]
 class FreeLB:
     """Replaces `loss.backward()`: runs K+1 passes with adversarial noise on embeddings, and adds their mean gradient.
 
-    Call it like SharpBackward; `enabled` and `last` have the same meaning. K ascent steps increase the loss by changing
-    the noise. The weights do not move, so there is nothing to restore. After a failed pass, `.grad` still contains the
-    gradients of the passes before it.
-
-    The paper's settings, with norm inf, are epsilon 0.02 and 1 step for En-Vi, and epsilon 0.005 and 3 steps for De-En.
+    Call it like SharpBackward; `enabled` and `last` have the same meaning. K ascent steps change the noise; the weights
+    do not move. After a failed pass, `.grad` still contains the gradients of the passes before it.
 
     Args:
         embeddings: The embedding, or several, whose outputs get noise.
@@ -40,7 +37,7 @@ class FreeLB:
         step_size: Size of an ascent step, in the unit of epsilon; None means 1.5 epsilon / steps.
         start: The noise of the first pass: "zero", or "uniform" for random noise in the ball.
         padding: Index of the padding token, which gets no noise; None means the `padding_idx` of each embedding.
-        example_dim: The dimension of the embeddings' outputs that enumerates examples.
+        example_dim: The dimension of the outputs that enumerates examples.
         backward: Called instead of `loss.backward()`; it receives the loss times 1 / (K+1).
         around: A function of (k, last) that returns a context manager for pass k, for example `same_noise()`.
     """

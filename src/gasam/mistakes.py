@@ -15,35 +15,20 @@ from torch import Tensor
 from gasam.passes import loss_in
 from gasam.torch_private import factors_of_product, updates_running_statistics
 
-ITERATOR = (
-    "the loss function uses the iterator {0!r}, so each of the K+1 passes would take another batch: call next() before "
-    "the loss function, and use the batch inside"
-)
-OVERWRITTEN = (
-    "the loss function reads and overwrites {0!r}, so each of the K+1 passes would start from the result of the "
-    "previous one: return it, as in (loss, {0}), and assign it after the call"
-)
-EARLIER = (
-    "the loss function uses a result ({0}) that was computed before it was called, and that can't be computed again "
-    "with other weights: compute everything inside the function, as in sharp(lambda: loss_function(model(x), y))"
-)
-SCALED = (
-    "the loss function multiplies its loss by {0:g}, as GradScaler.scale does, and this changes the walk: return the "
-    "unscaled loss, and give backward=lambda loss: scaler.scale(loss).backward()"
-)
-STATISTICS = (
-    "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: pass the "
-    "model instead of its parameters, as in SharpBackward(model), so that only clean passes count"
-)
-
 
 def look_at_function(function: Callable[[], Any]) -> None:
     """Warn if the function takes its batch from an iterator, or overwrites a variable that it reads first."""
     for name, (value, uses) in _outer_variables(function).items():
         if isinstance(value, Iterator) and not isinstance(value, IOBase):
-            _warn(ITERATOR.format(name))
+            _warn(
+                f"the loss function uses the iterator {name!r}, so each of the K+1 passes would take another batch: "
+                "call next() before the loss function, and use the batch inside"
+            )
         elif uses[0] == "LOAD" and "STORE" in uses and not isinstance(value, int | None):  # not a counter or a cache
-            _warn(OVERWRITTEN.format(name))
+            _warn(
+                f"the loss function reads and overwrites {name!r}, so each of the K+1 passes would start from the "
+                f"result of the previous one: return it, as in (loss, {name}), and assign it after the call"
+            )
 
 
 def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callable[[], Any]:
@@ -60,9 +45,12 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
         result, passes = function(), passes + 1
         loss = loss_in(result)
         if passes == 1 and isinstance(loss, Tensor):
-            for node in _nodes(loss) if earlier else ():
-                if node in earlier:
-                    raise RuntimeError(EARLIER.format(node.name()))
+            for node in earlier.intersection(_nodes(loss)) if earlier else ():
+                raise RuntimeError(
+                    f"the loss function uses a result ({node.name()}) that was computed before it was called, and that "
+                    "can't be computed again with other weights: compute everything inside the function, as in "
+                    "sharp(lambda: loss_function(model(x), y))"
+                )
             if gradient_scale == 1.0:
                 _look_at_scale(loss.grad_fn)
         return result
@@ -73,7 +61,10 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
 def warn_of_statistics(loss: object) -> None:
     """Warn if a displaced pass updated running statistics of batch norm, judged by the graph of its loss."""
     if isinstance(loss, Tensor) and any(map(updates_running_statistics, _nodes(loss))):
-        _warn(STATISTICS)
+        _warn(
+            "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: "
+            "pass the model instead of its parameters, as in SharpBackward(model), so that only clean passes count"
+        )
 
 
 def _look_at_scale(node: Any) -> None:
@@ -81,7 +72,11 @@ def _look_at_scale(node: Any) -> None:
     for factor in factors_of_product(node) if node is not None and node.name() == "MulBackward0" else ():
         is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
         if is_number and factor >= 256 and factor.log2().frac() == 0:
-            _warn(SCALED.format(float(factor)))
+            _warn(
+                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and this "
+                "changes the walk: return the unscaled loss, and give "
+                "backward=lambda loss: scaler.scale(loss).backward()"
+            )
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:

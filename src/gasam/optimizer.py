@@ -7,36 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter, signature
 from numbers import Real
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gasam.backward import SharpBackward
-from gasam.contexts import Statistics
-from gasam.fold import Overflow
 from gasam.mistakes import look_at_function, warn_of_statistics
 from gasam.parameters import names_in, read
-from gasam.passes import Around, GradientScale, Pass, check_reduced, explain, now, uninterrupted
+from gasam.passes import Pass, check_reduced, explain, now, uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.schedule import Schedule, StrengthOfStep
 
 _KEY = "walk"  # of a state dict
-
-
-class Options(TypedDict, total=False):
-    """The options of SharpBackward that a closure can use."""
-
-    schedule: Schedule | StrengthOfStep | None
-    around: Around | None
-    gradient_scale: GradientScale
-    batchnorm: Statistics
-    on_overflow: Overflow
-    detailed: bool
-    total_steps: int | None
-    process_group: Any
-    in_place: bool
 
 
 def _of(owner: str, name: str) -> Any:
@@ -62,7 +45,7 @@ class SharpnessAware(Optimizer):
         model: The model. Needed for the names of its parameters and for `batchnorm`.
         before_step: Called with the combined gradient in `.grad`, before the base steps. Clip gradients here.
         **options: As in SharpBackward, all but `backward` and `accumulation`. `gradient_scale` is the gradient that the
-            closure leaves, divided by the gradient of the mean loss.
+            closure leaves, divided by that of the mean loss.
     """
 
     def __init__(
@@ -72,7 +55,7 @@ class SharpnessAware(Optimizer):
         *,
         model: nn.Module | None = None,
         before_step: Callable[[], object] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
@@ -81,12 +64,11 @@ class SharpnessAware(Optimizer):
             raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}: choose another")
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        if unknown := options.keys() - Options.__annotations__.keys():
-            raise TypeError(f"SharpnessAware has no option {min(unknown)!r}")
+        if refused := options.keys() & {"backward", "accumulation"}:
+            raise TypeError(f"SharpnessAware has no option {min(refused)!r}: the closure calls backward")
         self.base = base
         self.before_step = before_step
-        # Optimizer's constructor would create groups and a state. Unpickling sets up everything else.
-        self.__setstate__({})
+        self.__setstate__({})  # instead of Optimizer's constructor, which would create groups and a state
         self.sharp = SharpBackward(model or base.param_groups, perturbation, **options)
         self._update()
 
@@ -105,12 +87,9 @@ class SharpnessAware(Optimizer):
     metrics = _of("sharp", "metrics")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the walk, step the base, and return what the closure returned in the clean pass.
-
-        Without a closure only the base steps. This is allowed only if every learning rate is 0, because
-        torch.distributed.checkpoint creates the state of a new optimizer this way.
-        """
+        """Run the walk, step the base, and return what the closure returned in the clean pass."""
         if closure is None:
+            # torch.distributed.checkpoint creates the state of a new optimizer by a step with learning rates of 0.
             if any(group.get("lr", 1) != 0 for group in self.param_groups):
                 raise RuntimeError(
                     "SharpnessAware.step needs a closure that computes the loss and calls backward, because it runs "

@@ -67,7 +67,7 @@ def names_in(model: torch.nn.Module) -> dict[int, str]:
 def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """All parameters except those that can't have a gradient, such as quantised weights under LoRA.
 
-    Frozen parameters stay in the list, because they may be unfrozen later. They do not move while they are frozen.
+    Frozen parameters stay in the list, because they may be unfrozen later.
     """
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
@@ -87,8 +87,12 @@ def weights_of(
     moving = [entry for entry in entries if entry.strength]
     names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
     check_names(perturbation, names)
-    if perturbation.granularity == "module":
-        _check_modules(moving)
+    of_modules: dict[str, float] = {}
+    for name, entry in zip(names or (), moving, strict=False) if perturbation.granularity == "module" else ():
+        module = name.rpartition(".")[0]
+        if of_modules.setdefault(module, entry.strength) != entry.strength:
+            both = f"{of_modules[module]:g} and {entry.strength:g} in {module!r}"
+            raise ValueError(f"granularity 'module' needs one 'perturb' for all parameters of a module, got {both}")
     return Weights([entry.tensor for entry in moving], names, [e.strength for e in moving], in_place=in_place)
 
 
@@ -96,8 +100,8 @@ def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Mod
     """The entries, each with its strength times what `perturb` says of its module."""
     if model is None:
         raise ValueError(
-            "the perturbation chooses what moves by the modules of the model: give the model, as in "
-            "SharpBackward(model, perturbation) or SharpnessAware(optimizer, perturbation, model=model)"
+            "the perturbation chooses what moves by module: give the model, as in SharpBackward(model, perturbation) "
+            "or SharpnessAware(optimizer, perturbation, model=model)"
         )
     factors: dict[int, float] = {}
     for module in model.modules():
@@ -107,10 +111,7 @@ def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Mod
     found = [replace(entry, strength=entry.strength * factors.get(id(entry.tensor), 0.0)) for entry in entries]
     if not any(entry.strength for entry in found):
         name = getattr(perturb, "__name__", repr(perturb))
-        raise ValueError(
-            f"no parameter of {type(model).__name__} moves, because perturb={name} leaves out all of its modules: use "
-            "another method, such as sam(0.05)"
-        )
+        raise ValueError(f"no parameter of {type(model).__name__} moves, because perturb={name} leaves out all modules")
     return found
 
 
@@ -118,18 +119,6 @@ def _strength(value: object, who: str) -> float:
     if not isinstance(value, bool | int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{who} must be True, False or a finite number >= 0, got {value!r}")
     return float(value)
-
-
-def _check_modules(moving: list[Entry]) -> None:
-    """Raise if the tensors of a module have different strengths, because they share one T."""
-    known: dict[str, float] = {}
-    for entry in moving:
-        name = str(entry.name).rpartition(".")[0]
-        if known.setdefault(name, entry.strength) != entry.strength:
-            raise ValueError(
-                f"granularity 'module' needs one 'perturb' for all parameters of a module, got {known[name]:g} and "
-                f"{entry.strength:g} in {name!r}: put them into one group, or use granularity 'layer'"
-            )
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
@@ -144,26 +133,21 @@ def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
-            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: give "
-            "model.named_parameters(prefix=...) with another prefix for each model"
+            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: "
+            "give model.named_parameters(prefix=...) with another prefix for each"
         )
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
     if "params" not in group:
         raise ValueError(f"a parameter group must have the key 'params', got {sorted(map(str, group))}")
-    for key in ("epsilon", "rho", "budget", "cap"):
-        if key in group:
-            raise ValueError(
-                f"a parameter group has the key {key!r}, but the walk has one size for all groups: give it to the "
-                "perturbation, as in ga_sam(1e-4), and write 'perturb': 0.5 in a group that moves half as far, or "
-                "'perturb': False in one that does not move"
-            )
-    if group.get("maximize"):
+    if sizes := group.keys() & {"epsilon", "rho", "budget", "cap"}:
         raise ValueError(
-            "a parameter group has maximize=True, but the walk needs a loss that is minimised: minimise the negative "
-            "loss instead"
+            f"a parameter group has the key {min(sizes)!r}, but the walk has one size: give it to the perturbation, "
+            "and write 'perturb': 0.5 in a group that moves half as far"
         )
+    if group.get("maximize"):
+        raise ValueError("a parameter group has maximize=True: minimise the negative loss instead")
 
 
 def _check(tensor: object, strength: float, who: str) -> None:
@@ -177,8 +161,6 @@ def _check(tensor: object, strength: float, who: str) -> None:
             "moved: leave it out, or put it into a group with 'perturb': False"
         )
     if is_expanded(tensor):
-        raise TypeError(
-            f"{who} is an expanded view, whose weights share memory: train the tensor that it was expanded from"
-        )
+        raise TypeError(f"{who} is an expanded view: train the tensor that it was expanded from")
     if is_sharded(tensor):
         check_sharding(tensor, who)

@@ -130,14 +130,11 @@ def asam(
     unit_vectors: bool = False,
     **size: Unpack[Size],
 ) -> Perturbation:
-    """Adaptive SAM: T = |w| + eta for each weight.
+    """Adaptive SAM: T = |w| + eta for each weight. Other arguments are those of `Perturbation`.
 
     Args:
-        epsilon: As in `Perturbation`, like `norm` and `size`.
-        norm: p of the ball's norm.
         eta: Added to |w|, so that weights of zero can move. It is not the step size. ASAM's authors use 0.01.
         unit_vectors: Use T = 1 for biases and all other vectors. The code of ASAM's authors does so for biases.
-        **size: `budget` and `cap`.
     """
     check_at_least_zero("eta", eta)
     scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"

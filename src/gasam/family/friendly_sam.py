@@ -25,25 +25,16 @@ class FriendlySAM(Method):
 
 
 def friendly_sam(
-    epsilon: float | None = None,
-    norm: float = 2.0,
-    *,
-    sigma: float = 1.0,
-    decay: float = 0.9,
-    **size: Unpack[Size],
+    epsilon: float | None = None, norm: float = 2.0, *, sigma: float = 1.0, decay: float = 0.9, **size: Unpack[Size]
 ) -> Perturbation:
     """Friendly-SAM: SAM that climbs g_0 - sigma m, where m is a running mean of the clean gradients.
 
     Li et al., "Friendly Sharpness-Aware Minimization", CVPR 2024, Algorithm 1. m begins at zero, and is the mean over
-    the calls that walk, so micro-batches count one by one; it needs memory of the size of the model, in float32. With
-    `per_worker` each worker has the mean of its own gradients, and saves and loads its own state. Refuses more than one
-    ascent step, because the paper has one. A budget is the rise along what is climbed.
+    the calls that walk, so micro-batches count one by one. With `per_worker` each worker keeps the mean of its own
+    gradients. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
 
     Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
         sigma: The share of the running mean that is removed. 0 means SAM.
         decay: lambda, the decay of the running mean.
-        **size: `budget` and `cap`, as in `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), method=FriendlySAM(sigma, decay))

@@ -27,15 +27,12 @@ def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4,
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
     Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1: the gradient
-    is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all parameters. The paper lets the radius follow the learning
-    rate; give a schedule for that. With K > 1, g_1 is the gradient of the last pass. Needs memory for one more gradient
-    than SAM. Can't be used with `per_worker`.
+    is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all parameters, where g_1 is the gradient of the last pass. The
+    paper lets the radius follow the learning rate; give a schedule for that. Can't be used with `per_worker`.
+    `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
 
     Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
         alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The
             paper searches from 0.01 to 0.4.
-        **size: `budget` and `cap`, as in `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), method=GSAM(alpha))

@@ -39,15 +39,10 @@ def look_sam(
     Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, Algorithm 1, over all
     parameters at once. A step with a walk uses g_1 and keeps g_v, the component of g_1 that is orthogonal to g_0; the
     steps between use g_0 + alpha |g_0| / |g_v| g_v. Without a schedule k is 5; for another k give `Schedule(every=k,
-    weight=1)`. Refuses other weights and `every=1`, because the kept component replaces them, and more than one ascent
-    step, because the paper has one. Needs memory for g_v, in float32, and in steps with a walk for one more gradient
-    than SAM. Can't be used with `per_worker`.
+    weight=1)`. Can't be used with `per_worker`. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
 
     Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
         alpha: Length of the kept component in the steps between, relative to the gradient. The schedule's strength
             multiplies it.
-        **size: `budget` and `cap`, as in `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), method=LookSAM(alpha))

@@ -19,13 +19,8 @@ def normalisation(module: nn.Module) -> bool:
 def sam_on(epsilon: float | None = None, norm: float = 2.0, **size: Unpack[Size]) -> Perturbation:
     """SAM-ON: SAM whose walk moves the parameters of normalisation layers only; all parameters are trained.
 
-    Mueller et al., "Normalization Layers Are All That Sharpness-Aware Minimization Needs", NeurIPS 2023. All parameters
-    are trained with the gradient at w + a. Refuses a model without normalisation layers, and parameters without their
-    model. The radius is larger than SAM's, because few weights move.
-
-    Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
-        **size: `budget` and `cap`, as in `Perturbation`.
+    Mueller et al., "Normalization Layers Are All That Sharpness-Aware Minimization Needs", NeurIPS 2023. Give the
+    model, not its parameters, and a larger radius than SAM's, because few weights move. `epsilon`, `norm`, `budget` and
+    `cap` are those of `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), perturb=normalisation)

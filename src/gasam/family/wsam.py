@@ -27,17 +27,13 @@ def wsam(epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9,
     """WSAM: the clean loss plus the sharpness L(w + a) - L(w), with the weight v = gamma / (1 - gamma).
 
     Yue et al., "Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization Term", KDD 2023, section
-    3: the gradient is g_0 + v (g_1 - g_0). The optimizer gets it as one gradient. The paper's decoupled form, which
-    adds v (g_1 - g_0) after the optimizer's own update, is the same for SGD without momentum, and is not offered for
-    other optimizers. A large gamma multiplies the noise between the passes: in a model with dropout share the masks
-    (`same_noise`) or lower gamma. With K > 1, g_1 is the gradient of the last pass. Needs memory for one more gradient
-    than SAM. Can't be used with `per_worker`.
+    3: the gradient is g_0 + v (g_1 - g_0), where g_1 is that of the last pass. The paper's decoupled form, which adds
+    v (g_1 - g_0) after the optimizer's update, is the same for SGD without momentum. A large gamma multiplies the noise
+    between the passes: in a model with dropout share the masks (`same_noise`) or lower gamma. Can't be used with
+    `per_worker`. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
 
     Args:
-        epsilon: As in `Perturbation`.
-        norm: As in `Perturbation`.
         gamma: Weight of the sharpness, from 0 (plain training) over 0.5 (SAM) to below 1. The paper recommends 0.8 to
             0.95.
-        **size: `budget` and `cap`, as in `Perturbation`.
     """
     return replace(sam(epsilon, norm, **size), method=WSAM(gamma))
