@@ -37,7 +37,7 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
         return function
     values = [value for value, _ in _outer_variables(function).values()]
     values += [each for value in values if isinstance(value, list | tuple) for each in value]
-    earlier = {value.grad_fn for value in values if isinstance(value, Tensor)} - {None}
+    earlier: set[Any] = {value.grad_fn for value in values if isinstance(value, Tensor)} - {None}
     passes = 0
 
     def checked() -> Any:
