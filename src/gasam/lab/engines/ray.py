@@ -111,9 +111,9 @@ class RayEngine:
             self.pending += [(job, ("start", None)), (job, ("failed", str(error)))]
             return
         number, family = next(self.numbers), job.plan.definition.family
-        task = pickle.dumps((replace(job, data=None, record=None), work, self.threads, family.task_text()))
+        task = pickle.dumps((replace(job, data=None, record=None), work, self.threads, family.task_text))
         data = []
-        if job.data is not None and family.cached:  # a task file reads its own
+        if job.data is not None and family.task_text is None:  # a task file reads its own
             key = job.plan.data_key, frozenset(job.data.splits)
             if key not in self.data:
                 stream = BytesIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
-FORMAT = 2
+FORMAT = 3
 """The version of the cache's files. Increase it if their layout changes."""
 UNKNOWN = "<unk>"
 
@@ -71,7 +71,7 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
         settings: The settings, some of which change the encoding.
         directory: The folder of the cache.
     """
-    if not family.cached:
+    if family.task_text is not None:  # a task file reads its own data
         return encode(family, source.read(), settings)
     chosen = {name: value for name, value in settings if name in settings.encoding}
     key = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
@@ -144,7 +144,7 @@ class Vocabulary:
         return [self.numbers.get(word, self.unknown) for word in words]
 
 
-def on_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def on_tensors(change: Callable[[Tensor], Any], batch: Any) -> Any:
     """A batch, tensors in tuples, lists and dictionaries of any depth, with every tensor changed."""
     if isinstance(batch, Tensor):
         return change(batch)
@@ -161,13 +161,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return on_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def tensors(batch: Any) -> Iterator[Tensor]:
+def tensors(batch: Any) -> list[Tensor]:
     """All tensors of a batch."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | tuple | list):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors(part)
+    found: list[Tensor] = []
+    on_tensors(found.append, batch)
+    return found
 
 
 def example_count(batch: Any, dim: int = 0) -> int:

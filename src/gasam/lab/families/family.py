@@ -161,8 +161,8 @@ class Family(ABC, Generic[Settings]):
     settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
     """The metric that `validate` returns; by default the same as `metric`."""
-    cached: ClassVar[bool] = True
-    """Whether the encoded data is kept in the cache on disk."""
+    task_text: ClassVar[str | None] = None
+    """The text of the user's Python file that defines the task; None for a built-in family."""
     example_dim: ClassVar[int] = 0
     """The dimension of batches and of embeddings' outputs that indexes examples."""
     continues_text: ClassVar[bool] = False
@@ -188,7 +188,10 @@ class Family(ABC, Generic[Settings]):
     @staticmethod
     @abstractmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
-        """Learn what the encoding of all splits needs, such as a vocabulary, from the training split only."""
+        """Learn what the encoding of all splits needs, such as a vocabulary, from the training split only.
+
+        These are JSON values, which are stored with every trained model.
+        """
 
     @staticmethod
     @abstractmethod
@@ -258,20 +261,6 @@ class Family(ABC, Generic[Settings]):
 
     def remarks(self) -> dict[str, Any]:
         """Further entries for the record of a run."""
-        return {}
-
-    @staticmethod
-    def readable(shared: Mapping[str, Any]) -> dict[str, Any]:
-        """What was learnt, as JSON values to store with the model. A family must work with these as its `shared`."""
-        return dict(shared)
-
-    @classmethod
-    def task_text(cls) -> str | None:
-        """The text of the user's Python file that defines the task; None for a built-in family."""
-        return None
-
-    def files(self) -> dict[str, str]:
-        """Further text files to store with the model, by name."""
         return {}
 
     @property

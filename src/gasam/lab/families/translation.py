@@ -229,12 +229,6 @@ class Translation(Family[TransformerSettings]):
     def translate(self, model: nn.Module, split: Split, rows: int | None = None) -> list[str]:
         return self._translated(model, self.lines[split, "source"][:rows])
 
-    @staticmethod
-    def readable(shared: Mapping[str, Any]) -> dict[str, Any]:
-        """The tokenisers as JSON objects, in the format of the tokenizers library."""
-        saved = (text if isinstance(text, str) else json.dumps(text) for text in shared["subwords"])
-        return dict(shared) | {"subwords": [json.loads(text) for text in saved]}
-
     @property
     def prediction_batch(self) -> int:
         return TRANSLATED_AT_ONCE
@@ -382,11 +376,11 @@ def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> fl
 
 
 class Subwords:
-    """The tokeniser of one language; `saved` is its JSON from the tokenizers library, as text or parsed."""
+    """The tokeniser of one language; `saved` is the JSON object of the tokenizers library."""
 
-    def __init__(self, saved: str | Mapping[str, Any]) -> None:
-        self.saved = saved if isinstance(saved, str) else json.dumps(saved)
-        self.tokenizer = Tokenizer.from_str(self.saved)
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        self.saved = saved
+        self.tokenizer = Tokenizer.from_str(json.dumps(saved))
 
     @classmethod
     def learn(
@@ -402,7 +396,7 @@ class Subwords:
         """
         tokenizer = _words(lines, size, shipped) if units == "words" else _byte_pairs(lines, size)
         tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, FINISH)])
-        return cls(tokenizer.to_str())
+        return cls(json.loads(tokenizer.to_str()))
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()

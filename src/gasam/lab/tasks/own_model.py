@@ -11,38 +11,34 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt, create_model
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, create_model
 from torch import Generator, Tensor, nn
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from gasam.analysis.objective import Objective
 from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import InputFile
-from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import Encoded, example_count, on_tensors, tensors
-from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, drawn
+from gasam.lab.errors import InputError, checked
+from gasam.lab.families.encoded import example_count, on_tensors, tensors
+from gasam.lab.families.family import STRICT, Family, PredictionOptions, Recipe, Score, drawn
 from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
 
-SIZE = "own"
-"""The name of the only size of such a task."""
 TASK_COPY = "task.py"
 """The name of the copy of a task file in the folder of a run."""
 DRAWS = 200
 """The number of bootstrap samples for the standard error of a metric that is not a plain mean."""
 SAMPLED = 256
 """The number of examples of a dataset that are hashed. Tensors are hashed as a whole."""
-PLAIN = (int, float, str, bool, tuple, type(None))
-"""The types that an argument of `model` may have: those that a record can hold."""
 _GIVEN: dict[str, str] = {}
 _LOADED: dict[tuple[str, str], Task] = {}
 """The tasks that this process has loaded, by path and hash."""
@@ -64,15 +60,19 @@ def give_text(reference: str, text: str) -> None:
 
 def load_task(reference: str) -> Task:
     """Load the task that a Python file defines. The file is run once for each version of its text."""
-    if reference in _GIVEN:
-        return _loaded(Path(reference), _GIVEN[reference])
-    path = absolute(reference)
+    path, given = absolute(reference), _GIVEN.get(reference)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if given is None else given
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
-    return _loaded(path, text)
+    key = (str(path) if given is None else reference), _hashed(text)
+    if key not in _LOADED:
+        try:
+            _LOADED[key] = _task(path, text)
+        except InputError as error:
+            raise InputError(f"{path.name}: {error}") from None
+    return _LOADED[key]
 
 
 def planned_task(reference: str, code: str) -> Task:
@@ -80,9 +80,10 @@ def planned_task(reference: str, code: str) -> Task:
 
     A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
     """
-    if (reference, code) not in _LOADED and load_task(reference).sizes[SIZE].model_dump()["code"] != code:
+    key = reference, code
+    if key not in _LOADED and load_task(reference) is not _LOADED.get(key):
         raise InputError(f"{reference} has changed since this command was started: run the command again")
-    return _LOADED[reference, code]
+    return _LOADED[key]
 
 
 def code_of(path: Path) -> str | None:
@@ -97,45 +98,46 @@ def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Functions:
-    """The functions of a task file. See docs/experiments.md for what each of them gets and returns."""
+class TaskFile(BaseModel):
+    """What a task file defines. See docs/experiments.md for what each function gets and returns."""
+
+    model_config = STRICT
 
     model: Callable[..., nn.Module]
     loss: Callable[[nn.Module, Any], Any]
     data: Callable[[], Sequence[Any]]
     metric: Callable[[nn.Module, Any], Tensor]
+    higher_is_better: bool
+    metric_name: str = "metric"
+    metric_unit: str = ""
+    metric_decimals: Annotated[int, Field(ge=0, le=12)] = 2
+    settings: dict[str, Any] = {}
     summary: Callable[[Tensor], float] | None = None
     losses: Callable[[nn.Module, Any], Tensor] | None = None
     optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     predict: Callable[[nn.Module, Sequence[Any]], Sequence[Any]] | None = None
 
-
-@cache
-def _loaded(path: Path, text: str) -> Task:
-    module = _run(path, text)
-    functions = _functions(path, module)
-    about = {"metric": _metric(path, module), "functions": functions, "text": text}
-    settings = _settings(path, module, text)
-
-    def read() -> OwnCorpus:
-        given = functions.data()
+    def read(self) -> OwnCorpus:
+        given = self.data()
         if not isinstance(given, tuple | list) or len(given) != len(SPLITS):
-            raise InputError(f"{path.name}: data() must return three sets of examples: train, valid and test")
-        train, valid, test = (Examples(part, split) for part, split in zip(given, SPLITS, strict=True))
-        return OwnCorpus(train, valid, test)  # type: ignore[arg-type]
+            raise InputError("data() must return three sets of examples: train, valid and test")
+        return OwnCorpus(*(Examples(part, split) for part, split in zip(given, SPLITS, strict=True)))  # type: ignore[arg-type]
 
-    task = Task(
+
+def _task(path: Path, text: str) -> Task:
+    module = _run(path, text)
+    file = checked(TaskFile, **{name: getattr(module, name) for name in TaskFile.model_fields if hasattr(module, name)})
+    metric = Metric(file.metric_name, file.higher_is_better, file.metric_unit, file.metric_decimals)
+    arguments = {name: _default(each) for name, each in inspect.signature(file.model).parameters.items()}
+    return Task(
         name=path.stem,
         about="your own model",
         kind="file",
-        family=type("OwnModel", (OwnModel,), about),
-        source=lambda origin: Source(path.stem, read),
-        sizes={SIZE: settings},
+        family=type("OwnModel", (OwnModel,), {"file": file, "metric": metric, "task_text": text}),
+        source=lambda origin: Source(path.stem, file.read),
+        sizes={"own": settings_with(arguments)(code=_hashed(text)).changed(**file.settings)},
     )
-    _LOADED[str(path), settings.code] = task
-    return task
 
 
 def _run(path: Path, text: str) -> ModuleType:
@@ -150,64 +152,19 @@ def _run(path: Path, text: str) -> ModuleType:
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
-        raise InputError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {error}") from None
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)] or [getattr(error, "lineno", None)]
+        raise InputError(f"line {lines[-1]}: {type(error).__name__}: {error}") from None
     return module
 
 
-def _line(path: Path, error: Exception) -> str:
-    """The line of the file at which an error arose."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
-
-
-def _functions(path: Path, module: ModuleType) -> Functions:
-    found = {field.name: getattr(module, field.name, None) for field in fields(Functions)}
-    missing = [name for name in ("model", "loss", "data", "metric") if found[name] is None]
-    if missing:
-        raise InputError(
-            f"{path.name} must define model(), loss(model, batch), data() and metric(model, batch): "
-            f"it lacks {', '.join(missing)}"
-        )
-    for name, value in found.items():
-        if value is not None and not callable(value):
-            raise InputError(f"{path.name}: {name} must be a function, got {value!r}")
-    return Functions(**found)  # type: ignore[arg-type]
-
-
-def _metric(path: Path, module: ModuleType) -> Metric:
-    direction = getattr(module, "higher_is_better", None)
-    if not isinstance(direction, bool):
-        raise InputError(f"{path.name} must define higher_is_better, True or False, for its metric")
-    name, unit = getattr(module, "metric_name", "metric"), getattr(module, "metric_unit", "")
-    if not isinstance(name, str) or not isinstance(unit, str):
-        raise InputError(f"{path.name}: metric_name and metric_unit must be text, got {name!r} and {unit!r}")
-    decimals = getattr(module, "metric_decimals", 2)
-    if type(decimals) is not int or not 0 <= decimals <= 12:
-        raise InputError(f"{path.name}: metric_decimals must be a whole number from 0 to 12, got {decimals!r}")
-    return Metric(name, direction, unit, decimals)
-
-
-def _settings(path: Path, module: ModuleType, text: str) -> OwnSettings:
-    """The settings that the file names, and the arguments of `model` with their default values."""
-    arguments = {name: _default(path, each) for name, each in inspect.signature(module.model).parameters.items()}
-    given = getattr(module, "settings", {})
-    if not isinstance(given, Mapping):
-        raise InputError(f"{path.name}: settings must be a dictionary such as {{'epochs': 10}}, got {given!r}")
-    try:
-        return settings_with(arguments)(code=_hashed(text)).changed(**given)
-    except InputError as error:
-        raise InputError(f"{path.name}: {error}") from None
-
-
-def _default(path: Path, argument: inspect.Parameter) -> Any:
+def _default(argument: inspect.Parameter) -> Any:
     name, value = argument.name, argument.default
     if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
-        raise InputError(f"{path.name}: {name!r} is a name of the settings, so rename this argument of model()")
-    if value is inspect.Parameter.empty or not isinstance(value, PLAIN):
+        raise InputError(f"{name!r} is a name of the settings, so rename this argument of model()")
+    if value is inspect.Parameter.empty or not isinstance(value, int | float | str | tuple | None):
         raise InputError(
-            f"{path.name}: the argument {name!r} of model() must have a default value that is a number, text, "
+            f"the argument {name!r} of model() must have a default value that is a number, text, "
             "True, False, None or a tuple of these"
         )
     return value
@@ -262,58 +219,50 @@ class Examples:
     as a list or a `torch.utils.data.Dataset`.
     """
 
-    def __init__(self, given: Any, split: str, numbers: Sequence[int] | None = None) -> None:
-        self.given, self.split = given, split
-        self.in_tensors = isinstance(given, tuple | Mapping)
-        self.numbers = range(self._length()) if numbers is None else numbers
-        if not self.numbers:
+    def __init__(self, given: Any, split: str) -> None:
+        self.given, self.split, self.in_tensors = given, split, isinstance(given, tuple | Mapping)
+        if self.in_tensors:
+            lengths = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors(given)}
+            if len(lengths) != 1 or -1 in lengths:
+                found = ", ".join(map(str, sorted(lengths))) or "no tensors"
+                raise InputError(f"the tensors of data() for {split} must have the same number of rows, got {found}")
+        elif isinstance(given, IterableDataset) or not hasattr(given, "__getitem__"):
+            raise InputError(
+                f"data() must give a dataset with numbered examples, a list or a tuple of tensors for {split}, "
+                f"got {type(given).__name__}"
+            )
+        self.count = lengths.pop() if self.in_tensors else len(given)
+        if not self.count:
             raise InputError(f"data() must give at least one example for {split}, got none")
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return self.count
 
-    def only(self, numbers: Sequence[int]) -> Examples:
+    def only(self, chosen: Tensor) -> Examples:
         """The examples with these numbers."""
-        return Examples(self.given, self.split, [self.numbers[number] for number in numbers])
+        given = self.batch(chosen) if self.in_tensors else Subset(self.given, chosen.tolist())
+        return Examples(given, self.split)
 
     def batch(self, chosen: Tensor, collate: Callable[[list[Any]], Any] | None = None) -> Any:
         """The chosen examples as one batch, which `collate` makes of a list; by default torch's `default_collate`."""
-        numbers = [self.numbers[number] for number in chosen.tolist()]
         if self.in_tensors:
-            rows = torch.tensor(numbers)
-            return on_tensors(lambda tensor: tensor[rows], self.given)
-        return (collate or default_collate)([self.given[number] for number in numbers])
+            return on_tensors(lambda tensor: tensor[chosen], self.given)
+        return (collate or default_collate)([self.given[number] for number in chosen.tolist()])
 
     def parts(self) -> Iterator[bytes]:
         """The content as bytes, for the hash: all rows of tensors, and a sample of the examples of a dataset."""
         yield str(len(self)).encode()
         if self.in_tensors:
-            yield from _bytes_of(self.batch(torch.arange(len(self))))
+            yield from _bytes_of(self.given)
             return
-        for number in self.numbers[:: max(1, len(self) // SAMPLED)]:
+        for number in range(0, len(self), max(1, len(self) // SAMPLED)):
             yield from _bytes_of(self.given[number])
-
-    def _length(self) -> int:
-        if self.in_tensors:
-            lengths = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors(self.given)}
-            if len(lengths) != 1 or -1 in lengths:
-                raise InputError(
-                    f"the tensors that data() gives for {self.split} must have the same number of rows, "
-                    f"got {', '.join(map(str, sorted(lengths))) or 'no tensors'}"
-                )
-            return lengths.pop()
-        if isinstance(self.given, IterableDataset) or not hasattr(self.given, "__getitem__"):
-            raise InputError(
-                f"data() must give a dataset with numbered examples, a list or a tuple of tensors for {self.split}, "
-                f"got {type(self.given).__name__}"
-            )
-        return len(self.given)
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     elif hasattr(value, "tobytes"):  # arrays, and the images of PIL
         yield str(getattr(value, "dtype", type(value).__name__)).encode()
         yield str(getattr(value, "shape", getattr(value, "size", ""))).encode()
@@ -358,19 +307,16 @@ def _seed_others(seed: int) -> None:
 
 
 class OwnModel(Family[OwnSettings]):
-    """The family of one task file. A subclass for each file has its `functions` and its `metric`."""
+    """The family of one task file. A subclass for each file has its `file`, its `metric` and its `task_text`."""
 
-    functions: ClassVar[Functions]
-    text: ClassVar[str]
-    """The text of the file, which is stored with every trained model."""
+    file: ClassVar[TaskFile]
     settings_type = OwnSettings
-    cached = False
 
     @staticmethod
     def select(split: Split, examples: Any, settings: Any) -> Any:
         if split != "train" or settings.rows is None or settings.rows >= len(examples):
             return examples
-        return examples.only(drawn(settings.rows, len(examples)).tolist())
+        return examples.only(drawn(settings.rows, len(examples)))
 
     @staticmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
@@ -380,12 +326,8 @@ class OwnModel(Family[OwnSettings]):
     def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
         return examples
 
-    def __init__(self, settings: OwnSettings, data: Encoded) -> None:
-        super().__init__(settings, data)
-        self.worthless = cache(self.worthless)  # type: ignore[method-assign]  # it evaluates a whole split
-
     def model(self) -> nn.Module:
-        made = self.functions.model(**self.settings.arguments)
+        made = self.file.model(**self.settings.arguments)
         if not isinstance(made, nn.Module):
             raise InputError(f"model() must return a torch.nn.Module, got {type(made).__name__}")
         return made
@@ -405,13 +347,12 @@ class OwnModel(Family[OwnSettings]):
         with torch.random.fork_rng():
             try:
                 with torch.device("meta"):
-                    return list(cls.functions.model().modules())
+                    return list(cls.file.model().modules())
             except Exception:
-                return list(cls.functions.model().modules())
+                return list(cls.file.model().modules())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        make = self.functions.optimizer
-        return None if make is None else make(model, self.settings.learning_rate)
+        return None if self.file.optimizer is None else self.file.optimizer(model, self.settings.learning_rate)
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         return torch.split(torch.randperm(len(self.data["train"]), generator=order), self.settings.batch)
@@ -422,23 +363,36 @@ class OwnModel(Family[OwnSettings]):
         return self._read("train", chosen)
 
     def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
-        found = self.functions.loss(model, batch)
+        found = self.file.loss(model, batch)
         loss = getattr(found, "loss", found)  # the models of transformers return an object that holds it
         if not isinstance(loss, Tensor) or loss.ndim:
-            raise InputError(
-                f"loss(model, batch) must return the mean loss, a tensor without dimensions, got {_form(loss)}"
-            )
+            wanted = "the mean loss, a tensor without dimensions"
+            raise InputError(f"loss(model, batch) must return {wanted}, got {_form(loss)}")
         return loss, None
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         values = self._values(model, split, rows)
-        summary, count = self.functions.summary, len(values)
+        summary, count = self.file.summary, len(values)
         if summary is None:
             return Score(float(values.mean()), float(values.std()) / math.sqrt(count) if count > 1 else None)
         generator = Generator().manual_seed(0)
         draws = [torch.randint(count, (count,), generator=generator) for _ in range(DRAWS if count > 1 else 0)]
         again = torch.tensor([float(summary(values[some])) for some in draws], dtype=torch.float64)
         return Score(float(summary(values)), float(again.std()) if draws else None)
+
+    @torch.no_grad()
+    def _values(self, model: nn.Module, split: Split, rows: int | None) -> Tensor:
+        """What `metric` returns for all examples of the split, or for the first `rows`, in double precision."""
+        device = next(model.parameters()).device
+        found = []
+        for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
+            batch = on_tensors(lambda part: part.to(device), self._read(split, chosen))
+            values = self.file.metric(model, batch)
+            if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
+                wanted = f"a tensor with one value for each of the {len(chosen)} examples"
+                raise InputError(f"metric(model, batch) must return {wanted}, got {_form(values)}")
+            found.append(values.detach().double().cpu())
+        return torch.cat(found)
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The metric of the model before training, with seed 0."""
@@ -448,7 +402,7 @@ class OwnModel(Family[OwnSettings]):
 
     def objective(self) -> Objective:
         """The loss of each example: from `losses`, or else from `loss` on batches of one example."""
-        return Objective(self.functions.losses or self._losses_alone, lambda found, batch: found)
+        return Objective(self.file.losses or self._losses_alone, lambda found, batch: found)
 
     def _losses_alone(self, model: nn.Module, batch: Any) -> Tensor:
         def alone(row: int) -> Tensor:
@@ -460,61 +414,36 @@ class OwnModel(Family[OwnSettings]):
         chosen = drawn(rows, len(self.data[split]))
         return [self._read(split, some) for some in torch.split(chosen, self.settings.batch)]
 
-    @classmethod
-    def task_text(cls) -> str:
-        return cls.text
-
-    def files(self) -> dict[str, str]:
-        return {TASK_COPY: self.text}
+    def _read(self, split: Split, chosen: Tensor) -> Any:
+        examples: Examples = self.data[split]
+        return examples.batch(chosen, self.file.collate)
 
     def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
         return file.values()
 
+    @torch.no_grad()
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         """What the file's `predict` returns: a dictionary for each input, or a value under the name `prediction`."""
-        if self.functions.predict is None:
+        if self.file.predict is None:
             raise InputError("the task file has no predictions: define predict(model, inputs) in it and train again")
-        size, found = options.batch or self.prediction_batch, list[Any]()
-        for start in range(0, len(inputs), size):
-            found += self._predicted(model, inputs[start : start + size])
+        found, size = list[Any](), options.batch or self.prediction_batch
+        for some in (inputs[start : start + size] for start in range(0, len(inputs), size)):
+            try:
+                values = list(self.file.predict(model, some))
+            except Exception as error:  # the file's own code may raise anything
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise InputError(
+                    f"predict(model, inputs) of the task file failed ({reason}): check the inputs"
+                ) from error
+            if len(values) != len(some):
+                raise InputError(f"predict(model, inputs) must return {len(some)} results, got {len(values)}")
+            found += values
         return [dict(each) if isinstance(each, Mapping) else {"prediction": each} for each in found]
-
-    @torch.no_grad()
-    def _predicted(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
-        assert self.functions.predict is not None
-        try:
-            values = list(self.functions.predict(model, inputs))
-        except Exception as error:  # the file's own code may raise anything, for example for an input of another form
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(f"predict(model, inputs) of the task file failed ({reason}): check the inputs") from error
-        if len(values) != len(inputs):
-            raise InputError(
-                f"predict(model, inputs) must return {len(inputs)} results, one for each input, got {len(values)}"
-            )
-        return values
 
     def line(self, prediction: Mapping[str, Any]) -> str:
         """A text as it is, another value as JSON."""
         value = prediction["prediction"] if prediction.keys() == {"prediction"} else prediction
         return value if isinstance(value, str) else super().line(value)
-
-    def _read(self, split: Split, chosen: Tensor) -> Any:
-        examples: Examples = self.data[split]
-        return examples.batch(chosen, self.functions.collate)
-
-    @torch.no_grad()
-    def _values(self, model: nn.Module, split: Split, rows: int | None) -> Tensor:
-        """What `metric` returns for all examples of the split, or for the first `rows`, in double precision."""
-        device = next(model.parameters()).device
-        found = []
-        for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
-            batch = on_tensors(lambda part: part.to(device), self._read(split, chosen))
-            values = self.functions.metric(model, batch)
-            if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
-                wanted = f"a tensor with one value for each of the {len(chosen)} examples"
-                raise InputError(f"metric(model, batch) must return {wanted}, got {_form(values)}")
-            found.append(values.detach().double().cpu())
-        return torch.cat(found)
 
 
 def _form(value: Any) -> str:

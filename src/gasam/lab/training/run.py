@@ -13,7 +13,7 @@ import gasam
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
-from gasam.lab.tasks.own_model import is_file
+from gasam.lab.tasks.own_model import TASK_COPY, is_file
 from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile, sha256
 from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
 from gasam.lab.training.plan import Plan
@@ -99,10 +99,10 @@ def write_folder(training: Training, record: Record, files: Sequence[OwnFile]) -
         (folder / WEIGHTS).unlink(missing_ok=True)
     else:
         save_weights(training.plain_model, folder / WEIGHTS)
-    write_json(folder / ENCODING, family.readable(family.data.shared))
-    for name, text in family.files().items():
-        with replaced(folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    write_json(folder / ENCODING, family.data.shared)
+    if family.task_text is not None:
+        with replaced(folder / TASK_COPY) as partial:
+            partial.write_text(family.task_text, encoding="utf-8")
     described = Description(
         schema=2,
         gasam=gasam.__version__,
