@@ -175,6 +175,7 @@ def test_locations_prefer_what_is_given_then_the_environment(monkeypatch, tmp_pa
 
 # Downloads: a hub with 20 rows for each split, made here.
 FEW = 20
+REAL_ONES = download.load_from_hub, download.fetch_from_web
 EXAMPLES = {
     "imdb": lambda number: {"text": f"{sentence(number)}\n<br /> {number}", "label": number % 2},
     "ptb": lambda number: {"sentence": f" {sentence(number)} \n"},
@@ -204,13 +205,25 @@ def few(task, checksums=()):
     return replace(FILES[task], contents="".join(f"{name} {count} {sha}\n" for name, (count, sha) in known.items()))
 
 
-def get(task, directory, load=None, fetch=None):
-    return download.get(task, few(task), directory, load, fetch)
+@pytest.fixture
+def hub(monkeypatch):
+    """Puts a hub that is made here in place of the real one and of the web; `hub(load, fetch)` puts another."""
+
+    def put(load=load, fetch=fetch):
+        monkeypatch.setattr(download, "load_from_hub", load)
+        monkeypatch.setattr(download, "fetch_from_web", fetch)
+
+    put()
+    return put
 
 
-def test_examples_arrive_unchanged(tmp_path):
+def get(task, directory):
+    return download.get(task, few(task), directory)
+
+
+def test_examples_arrive_unchanged(tmp_path, hub):
     for task in WRITERS:
-        states = get(task, tmp_path, load, fetch)
+        states = get(task, tmp_path)
         assert all(state.found and state.size for state in states if not state.substitute)
     assert not [file for file in tmp_path.rglob("*") if file.name.startswith(".")]
     numbers, read = range(FEW), {task: source(task, tmp_path).read() for task in WRITERS}
@@ -222,12 +235,13 @@ def test_examples_arrive_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_what_is_there_is_neither_fetched_nor_written_over(tmp_path, task):
+def test_what_is_there_is_neither_fetched_nor_written_over(tmp_path, hub, task):
+    hub(unreachable, unreachable)
     WRITERS[task](tmp_path)
     for name in (name for name in FILES[task].files if "/train." in name and "iwslt" in name):
         write_lines(tmp_path / name, ["mine"])
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    states = get(task, tmp_path, unreachable, unreachable)
+    states = get(task, tmp_path)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
     assert {state.checksum for state in states if FILES[task].known[state.name][1] != "-" and state.found} == {
         "different"
@@ -236,31 +250,34 @@ def test_what_is_there_is_neither_fetched_nor_written_over(tmp_path, task):
     assert read <= {*FILES[task].files, *FILES[task].substitutes} == FILES[task].known.keys()
 
 
-def test_half_a_pair_is_completed(tmp_path):
-    get("de-en", tmp_path, load, fetch)
+def test_half_a_pair_is_completed(tmp_path, hub):
+    get("de-en", tmp_path)
     lost, kept = tmp_path / "iwslt14/valid.de.gz", tmp_path / "iwslt14/valid.en.gz"
     expected = lost.read_bytes()
     lost.unlink()
     write_lines(kept, ["mine"])
-    get("de-en", tmp_path, load, fetch)
+    get("de-en", tmp_path)
     assert lost.read_bytes() == expected
     assert list(lines(kept)) == ["mine\n"]
 
 
-def test_failed_downloads_are_explained_in_one_sentence_and_nothing_is_written(tmp_path, monkeypatch):
+def test_failed_downloads_are_explained_in_one_sentence_and_nothing_is_written(tmp_path, monkeypatch, hub):
     with pytest.raises(InputError, match=r"it has 20 rows, but ptb/ptb.train.txt.gz must have 42,068"):
-        download.get("ptb", FILES["ptb"], tmp_path, load, fetch)
+        download.get("ptb", FILES["ptb"], tmp_path)
     with pytest.raises(InputError, match=r"20 rows, but iwslt15/train.en.gz must have 133,317"):
-        download.get("en-vi", FILES["en-vi"], tmp_path, load, fetch)
+        download.get("en-vi", FILES["en-vi"], tmp_path)
+    hub(lambda *_: [{"review": "a"}] * FEW)
     with pytest.raises(InputError, match=r"stanfordnlp/imdb on the Hugging Face hub failed .KeyError: 'label'"):
-        get("imdb", tmp_path, lambda *_: [{"review": "a"}] * FEW)
+        get("imdb", tmp_path)
+    hub(unreachable, unreachable)
     with pytest.raises(InputError) as caught:
-        get("mnist", tmp_path, unreachable, unreachable)
+        get("mnist", tmp_path)
     assert str(caught.value) == (
         "the data of mnist is incomplete because the download from ylecun/mnist on the Hugging Face hub failed "
         "(ConnectionError: no route to host): run `gasam data get mnist` with an internet connection, or copy "
         f"{', '.join(FILES['mnist'].files)} into {tmp_path} (idx files as published)"
     )
+    hub(*REAL_ONES)
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)  # so that no test reaches for the network
     with pytest.raises(InputError, match=r"the download from https://nlp.stanford.edu/.*train.en failed"):
         get("en-vi", tmp_path)

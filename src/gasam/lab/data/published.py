@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib
-import io
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,21 +18,11 @@ from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
 
 Row = Mapping[str, Any]
-Load = Callable[[str, str, str], Iterable[Row]]
-Fetch = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class HubSplit:
-    """Files made from one split of a dataset on the Hugging Face hub.
-
-    Args:
-        files: The names of the files in the local layout.
-        convert: Turns the rows of the split into the contents of these files.
-        repository: The name of the dataset on the hub.
-        configuration: The configuration of the dataset.
-        split: The split of the dataset.
-    """
+    """Files made from one split of a dataset on the Hugging Face hub; `convert` turns its rows into their contents."""
 
     files: tuple[str, ...]
     convert: Callable[[list[Row]], list[bytes]]
@@ -43,6 +32,11 @@ class HubSplit:
 
     def __str__(self) -> str:
         return f"{self.repository} on the Hugging Face hub"
+
+    def download(self) -> tuple[int, list[bytes]]:
+        """The number of rows, and the contents of the files."""
+        table = list(load_from_hub(self.repository, self.configuration, self.split))
+        return len(table), self.convert(table) if table else []
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,10 @@ class WebFile:
 
     def __str__(self) -> str:
         return self.address
+
+    def download(self) -> tuple[int, list[bytes]]:
+        made = fetch_from_web(self.address)
+        return len(made.removesuffix(b"\n").split(b"\n")), [made]
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,7 @@ class Published:
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file.
-
-    Args:
-        name: The name in the local layout.
-        path: The full path.
-        found: Whether the file exists.
-        size: The size in bytes.
-        checksum: "unknown" if the file is missing or no checksum is known.
-        substitute: Whether it is a substitute for a training file.
-    """
+    """The state of a file; `checksum` is "unknown" if the file is missing or no checksum is known."""
 
     name: str
     path: Path
@@ -112,37 +101,34 @@ def inspect(published: Published, directory: Path) -> list[FileState]:
     return [_state(published, directory, name) for name in (*published.files, *published.substitutes)]
 
 
-def get(
-    task: str, published: Published, directory: Path, load: Load | None = None, fetch: Fetch | None = None
-) -> list[FileState]:
+def get(task: str, published: Published, directory: Path) -> list[FileState]:
     """Download and convert the missing files of a task, and return the state of all files.
 
     Existing files are not overwritten. A download must have the known number of rows. A file with another checksum is
     kept, and its state says "different".
-
-    Args:
-        task: The name of the task, for error messages.
-        published: The files of the task.
-        directory: The data folder.
-        load: Loads a split from the Hugging Face hub; for tests.
-        fetch: Downloads a web file; for tests.
     """
     for part in published.parts:
         missing = [name for name in part.files if not (directory / name).is_file()]
         if not missing:
             continue
+        expected, _ = published.known[part.files[0]]
         try:
-            made = _fetched(part, published, load or load_from_hub, fetch or fetch_from_web)
+            count, made = part.download()
+            if count != expected:
+                raise InputError(f"it has {count:,} rows, but {part.files[0]} must have {expected:,}")
         except Exception as error:  # the libraries have no common exception for a failed download
             names = ", ".join(name for name in published.files if not (directory / name).is_file())
+            said = " ".join(str(error).split())
+            reason = said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"[:200]
             raise InputError(
-                f"the data of {task} is incomplete because the download from {part} failed ({_sentence(error)}): run "
+                f"the data of {task} is incomplete because the download from {part} failed ({reason}): run "
                 f"`gasam data get {task}` with an internet connection, or copy {names} into {directory} "
                 f"({published.form})"
             ) from error
-        for name in missing:
-            with replaced(directory / name) as partial:
-                partial.write_bytes(gzip.compress(made[name], mtime=0) if name.endswith(".gz") else made[name])
+        for name, data in zip(part.files, made, strict=True):
+            if name in missing:
+                with replaced(directory / name) as partial:
+                    partial.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     return inspect(published, directory)
 
 
@@ -167,44 +153,22 @@ def as_lines(sentences: Iterable[str]) -> bytes:
 
 def checksum(path: Path) -> str:
     """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews."""
+    if "ubyte" in path.name:
+        return hashlib.sha256(content(path)).hexdigest()
     if path.name.endswith(".jsonl.gz"):
         text = sorted(f"{label} {text}" for _, (text, label) in rows(path, ("text", "label")))
-    elif "ubyte" in path.name:
-        return hashlib.sha256(content(path)).hexdigest()
     else:
         text = [line.strip() for line in lines(path)]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
 def _state(published: Published, directory: Path, name: str) -> FileState:
-    path, substitute = directory / name, name in published.substitutes
+    path, substitute, (_, known) = directory / name, name in published.substitutes, published.known[name]
     if not path.is_file():
         return FileState(name, path, False, 0, "unknown", substitute)
-    _, known = published.known[name]
-    judged: Literal["ok", "different", "unknown"] = "unknown"
-    if known != "-":
-        try:
-            judged = "ok" if checksum(path) == known else "different"
-        except InputError:  # the file cannot be read in its format
-            judged = "different"
+    try:
+        same = known == "-" or checksum(path) == known
+    except InputError:  # the file cannot be read in its format
+        same = False
+    judged: Literal["ok", "different", "unknown"] = "unknown" if known == "-" else "ok" if same else "different"
     return FileState(name, path, True, path.stat().st_size, judged, substitute)
-
-
-def _fetched(part: HubSplit | WebFile, published: Published, load: Load, fetch: Fetch) -> dict[str, bytes]:
-    """Download the contents of a part's files; raise if the number of rows is not the known one."""
-    if isinstance(part, WebFile):
-        contents = [fetch(part.address)]
-        count = len(io.BytesIO(contents[0]).readlines())
-    else:
-        table = list(load(part.repository, part.configuration, part.split))
-        contents, count = part.convert(table) if table else [], len(table)
-    expected, _ = published.known[part.files[0]]
-    if count != expected:
-        raise InputError(f"it has {count:,} rows, but {part.files[0]} must have {expected:,}")
-    return dict(zip(part.files, contents, strict=True))
-
-
-def _sentence(error: Exception) -> str:
-    """The beginning of an error's message on one line."""
-    message = " ".join(str(error).split())
-    return message if isinstance(error, InputError) else f"{type(error).__name__}: {message}"[:200]

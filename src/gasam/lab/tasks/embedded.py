@@ -20,7 +20,7 @@ from gasam.lab.families.images import ImageClassification
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
 from gasam.lab.tasks import imdb, mnist, ptb, translation
-from gasam.lab.tasks.task import Task, sizes
+from gasam.lab.tasks.task import Task
 
 
 def digits() -> Source:
@@ -203,7 +203,7 @@ TASKS = (
         kind="twin of mnist",
         family=ImageClassification,
         source=lambda origin: digits(),
-        sizes=sizes(paper=mnist.PAPER, small=mnist.PAPER.changed(epochs=60), tiny=mnist.TINY),
+        sizes={"paper": mnist.PAPER, "small": mnist.PAPER.changed(epochs=60), "tiny": mnist.TINY},
     ),
     Task(
         name="docstrings",
@@ -211,11 +211,13 @@ TASKS = (
         kind="twin of imdb",
         family=TextClassification,
         source=lambda origin: docstrings(),
-        sizes=sizes(
-            paper=imdb.PAPER,
-            small=imdb.SMALL_MODEL.changed(epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000),
-            tiny=imdb.TINY,
-        ),
+        sizes={
+            "paper": imdb.PAPER,
+            "small": imdb.SMALL_MODEL.changed(
+                epochs=12, dropout=0.1, embedding=50, maps=50, length=48, vocabulary=10_000
+            ),
+            "tiny": imdb.TINY,
+        },
     ),
     Task(
         name="pydoc",
@@ -223,11 +225,11 @@ TASKS = (
         kind="twin of ptb",
         family=LanguageModel,
         source=lambda origin: pydoc(),
-        sizes=sizes(
-            paper=ptb.PAPER,
-            small=ptb.SMALL_MODEL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
-            tiny=ptb.TINY,
-        ),
+        sizes={
+            "paper": ptb.PAPER,
+            "small": ptb.SMALL_MODEL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
+            "tiny": ptb.TINY,
+        },
     ),
     Task(
         name="numerals",
@@ -235,9 +237,9 @@ TASKS = (
         kind="twin of en-vi",
         family=Translation,
         source=lambda origin: numerals(),
-        sizes=sizes(
-            paper=translation.PAPER,
-            small=translation.SMALL_MODEL.changed(
+        sizes={
+            "paper": translation.PAPER,
+            "small": translation.SMALL_MODEL.changed(
                 rows=None,
                 vocabularies=(200, 200),
                 warmup=100,
@@ -245,7 +247,7 @@ TASKS = (
                 feedforward=128,
                 judged=None,
             ),
-            tiny=translation.TINY,
-        ),
+            "tiny": translation.TINY,
+        },
     ),
 )

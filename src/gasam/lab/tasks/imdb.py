@@ -10,7 +10,7 @@ from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
 from gasam.lab.data.files import fault_at, rows
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
 from gasam.lab.families.classification import TextClassification, TextCNNSettings
-from gasam.lab.tasks.task import Task, sizes
+from gasam.lab.tasks.task import Task
 
 CLASSES = ("negative", "positive")
 FILES = ("imdb/train.jsonl.gz", "imdb/test.jsonl.gz")
@@ -90,7 +90,7 @@ TASKS = (
         kind="paper",
         family=TextClassification,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, small=SMALL, tiny=TINY),
+        sizes={"paper": PAPER, "small": SMALL, "tiny": TINY},
         published=PUBLISHED,
     ),
 )

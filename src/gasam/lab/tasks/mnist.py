@@ -10,7 +10,7 @@ from gasam.lab.data.files import idx
 from gasam.lab.data.published import HubSplit, Published, Row
 from gasam.lab.errors import InputError
 from gasam.lab.families.images import ImageClassification, MLPSettings
-from gasam.lab.tasks.task import Task, sizes
+from gasam.lab.tasks.task import Task
 
 FILES = tuple(
     f"mnist/{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -88,7 +88,7 @@ TASKS = (
         kind="paper",
         family=ImageClassification,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, small=PAPER.changed(rows=10_000), tiny=TINY),
+        sizes={"paper": PAPER, "small": PAPER.changed(rows=10_000), "tiny": TINY},
         published=PUBLISHED,
     ),
 )

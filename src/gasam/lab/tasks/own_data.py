@@ -13,7 +13,7 @@ from gasam.lab.families.classification import TextClassification
 from gasam.lab.families.language import LanguageModel
 from gasam.lab.families.translation import Translation
 from gasam.lab.tasks import imdb, ptb, translation
-from gasam.lab.tasks.task import Origin, Task, sizes
+from gasam.lab.tasks.task import Origin, Task
 
 Files = dict[Split, tuple[Path, ...]]
 Labelled = tuple[int, str, str]
@@ -28,13 +28,13 @@ def classify(origin: Origin) -> Source:
     delimiter = parsed_delimiter(origin.delimiter)
 
     def read() -> Corpus:
-        found = {split: _labelled_rows(path, columns, delimiter, origin.drop_empty) for split, (path,) in files.items()}
-        classes = _classes(files["train"][0], [label for _, _, label in found["train"][0]])
-        examples = {split: _indexed(files[split][0], table, classes) for split, (table, _) in found.items()}
-        return _divided(examples, files, classes=classes, notes=[note for _, note in found.values() if note])
+        notes: list[str] = []
+        found = {split: _labelled_rows(path, columns, delimiter, origin, notes) for split, (path,) in files.items()}
+        classes = _classes(files["train"][0], [label for _, _, label in found["train"]])
+        examples = {split: _indexed(files[split][0], table, classes) for split, table in found.items()}
+        return _divided(examples, files, classes=classes, notes=notes)
 
-    given = [f"delimiter:{delimiter}"] * (delimiter is not None) + ["drop_empty"] * origin.drop_empty
-    return Source("classify", read, *_about(files, *columns, *given))
+    return _source("classify", read, files, origin, *columns, *[f"delimiter:{delimiter}"] * (delimiter is not None))
 
 
 def lm(origin: Origin) -> Source:
@@ -45,7 +45,7 @@ def lm(origin: Origin) -> Source:
         examples = {split: [line.strip() for line in lines(path) if line.strip()] for split, (path,) in files.items()}
         return _divided(examples, files, in_order=True)
 
-    return Source("lm", read, *_about(files))
+    return _source("lm", read, files, Origin())
 
 
 def translate(origin: Origin) -> Source:
@@ -53,27 +53,23 @@ def translate(origin: Origin) -> Source:
     files = _files("translate", origin, each=2)
 
     def read() -> Corpus:
-        found = {split: _aligned_pairs(split, *files[split], drop=origin.drop_empty) for split in files}
-        notes = [note for _, note in found.values() if note]
-        return _divided({split: pairs for split, (pairs, _) in found.items()}, files, notes=notes)
+        notes: list[str] = []
+        examples = {split: _pairs(split, *paths, drop=origin.drop_empty, notes=notes) for split, paths in files.items()}
+        return _divided(examples, files, notes=notes)
 
-    return Source("translate", read, *_about(files, *["drop_empty"] * origin.drop_empty))
+    return _source("translate", read, files, origin)
 
 
 def _files(task: str, origin: Origin, each: int = 1) -> Files:
     """The user's files by split, which must exist. `each` is the number of files of a split."""
     if origin.train is None:
         raise InputError(f"{task} needs a training file: give it with --train")
-    files: Files = {}
-    for split in SPLITS:
-        name = getattr(origin, split)
-        if name is None:
-            continue
-        parts = str(name).split(",") if each > 1 else [str(name)]
-        if len(parts) != each:
-            raise InputError(f"--{split} must name two files separated by a comma, such as a.de,a.en, got {name!r}")
-        files[split] = tuple(Path(part.strip()).expanduser() for part in parts)
-        for path in files[split]:
+    files = {split: origin.files(split) for split in SPLITS if getattr(origin, split) is not None}
+    for split, paths in files.items():
+        if each > 1 and len(paths) != each:
+            given = getattr(origin, split)
+            raise InputError(f"--{split} must name two files separated by a comma, such as a.de,a.en, got {given!r}")
+        for path in paths:
             if path.is_dir():
                 raise InputError(f"{path} is a folder, but --{split} must name a file")
             if not path.exists():
@@ -81,16 +77,17 @@ def _files(task: str, origin: Origin, each: int = 1) -> Files:
     return files
 
 
-def _about(files: Files, *options: str) -> tuple[tuple[Path, ...], tuple[str, ...], str]:
-    """The files, the packages and the options of a source."""
+def _source(task: str, read: Any, files: Files, origin: Origin, *options: str) -> Source:
+    """The source, with the names of the files and the options that the result depends on."""
     named = [f"{split}:{path.name}" for split, paths in files.items() for path in paths]
-    return tuple(path for paths in files.values() for path in paths), (), repr([*options, *named])
+    given = [*options, *["drop_empty"] * origin.drop_empty, *named]
+    return Source(task, read, tuple(path for paths in files.values() for path in paths), options=repr(given))
 
 
 def _labelled_rows(
-    path: Path, columns: tuple[str, str], delimiter: str | None, drop: bool
-) -> tuple[list[Labelled], str]:
-    """The rows of a table, and a note about those that were dropped because a field is empty."""
+    path: Path, columns: tuple[str, str], delimiter: str | None, origin: Origin, notes: list[str]
+) -> list[Labelled]:
+    """The rows of a table; rows with an empty field are refused, or dropped with a note."""
     table: list[Labelled] = []
     empty: dict[str, list[int]] = {}
     for line, (text, label) in rows(path, columns, delimiter, ("--text-column", "--label-column")):
@@ -104,31 +101,31 @@ def _labelled_rows(
             empty.setdefault(column, []).append(line)
         if not missing:
             table.append((line, str(text), str(label).strip()))
-    counts = " and ".join(
-        f"{_counted(found, 'row')} with an empty {column!r}, first at line {found[0]}"
-        for column, found in empty.items()
-    )
-    if empty and not drop:
-        raise InputError(f"{path} has {counts}: fill them in, or use --drop-empty")
-    return table, f"{path.name}: dropped {counts}" if empty else ""
+    if empty:
+        counts = " and ".join(
+            f"{_counted(found, 'row')} with an empty {column!r}, first at line {found[0]}"
+            for column, found in empty.items()
+        )
+        if not origin.drop_empty:
+            raise InputError(f"{path} has {counts}: fill them in, or use --drop-empty")
+        notes.append(f"{path.name}: dropped {counts}")
+    return table
 
 
-def _aligned_pairs(split: Split, source: Path, target: Path, *, drop: bool) -> tuple[list[tuple[str, str]], str]:
-    """The pairs of lines of two files, and a note about those that were dropped because one line is blank.
+def _pairs(split: Split, source: Path, target: Path, *, drop: bool, notes: list[str]) -> list[tuple[str, str]]:
+    """The pairs of lines of two files; pairs with one blank line are refused, or dropped with a note.
 
     Training pairs with one blank line are left out in any case.
     """
     pairs = aligned(source, target)
     half = [line for line, pair in enumerate(pairs, start=1) if any(pair) and not all(pair)]
-    if half and split != "train" and not drop:
-        empty, other = (source, target) if pairs[half[0] - 1][1] else (target, source)
-        count = f" ({_counted(half, 'pair')} of this kind)" if len(half) > 1 else ""
-        fault = f"blank, but the same line of {other} is not{count}: translate it, remove both, or use --drop-empty"
-        raise fault_at(empty, half[0], fault)
-    note = ""
     if half and drop:
-        note = f"{source.name}: dropped {_counted(half, 'pair')} with a blank line, first at line {half[0]}"
-    return [pair for pair in pairs if all(pair)], note
+        notes.append(f"{source.name}: dropped {_counted(half, 'pair')} with a blank line, first at line {half[0]}")
+    elif half and split != "train":
+        empty, other = (source, target) if pairs[half[0] - 1][1] else (target, source)
+        fault = f"blank, but the same line of {other} is not: translate it, remove both, or use --drop-empty"
+        raise fault_at(empty, half[0], fault)
+    return [pair for pair in pairs if all(pair)]
 
 
 def _counted(found: list[int], noun: str) -> str:
@@ -197,11 +194,11 @@ TASKS = (
         kind="yours",
         family=TextClassification,
         source=classify,
-        sizes=sizes(
-            paper=imdb.PAPER.changed(embedding_scale=imdb.GOOD_SCALE),
-            small=imdb.SMALL_MODEL,
-            tiny=imdb.TINY.changed(embedding_scale=imdb.GOOD_SCALE),
-        ),
+        sizes={
+            "paper": imdb.PAPER.changed(embedding_scale=imdb.GOOD_SCALE),
+            "small": imdb.SMALL_MODEL,
+            "tiny": imdb.TINY.changed(embedding_scale=imdb.GOOD_SCALE),
+        },
     ),
     Task(
         name="lm",
@@ -209,7 +206,7 @@ TASKS = (
         kind="yours",
         family=LanguageModel,
         source=lm,
-        sizes=sizes(paper=ptb.PAPER, small=ptb.SMALL_MODEL.changed(rows=None), tiny=ptb.TINY),
+        sizes={"paper": ptb.PAPER, "small": ptb.SMALL_MODEL.changed(rows=None), "tiny": ptb.TINY},
     ),
     Task(
         name="translate",
@@ -217,10 +214,6 @@ TASKS = (
         kind="yours",
         family=Translation,
         source=translate,
-        sizes=sizes(
-            paper=translation.DE_EN_PAPER,
-            small=translation.DE_EN_SMALL.changed(rows=None, judged=None),
-            tiny=translation.DE_EN_TINY,
-        ),
+        sizes=translation.DE_EN_SIZES | {"small": translation.DE_EN_SIZES["small"].changed(rows=None, judged=None)},
     ),
 )

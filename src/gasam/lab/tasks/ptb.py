@@ -8,7 +8,7 @@ from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import lines
 from gasam.lab.data.published import HubSplit, Published, Row, as_lines
 from gasam.lab.families.language import LanguageModel, LSTMSettings
-from gasam.lab.tasks.task import Task, sizes
+from gasam.lab.tasks.task import Task
 
 FILES = ("ptb/ptb.train.txt.gz", "ptb/ptb.valid.txt.gz", "ptb/ptb.test.txt.gz")
 
@@ -80,7 +80,7 @@ TASKS = (
         kind="paper",
         family=LanguageModel,
         source=lambda origin: source(origin.folder),
-        sizes=sizes(paper=PAPER, medium=MEDIUM, small=SMALL, tiny=TINY),
+        sizes={"paper": PAPER, "medium": MEDIUM, "small": SMALL, "tiny": TINY},
         published=PUBLISHED,
     ),
 )

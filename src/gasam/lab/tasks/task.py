@@ -42,14 +42,13 @@ class Origin:
     drop_empty: bool = False
 
     @property
-    def file_names(self) -> list[str]:
-        """The names of the user's own files, without their folders."""
-        given = (each for each in (self.train, self.valid, self.test) if each is not None)
-        return [Path(name.strip()).name for each in given for name in str(each).split(",")]
-
-    @property
     def folder(self) -> Path:
         return data_directory(self.data_dir)
+
+    @property
+    def file_names(self) -> list[str]:
+        """The names of the user's own files, without their folders."""
+        return [path.name for split in SPLITS for path in self.files(split)]
 
     def files(self, split: Split) -> tuple[Path, ...]:
         """The user's files of a split, with absolute paths."""
@@ -67,10 +66,8 @@ class Origin:
 
     def or_else(self, other: Origin) -> Origin:
         """These places, and those of `other` for what is not given here."""
-        given = {
-            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
-        }
-        return replace(other, **given)
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(other, **{name: value for name, value in named.items() if value != getattr(Origin, name)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,8 @@ class Task:
             user's own data files) or "file" (a Python file of the user's).
         family: The family of models.
         source: Gives the data, wherever it is.
-        sizes: The settings of each size by its name.
+        sizes: The settings of each size by its name, those nearest to the paper first. Built-in tasks have `paper`,
+            the paper's settings, `small`, for minutes on a CPU, and `tiny`, for tests.
         published: The files that can be downloaded.
     """
 
@@ -95,11 +93,6 @@ class Task:
     source: Callable[[Origin], Source]
     sizes: Mapping[str, Recipe]
     published: Published | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("paper", "yours", "file") and not self.kind.startswith("twin of "):
-            allowed = "'paper', 'yours', 'file' or 'twin of NAME'"
-            raise ValueError(f"the kind of {self.name} must be {allowed}, got {self.kind!r}")
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
         """The settings of a size with some of them replaced."""
@@ -117,16 +110,3 @@ class Task:
     @property
     def default_size(self) -> str:
         return DEFAULT_SIZE if DEFAULT_SIZE in self.sizes else next(iter(self.sizes))
-
-
-def sizes(*, paper: Recipe, small: Recipe, tiny: Recipe, medium: Recipe | None = None) -> dict[str, Recipe]:
-    """The usual sizes, those nearest to the paper first.
-
-    Args:
-        paper: The paper's settings.
-        small: Settings for minutes on a CPU.
-        tiny: Settings for tests.
-        medium: Settings between those of `paper` and `small`; None if the task has none.
-    """
-    found = {"paper": paper, "medium": medium, "small": small, "tiny": tiny}
-    return {name: recipe for name, recipe in found.items() if recipe is not None}

@@ -10,75 +10,70 @@ from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import aligned, lines
 from gasam.lab.data.published import HubSplit, Published, Row, WebFile, as_lines
 from gasam.lab.families.translation import TransformerSettings, Translation
-from gasam.lab.tasks.task import Task, sizes
+from gasam.lab.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of the files: `{folder}/{split}.{language}.gz`.
+    """The files of a task in the data folder, `{folder}/{split}.{language}.gz`.
 
     Args:
-        task: The name of the task.
+        task: The name of the task: its source and its target language.
         folder: The folder of the task within the data folder.
-        languages: The source and the target language.
-        valid: The name of the validation split.
-        test: The name of the test split.
+        judged: The validation and the test split.
         substitutes: Splits that replace missing training files.
         note: The note to show if they do; {} is the number of pairs.
-        has_vocabularies: Whether there are word lists, `vocab.{language}`.
+        vocabularies: Word lists that come with the data.
     """
 
     task: str
     folder: str
-    languages: tuple[str, str]
-    valid: str
-    test: str
+    judged: tuple[str, str]
     substitutes: tuple[str, ...]
     note: str
-    has_vocabularies: bool = False
+    vocabularies: tuple[str, ...] = ()
 
     def files(self, *splits: str) -> tuple[str, ...]:
-        return tuple(f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.languages)
+        return tuple(f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.task.split("-"))
 
-    def vocabularies(self) -> tuple[str, ...]:
-        return tuple(f"{self.folder}/vocab.{language}" for language in self.languages if self.has_vocabularies)
+    def source(self, directory: Path) -> Source:
+        """The training split is `train`, or the substitutes if only they exist.
 
+        Training pairs with a blank line are left out.
+        """
 
-def parallel_source(layout: Layout, directory: Path) -> Source:
-    """The training split is `train`, or the substitutes if only they exist. Training pairs with a blank line are left
-    out."""
-    genuine = _there(directory, layout.files("train"))
-    training = ("train",) if genuine or not _there(directory, layout.files(*layout.substitutes)) else layout.substitutes
-    splits = (*training, layout.valid, layout.test)
-    files = required(layout.task, directory, layout.files(*splits) + layout.vocabularies())
+        def there(*splits: str) -> bool:
+            return all((directory / name).is_file() for name in self.files(*splits))
 
-    def read() -> Corpus:
-        *train, valid, test = (aligned(*files[2 * i : 2 * i + 2]) for i in range(len(splits)))
-        pairs = [pair for pair in chain(*train) if all(pair)]
-        notes = () if training == ("train",) else (layout.note.format(_rounded(len(pairs))),)
-        words = tuple(tuple(line.strip() for line in lines(file)) for file in files[2 * len(splits) :])
-        return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
+        training = self.substitutes if there(*self.substitutes) and not there("train") else ("train",)
+        splits = (*training, *self.judged)
+        files = required(self.task, directory, self.files(*splits) + self.vocabularies)
 
-    return Source(layout.task, read, files=files, options=" ".join(splits))
+        def read() -> Corpus:
+            *train, valid, test = (aligned(*files[2 * i : 2 * i + 2]) for i in range(len(splits)))
+            pairs = [pair for pair in chain(*train) if all(pair)]
+            count = f"{round(len(pairs) / 1000)}k" if len(pairs) >= 1000 else str(len(pairs))
+            notes = () if training == ("train",) else (self.note.format(count),)
+            words = tuple(tuple(line.strip() for line in lines(file)) for file in files[2 * len(splits) :])
+            return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
 
-
-def _there(directory: Path, names: tuple[str, ...]) -> bool:
-    return all((directory / name).is_file() for name in names)
-
-
-def _rounded(count: int) -> str:
-    return f"{round(count / 1000)}k" if count >= 1000 else str(count)
+        return Source(self.task, read, files=files, options=" ".join(splits))
 
 
 EN_VI = Layout(
     task="en-vi",
     folder="iwslt15",
-    languages=("en", "vi"),
-    valid="tst2012",
-    test="tst2013",
+    judged=("tst2012", "tst2013"),
     substitutes=("ted_small", "news_wiki"),
     note="{} substitute training pairs, not the paper's 133k",
-    has_vocabularies=True,
+    vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
+)
+DE_EN = Layout(
+    task="de-en",
+    folder="iwslt14",
+    judged=("valid", "test"),
+    substitutes=("train_subset",),
+    note="{} subset of the 160k training pairs",
 )
 
 PAPER = TransformerSettings(
@@ -110,7 +105,6 @@ SMALL_MODEL = PAPER.changed(
     length=50,
     judged=1_000,
 )
-EN_VI_SMALL = SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000))
 TINY = SMALL_MODEL.changed(
     rows=100,
     epochs=2,
@@ -125,6 +119,12 @@ TINY = SMALL_MODEL.changed(
     length=40,
     judged=10,
 )
+DE_EN_SIZES = {
+    "paper": PAPER.changed(epochs=70, vocabularies=(8_848, 6_632), units="bpe"),
+    "small": SMALL_MODEL.changed(vocabularies=(5_000, 4_000), units="bpe"),
+    "tiny": TINY.changed(units="bpe"),
+}
+
 STANFORD = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi"
 # Copies on the Hugging Face hub have no vocabularies, and its old script put tst2013 in place of tst2012.
 EN_VI_FILES = Published(
@@ -151,23 +151,9 @@ iwslt15/vocab.vi 7709 fe972acbca64a43911ea98b05d1e810a5979230ff7a4982c7b1edd006e
     substitutes=EN_VI.files(*EN_VI.substitutes),
 )
 
-DE_EN = Layout(
-    task="de-en",
-    folder="iwslt14",
-    languages=("de", "en"),
-    valid="valid",
-    test="test",
-    substitutes=("train_subset",),
-    note="{} subset of the 160k training pairs",
-)
-
-DE_EN_PAPER = PAPER.changed(epochs=70, vocabularies=(8_848, 6_632), units="bpe")
-DE_EN_SMALL = SMALL_MODEL.changed(vocabularies=(5_000, 4_000), units="bpe")
-DE_EN_TINY = TINY.changed(units="bpe")
-
 
 def _from_hub(table: list[Row]) -> list[bytes]:
-    return [as_lines(row["translation"][language] for row in table) for language in DE_EN.languages]
+    return [as_lines(row["translation"][language] for row in table) for language in ("de", "en")]
 
 
 # Assumed to be fairseq's tokenised form, because the repository without `-preprocess` has raw text.
@@ -190,15 +176,14 @@ iwslt14/valid.en.gz 7283 3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b68
     substitutes=DE_EN.files(*DE_EN.substitutes),
 )
 
-
 TASKS = (
     Task(
         name="en-vi",
         about="English to Vietnamese, IWSLT 2015, Transformer",
         kind="paper",
         family=Translation,
-        source=lambda origin: parallel_source(EN_VI, origin.folder),
-        sizes=sizes(paper=PAPER, small=EN_VI_SMALL, tiny=TINY),
+        source=lambda origin: EN_VI.source(origin.folder),
+        sizes={"paper": PAPER, "small": SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000)), "tiny": TINY},
         published=EN_VI_FILES,
     ),
     Task(
@@ -206,8 +191,8 @@ TASKS = (
         about="German to English, IWSLT 2014, Transformer",
         kind="paper",
         family=Translation,
-        source=lambda origin: parallel_source(DE_EN, origin.folder),
-        sizes=sizes(paper=DE_EN_PAPER, small=DE_EN_SMALL, tiny=DE_EN_TINY),
+        source=lambda origin: DE_EN.source(origin.folder),
+        sizes=DE_EN_SIZES,
         published=DE_EN_FILES,
     ),
 )
