@@ -9,7 +9,7 @@ import inspect
 import os
 import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,20 +52,20 @@ class Corpus:
     def digest(self) -> str:
         """A hash of the content, which does not depend on where it was read from."""
         sha = hashlib.sha256()
-        for part in self._parts():
-            sha.update(part)
-            sha.update(b"\0")
-        return sha.hexdigest()
 
-    def _parts(self) -> Iterator[bytes]:
+        def add(part: bytes) -> None:
+            sha.update(part + b"\0")
+
         for name in SPLITS:
-            yield f"\1{name}".encode()
+            add(f"\1{name}".encode())
             for example in self.split(name):
                 for field in example if isinstance(example, tuple) else (example,):
-                    yield field if isinstance(field, bytes) else str(field).encode()
+                    add(field if isinstance(field, bytes) else str(field).encode())
         for words in (self.classes, *self.vocabularies):
-            yield b"\1words"
-            yield from (word.encode() for word in words)
+            add(b"\1words")
+            for word in words:
+                add(word.encode())
+        return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,7 @@ def cache_directory() -> Path:
 
 
 def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
-    """Find a package that a task needs, without importing it; raise if it is not installed.
-
-    Args:
-        task: The name of the task, for the error message.
-        module: The name of the package.
-        extra: The extra of gasam that installs it.
-    """
+    """Find a package that a task needs, without importing it; raise if it is not installed."""
     spec = importlib.util.find_spec(module)
     if spec is None:
         raise InputError(f"{task} needs the package {module}, which is not installed: run `pip install gasam[{extra}]`")

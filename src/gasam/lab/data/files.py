@@ -99,8 +99,6 @@ def rows(
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """The line number and the values of `columns` for each row of a CSV, TSV or JSONL file, without blank lines.
 
-    If a row spans several lines, the number is that of the first.
-
     Args:
         path: The file.
         columns: The names of the columns to read.
@@ -108,29 +106,27 @@ def rows(
         options: The option that names each column, for error messages.
     """
     suffix = ending(path)
-    if suffix in TABLES:
-        return _table_columns(path, columns, delimiter or TABLES[suffix], options)
-    if suffix == ".jsonl":
-        if delimiter:
-            raise InputError(f"{path}: a JSONL file has no delimiter: leave out --delimiter")
-        return _json_columns(path, columns, options)
-    raise InputError(f"{path} must end in .csv, .tsv or .jsonl (or these + .gz), got {suffix or 'no ending'!r}")
+    if suffix not in (*TABLES, ".jsonl"):
+        raise InputError(f"{path} must end in .csv, .tsv or .jsonl (or these + .gz), got {suffix or 'no ending'!r}")
+    if suffix == ".jsonl" and delimiter:
+        raise InputError(f"{path}: a JSONL file has no delimiter: leave out --delimiter")
+    if suffix in TABLES and options:
+        _check_delimiter(path, columns, delimiter or TABLES[suffix])
+    found = json_rows(path, columns) if suffix == ".jsonl" else table_rows(path, delimiter or TABLES[suffix])
+    for number, row in found:
+        for place, column in enumerate(columns):
+            if column not in row:
+                cure = _other_column(column, [name for name in row if name not in columns], options[place : place + 1])
+                line = number if suffix == ".jsonl" else 1
+                raise fault_at(path, line, f"no column {column!r} among {_quoted(row)}: {cure}")
+        yield number, tuple(row[column] for column in columns)
 
 
-def _table_columns(
-    path: Path, columns: Sequence[str], delimiter: str, options: Sequence[str]
-) -> Iterator[tuple[int, tuple[str, ...]]]:
-    if options:
-        _check_delimiter(path, columns, delimiter)
-    table = table_rows(path, delimiter)
-    for line, header in table:
-        places = [_place(path, line, header, columns, number, options) for number in range(len(columns))]
-        for number, fields in table:
-            yield number, tuple(fields[place] for place in places)
+def table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line number and the fields of each row of a table, by the names in its header.
 
-
-def table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The line number and the fields of the header, then of each row, which must have as many fields."""
+    If a row spans several lines, the number is that of the first.
+    """
     limit = csv.field_size_limit(2**31 - 1)  # the csv module allows 131,072 characters, in the whole process
     try:
         reader, header = csv.reader(lines(path), delimiter=delimiter, strict=True), list[str]()
@@ -142,16 +138,26 @@ def table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 return
             except csv.Error as error:
                 raise fault_at(path, line, f"not a row of a table ({error}): check its quotes") from None
-            if not fields:
-                continue
-            if not header:
-                fields = header = [name.strip() for name in fields]
-            elif len(fields) != len(header):
+            if fields and not header:
+                header = [name.strip() for name in fields]
+            elif fields and len(fields) != len(header):
                 fault = f"{len(fields)} fields, but the header has {len(header)}: quote a field that holds"
                 raise fault_at(path, line, f"{fault} {delimiter!r}")
-            yield line, fields
+            elif fields:
+                yield line, dict(zip(header, fields, strict=True))
     finally:
         csv.field_size_limit(limit)
+
+
+def json_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines(path), start=1):
+        if not line.strip():
+            continue
+        row = _parsed(path, number, line, "one object")
+        if not isinstance(row, dict):
+            wanted = f"a line must be an object with {_quoted(columns)}"
+            raise fault_at(path, number, f"a {type(row).__name__}, but {wanted}")
+        yield number, row
 
 
 def _check_delimiter(path: Path, columns: Sequence[str], delimiter: str) -> None:
@@ -166,50 +172,28 @@ def _check_delimiter(path: Path, columns: Sequence[str], delimiter: str) -> None
                 raise fault_at(path, 1, f"the header looks separated by {name}: use --delimiter {name}")
 
 
-def _json_columns(path: Path, columns: Sequence[str], options: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for number, line in enumerate(lines(path), start=1):
-        if not line.strip():
-            continue
-        row = _parsed(path, number, line, "one object")
-        if not isinstance(row, dict):
-            wanted = f"a line must be an object with {_quoted(columns)}"
-            raise fault_at(path, number, f"a {type(row).__name__}, but {wanted}")
-        if "\\ud" in line.lower() and not _encodable(row):
-            raise fault_at(path, number, "half of a surrogate pair, which is not valid text: remove it")
-        for place in range(len(columns)):
-            _place(path, number, list(row), columns, place, options)
-        yield number, tuple(row[column] for column in columns)
+def _other_column(column: str, free: Sequence[str], option: Sequence[str]) -> str:
+    """What to do if there is no such column, with a guess of the right one."""
+    if not option:
+        return "rename a column"
+    lower = {name.lower(): name for name in free}
+    alike = difflib.get_close_matches(column.lower(), lower, n=1) or list(lower)[: len(lower) == 1]
+    return f"use {option[0]} {shlex.quote(lower[alike[0]]) if alike else 'with one of these'}"
 
 
 def _parsed(name: Path | str, number: int, line: str, wanted: str) -> Any:
     try:
-        return json.loads(line)
+        value = json.loads(line)
+        if "\\ud" in line.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise fault_at(name, number, "half of a surrogate pair, which is not valid text: remove it") from None
     except (ValueError, RecursionError) as error:
         raise fault_at(name, number, f"not JSON ({error}): a line must hold {wanted}") from None
 
 
-def _encodable(row: dict[str, Any]) -> bool:
-    try:
-        return bool(json.dumps(row, ensure_ascii=False).encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _place(path: Path, line: int, found: list[str], columns: Sequence[str], number: int, options: Sequence[str]) -> int:
-    """The place of a column; raise, with the option that names another column, if it is not there."""
-    column = columns[number]
-    if column in found:
-        return found.index(column)
-    cure = "rename a column"
-    if options and found:
-        free = [name for name in found if name not in columns]
-        alike = [name for name in free if name.lower() == column.lower()] or (free if len(free) == 1 else [])
-        alike = alike or difflib.get_close_matches(column, free, n=1)
-        cure = f"use {options[number]} {shlex.quote(alike[0]) if alike else 'with one of these'}"
-    raise fault_at(path, line, f"no column {column!r} among {_quoted(found)}: {cure}")
-
-
-def _quoted(names: Sequence[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
@@ -263,9 +247,7 @@ class InputFile:
     def values(self) -> Iterator[tuple[int, Any]]:
         """The line number and the value of each input: any JSON value, a row of a table by its columns, or a text."""
         if self.path is not None and self.ending in TABLES:
-            table = table_rows(self.path, self.delimiter or TABLES[self.ending])
-            _, header = next(table, (1, []))
-            yield from ((number, dict(zip(header, fields, strict=True))) for number, fields in table)
+            yield from table_rows(self.path, self.delimiter or TABLES[self.ending])
             return
         for number, line in self._lines():
             text = line.strip() or None
@@ -282,10 +264,16 @@ class InputFile:
             (count, *sides), pixels = idx(self.path, dimensions=3)
             size = math.prod(sides)
             yield from ((i + 1, pixels[size * i : size * (i + 1)]) for i in range(count))
-        elif self.ending == ".jsonl":
-            yield from self._json_images()
-        else:
-            for number, line in self._lines():
+            return
+        for number, line in self._lines():
+            if self.ending == ".jsonl":
+                value = _parsed(self.name, number, line, "a list of pixels") if line.strip() else []
+                value = value.get(self.column) if isinstance(value, dict) else value
+                if not isinstance(value, list):
+                    wanted = f"a list of pixels, or an object with a list in {self.column!r}"
+                    raise fault_at(self.name, number, f"a line must hold {wanted}: name the column with --text-column")
+                yield number, value
+            else:
                 numbers = line.replace(",", " ").split()
                 if number > 1 or all(map(_is_number, numbers)):
                     yield number, numbers
@@ -296,16 +284,6 @@ class InputFile:
             if "\0" in line:
                 raise fault_at(self.name, number, "byte 0x00, so this is not a text file: give text in UTF-8")
             yield number, line
-
-    def _json_images(self) -> Iterator[tuple[int, Any]]:
-        for number, line in self._lines():
-            value = _parsed(self.name, number, line, "a list of pixels") if line.strip() else []
-            if isinstance(value, dict):
-                value = value.get(self.column)
-            if not isinstance(value, list):
-                wanted = f"a list of pixels, or an object with a list in {self.column!r}"
-                raise fault_at(self.name, number, f"a line must hold {wanted}: name the column with --text-column")
-            yield number, value
 
 
 def _is_number(text: str) -> bool:

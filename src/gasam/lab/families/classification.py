@@ -64,7 +64,8 @@ class Classification(Family[Settings]):
         return torch.split(torch.randperm(rows, generator=order), self.settings.batch)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        return self._rows("train", chosen)
+        inputs, labels = self.data["train"]
+        return inputs[chosen], labels[chosen]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         inputs, labels = batch
@@ -74,8 +75,9 @@ class Classification(Family[Settings]):
         return Objective(lambda model, batch: model(batch[0]), CrossEntropy())
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        chosen = drawn(rows, len(self.data[split][1]))
-        return [self._rows(split, some) for some in torch.split(chosen, self.settings.batch)]
+        inputs, labels = self.data[split]
+        chosen = torch.split(drawn(rows, len(labels)), self.settings.batch)
+        return [(inputs[some], labels[some]) for some in chosen]
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         inputs, labels = self.data[split]
@@ -113,10 +115,6 @@ class Classification(Family[Settings]):
         ranked = sorted(prediction["probabilities"].items(), key=lambda item: -item[1])[:SHOWN_CLASSES]
         shares = ", ".join(f"{one_line(name)} {share:.4f}" for name, share in ranked)
         return f"{one_line(prediction['class'])}\t{shares}"
-
-    def _rows(self, split: Split, chosen: Tensor) -> tuple[Tensor, ...]:
-        inputs, labels = self.data[split]
-        return inputs[chosen], labels[chosen]
 
 
 @torch.no_grad()

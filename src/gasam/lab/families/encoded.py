@@ -32,14 +32,11 @@ class WithheldError(LookupError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A corpus as tensors.
+    """A corpus as tensors, with the hash of the corpus and notes to show next to results.
 
     Args:
         shared: What was learnt from the training split, such as a vocabulary.
         splits: The examples of each split, in the family's own form.
-        hash: The hash of the corpus.
-        notes: Notes to show next to results on this data.
-        version: The version of the encoding.
     """
 
     shared: Mapping[str, Any]
@@ -63,14 +60,7 @@ class Encoded:
 
 
 def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directory: Path) -> Encoded:
-    """Read the encoded data from the cache, or encode it and write it to the cache.
-
-    Args:
-        family: The family that encodes the data.
-        source: The data.
-        settings: The settings, some of which change the encoding.
-        directory: The folder of the cache.
-    """
+    """Read the encoded data from the cache in this folder, or encode it and write it there."""
     if family.task_text is not None:  # a task file reads its own data
         return encode(family, source.read(), settings)
     chosen = {name: value for name, value in settings if name in settings.encoding}
@@ -89,7 +79,6 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
 
 
 def save(data: Encoded, file: Path | BinaryIO) -> None:
-    """Write encoded data to a file or a stream."""
     save_tensors({name: getattr(data, name) for name in ("shared", "splits", "hash", "notes", "version")}, file)
 
 
@@ -122,13 +111,7 @@ class Vocabulary:
     def most_frequent(
         cls, texts: Iterable[Sequence[str]], size: int, specials: Sequence[str] = (UNKNOWN,)
     ) -> Vocabulary:
-        """Make a vocabulary of the most frequent words; equally frequent words are in alphabetical order.
-
-        Args:
-            texts: The words of each text.
-            size: Maximum number of entries, including `specials`.
-            specials: The entries with the first numbers.
-        """
+        """The specials and the most frequent words, `size` in all; equally frequent words are in alphabetical order."""
         counts: Counter[str] = Counter()
         for words in texts:
             counts.update(words)

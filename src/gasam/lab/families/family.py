@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
@@ -110,8 +102,7 @@ class PredictionOptions(BaseModel):
     """The options of a prediction.
 
     Args:
-        batch: Number of inputs that the model reads at once; by default as many as in evaluation. A language model
-            reads one line at a time.
+        batch: Number of inputs that the model reads at once; a language model reads one line at a time.
         words: Maximum number of words that a language model adds to each text; by default 10.
         temperature: 0 takes the most likely word each time; above 0 words are drawn, at 1 with their probabilities.
         seed: Seed of drawn words.
@@ -134,9 +125,7 @@ class PredictionOptions(BaseModel):
     @property
     def drawing_temperature(self) -> float:
         """The temperature; a seed alone asks for drawn words, at temperature 1."""
-        if self.temperature is None:
-            return 0.0 if self.seed is None else 1.0
-        return self.temperature
+        return float(self.seed is not None) if self.temperature is None else self.temperature
 
 
 class WholeInput(Protocol):
@@ -273,13 +262,7 @@ class Family(ABC, Generic[Settings]):
         return ((line, text or None) for line, text in file.texts())
 
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
-        """What the model says about each input, as JSON values, in the order of the inputs.
-
-        Args:
-            model: The trained model, in eval mode.
-            inputs: The inputs as `read_inputs` gives them, or as a caller of `gasam.lab.load` gives them.
-            options: The options of the prediction.
-        """
+        """What the model, in eval mode, says about each input, as JSON values, in the order of the inputs."""
         raise InputError(f"{type(self).__name__} has no predictions: its models can be trained and analysed only")
 
     def line(self, prediction: Mapping[str, Any]) -> str:

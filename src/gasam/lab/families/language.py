@@ -100,7 +100,8 @@ class LanguageModel(Family[LSTMSettings]):
 
     def objective(self) -> Objective:
         """An example is a column of a window; its state starts at zero and is not carried over."""
-        return Objective(lambda model, batch: model(batch[0], None)[0].transpose(0, 1), CrossEntropy(_following))
+        loss = CrossEntropy(lambda batch: batch[1].t())
+        return Objective(lambda model, batch: model(batch[0], None)[0].transpose(0, 1), loss)
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
         every = windows(self.data[split], self.settings.batch, self.settings.length)
@@ -109,11 +110,12 @@ class LanguageModel(Family[LSTMSettings]):
         return [self.batch(whole[number]) for number in chosen]
 
     def validate(self, model: nn.Module) -> float:
-        return _perplexity(*self._losses(model, "valid", columns=10))
+        losses, counts = self._losses(model, "valid", columns=10)
+        return exponential(float(losses.sum() / counts.sum()))
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         losses, counts = self._losses(model, split, columns=1, windows_read=rows)
-        return Score(_perplexity(losses, counts), _bootstrap_error(losses, counts))
+        return Score(exponential(float(losses.sum() / counts.sum())), _bootstrap_error(losses, counts))
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The perplexity of the word frequencies in the training text, with add-one smoothing."""
@@ -158,19 +160,22 @@ class LanguageModel(Family[LSTMSettings]):
 
     def _read_line(self, model: nn.Module, text: str, options: PredictionOptions) -> dict[str, Any]:
         """Read a line. Its first word follows the end of a line, and the state starts at zero."""
-        numbers = torch.tensor(self.vocabulary.encode([END, *text.split(), END]), dtype=torch.int32)
+        numbers = self.vocabulary.encode([END, *text.split(), END])
+        loss, scores, state = self.read_words(model, numbers, None)
+        count = len(numbers) - 1
+        found: dict[str, Any] = {"perplexity": exponential(loss / count), "words": count}
+        words = USUAL_WORDS if options.words is None else options.words
+        if words:
+            found["continuation"] = self._continuation(model, text, scores, state, words, options)
+        return found
+
+    def read_words(self, model: nn.Module, numbers: list[int], state: State | None) -> tuple[float, Tensor, State]:
+        """The summed loss of two or more words without the first, the scores of the next word, and the state."""
         total = 0.0
-        state: State | None = None
-        for window in windows(numbers, 1, self.settings.length):
+        for window in windows(torch.tensor(numbers, dtype=torch.int32), 1, self.settings.length):
             loss, scores, state = self.read(model, window, state)
             total += loss
-        assert state is not None, "a line has two words at least: its end before and after it"
-        count = len(numbers) - 1
-        found = {"perplexity": exponential(total / count), "words": count}
-        words = USUAL_WORDS if options.words is None else options.words
-        if not words:
-            return found
-        return found | {"continuation": self._continuation(model, text, scores[-1, 0], state, words, options)}
+        return total, scores[-1, 0], state  # type: ignore[return-value]
 
     def _continuation(
         self, model: nn.Module, text: str, scores: Tensor, state: State, words: int, options: PredictionOptions
@@ -178,20 +183,19 @@ class LanguageModel(Family[LSTMSettings]):
         """Up to `words` words after a text. <unk> is never chosen, and the end of a line ends it."""
         digest = hashlib.sha256(f"{options.seed or 0} {text}".encode()).digest()
         own = Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # whatever the other lines are
-        chosen: list[int] = []
+        chosen: list[str] = []
         while len(chosen) < words:
             scores = scores.double().cpu()
             scores[self.vocabulary.unknown] = -math.inf
+            number = int(scores.argmax())
             if heat := options.drawing_temperature:
                 number = int(torch.multinomial((scores / heat).softmax(dim=0), 1, generator=own))
-            else:
-                number = int(scores.argmax())
-            if number == self.vocabulary.numbers[END]:
+            if self.vocabulary.words[number] == END:
                 break
-            chosen.append(number)
+            chosen.append(self.vocabulary.words[number])
             found, state = model(torch.tensor([[number]], device=state[0].device), state)
             scores = found[-1, 0]
-        return " ".join(self.vocabulary.words[number] for number in chosen)
+        return " ".join(chosen)
 
     def line(self, prediction: Mapping[str, Any]) -> str:
         """The perplexity, and after a tab the continuation, if there is one."""
@@ -203,37 +207,31 @@ class LanguageModel(Family[LSTMSettings]):
 
 
 class WholeText:
-    """The perplexity of a text that is added line by line, with the state carried on, as `measure` computes it."""
+    """The perplexity of a text that is added line by line, with the state carried on, in the windows of `measure`."""
 
     def __init__(self, family: LanguageModel, model: nn.Module) -> None:
         self.family, self.model = family, model
         self.waiting: list[int] = []
-        self.carried: State | None = None
+        self.state: State | None = None
         self.loss, self.words = 0.0, 0
 
-    @torch.no_grad()
     def add(self, inputs: Sequence[str]) -> None:
-        length = self.family.settings.length
         for line in inputs:
             self.waiting += self.family.vocabulary.encode([*line.split(), END])
-            starts = range(0, len(self.waiting) - length, length)
-            for start in starts:
-                self._read(self.waiting[start : start + length + 1])
-            self.waiting = self.waiting[len(starts) * length :]
+        length = self.family.settings.length
+        self._read((len(self.waiting) - 1) // length * length)
 
-    @torch.no_grad()
     def result(self) -> dict[str, Any] | None:
-        """The perplexity of the text so far; None if it has only one word, which nothing predicts."""
-        if len(self.waiting) > 1:
-            self._read(self.waiting)
-            self.waiting = self.waiting[-1:]
+        """The perplexity of the text so far; None if there is none."""
+        self._read(len(self.waiting) - 1)
         return {"perplexity": exponential(self.loss / self.words), "words": self.words} if self.words else None
 
-    def _read(self, numbers: list[int]) -> None:
-        """Read a window of words. Its last word is the first of the next window."""
-        window = torch.tensor(numbers, dtype=torch.int32)[:, None]
-        loss, _, self.carried = self.family.read(self.model, window, self.carried)
-        self.loss, self.words = self.loss + loss, self.words + len(numbers) - 1
+    @torch.no_grad()
+    def _read(self, words: int) -> None:
+        """Read the waiting words but the first, which was read before or begins the text."""
+        if words > 0:
+            loss, _, self.state = self.family.read_words(self.model, self.waiting[: words + 1], self.state)
+            self.loss, self.words, self.waiting = self.loss + loss, self.words + words, self.waiting[words:]
 
 
 class LSTM(nn.Module):
@@ -255,21 +253,14 @@ class LSTM(nn.Module):
         return self.output(self.dropout(outputs)), state
 
 
-def _perplexity(losses: Tensor, counts: Tensor) -> float:
-    return exponential(float(losses.sum() / counts.sum()))
-
-
 def _bootstrap_error(losses: Tensor, counts: Tensor, draws: int = 1000) -> float | None:
     """The bootstrap standard error of the perplexity over windows; None for a single window."""
     if len(losses) < 2:
         return None
     generator = Generator().manual_seed(0)
     samples = (torch.randint(len(losses), (len(losses),), generator=generator) for _ in range(draws))
-    return float(torch.tensor([_perplexity(losses[some], counts[some]) for some in samples]).std())
-
-
-def _following(batch: tuple[Tensor, ...]) -> Tensor:
-    return batch[1].t()
+    means = (float(losses[some].sum() / counts[some].sum()) for some in samples)
+    return float(torch.tensor([exponential(mean) for mean in means]).std())
 
 
 def windows(stream: Tensor, columns: int, length: int) -> list[Tensor]:

@@ -28,6 +28,7 @@ from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, 
 from gasam.lab.record import Metric
 
 Side = Literal["source", "target"]
+SIDES: tuple[Side, Side] = ("source", "target")
 TRANSLATED_AT_ONCE = 64
 POSITIONS = 2048
 """Maximum number of tokens of a sentence."""
@@ -112,23 +113,23 @@ class Translation(Family[TransformerSettings]):
         Validation and test also keep the text, because BLEU is computed from text.
         """
         sources, targets = ([pair[side] for pair in examples] for side in (0, 1))
-        source_lines = Subwords(shared["subwords"][0]).encode(sources)
-        target_lines = Subwords(shared["subwords"][1]).encode(targets)
+        source_lines, target_lines = (
+            Subwords(saved).encode(text) for saved, text in zip(shared["subwords"], (sources, targets), strict=True)
+        )
+        longest = [max(len(s), len(t)) for s, t in zip(source_lines, target_lines, strict=True)]
         if split != "train":
-            longest = max((len(line) for line in (*source_lines, *target_lines)), default=0)
-            if longest > POSITIONS:
+            if max(longest, default=0) > POSITIONS:
                 raise InputError(
-                    f"the {split} split has a text of {longest:,} tokens, but {POSITIONS:,} is the limit: split it "
-                    "into sentences, or remove it"
+                    f"the {split} split has a text of {max(longest):,} tokens, but {POSITIONS:,} is the limit: split "
+                    "it into sentences, or remove it"
                 )
             numbers = {"source": joined(source_lines), "target": joined(target_lines)}
             return numbers | {"source_text": sources, "target_text": targets}
-        pairs = zip(source_lines, target_lines, strict=True)
-        kept = [(s, t) for s, t in pairs if max(len(s), len(t)) <= settings.length]
+        kept = [row for row, length in enumerate(longest) if length <= settings.length]
         if not kept:
             raise InputError(f"no training pair has at most {settings.length} tokens in both languages: raise length")
-        numbers = {"source": joined([s for s, _ in kept]), "target": joined([t for _, t in kept])}
-        return numbers | {"dropped": len(examples) - len(kept)}
+        numbers = {"source": joined([source_lines[row] for row in kept])}
+        return numbers | {"target": joined([target_lines[row] for row in kept]), "dropped": len(examples) - len(kept)}
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
@@ -142,8 +143,8 @@ class Translation(Family[TransformerSettings]):
     @cached_property
     def lines(self) -> dict[tuple[Split, Side], tuple[Tensor, ...]]:
         """The lines of each split and side."""
-        sides: tuple[Side, Side] = ("source", "target")
-        return {(split, side): separated(*part[side]) for split, part in self.data.splits.items() for side in sides}
+        found = {(split, side): part[side] for split, part in self.data.splits.items() for side in SIDES}
+        return {key: torch.split(words, lengths.tolist()) for key, (words, lengths) in found.items()}
 
     @cached_property
     def subwords(self) -> tuple[Subwords, Subwords]:
@@ -157,30 +158,24 @@ class Translation(Family[TransformerSettings]):
         """The word embeddings, without the position embeddings."""
         return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
 
-    @cached_property
-    def lengths(self) -> Tensor:
-        return self._lengths("train")
-
-    def _lengths(self, split: Split) -> Tensor:
-        """The length of the longer side of each pair."""
-        pairs = zip(self.lines[split, "source"], self.lines[split, "target"], strict=True)
-        return torch.tensor([max(len(source), len(target)) for source, target in pairs])
+    def _packed(self, split: Split, rows: Tensor) -> list[Tensor]:
+        """Batches of pairs of similar length, with at most `batch` tokens including padding."""
+        source, target = (self.data[split][side][1][rows] for side in SIDES)
+        lengths, order = torch.maximum(source, target).sort(stable=True)
+        return packed(rows[order], lengths.tolist(), self.settings.batch)
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """Batches of pairs of similar length, with at most `batch` tokens including padding, in random order."""
-        shuffled = torch.randperm(len(self.lengths), generator=order)
-        by_length = shuffled[self.lengths[shuffled].sort(stable=True).indices]
-        chosen = packed(by_length, self.lengths[by_length].tolist(), self.settings.batch)
+        """The batches in random order."""
+        rows = len(self.data["train"]["source"][1])
+        chosen = self._packed("train", torch.randperm(rows, generator=order))
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
         return self._pairs("train", chosen.tolist())
 
     def _pairs(self, split: Split, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return self._padded(split, "source", rows), self._padded(split, "target", rows)
-
-    def _padded(self, split: Split, side: Side, rows: Sequence[int]) -> Tensor:
-        return padded([self.lines[split, side][row] for row in rows], PAD)
+        source, target = ([self.lines[split, side][row] for row in rows] for side in SIDES)
+        return padded(source), padded(target)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
@@ -193,10 +188,7 @@ class Translation(Family[TransformerSettings]):
         )
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        lengths = self._lengths(split)
-        chosen = drawn(rows, len(lengths))
-        by_length = chosen[lengths[chosen].sort(stable=True).indices]
-        batches = packed(by_length, lengths[by_length].tolist(), self.settings.batch)
+        batches = self._packed(split, drawn(rows, len(self.data[split]["source"][1])))
         return [self._pairs(split, some.tolist()) for some in batches]
 
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,18 +247,11 @@ class Translation(Family[TransformerSettings]):
         batch: int = TRANSLATED_AT_ONCE,
         watch: Callable[[int], None] = ignore_count,
     ) -> list[str]:
-        """Translate source lines by beam search, in batches of similar length.
-
-        Args:
-            model: The model.
-            lines: The token numbers of each source line.
-            batch: Number of lines that are translated at once.
-            watch: Called with the number of lines that are done.
-        """
+        """Translate source lines by beam search, in batches of similar length."""
         device = next(model.parameters()).device
         translations: dict[int, str] = {}
         for rows in by_length(lines, batch):
-            source = padded([lines[row] for row in rows], PAD).to(device)
+            source = padded([lines[row] for row in rows]).to(device)
             found = model.generate(  # type: ignore[operator]
                 input_ids=source,
                 attention_mask=(source != PAD).long(),
@@ -327,8 +312,8 @@ def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     return output.logits  # type: ignore[no-any-return]
 
 
-def padded(lines: list[Tensor], padding: int) -> Tensor:
-    return pad_sequence(lines, batch_first=True, padding_value=padding).long()
+def padded(lines: list[Tensor]) -> Tensor:
+    return pad_sequence(lines, batch_first=True, padding_value=PAD).long()
 
 
 def by_length(lines: Sequence[Tensor], rows: int) -> list[list[int]]:
@@ -340,10 +325,6 @@ def by_length(lines: Sequence[Tensor], rows: int) -> list[list[int]]:
 def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
     """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
     return torch.cat(lines), torch.tensor([len(line) for line in lines])
-
-
-def separated(words: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(words, lengths.tolist())
 
 
 def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
@@ -365,13 +346,13 @@ def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
     return score, str(metric.get_signature())
 
 
-def bleu_error(lines: list[str], references: list[str], draws: int = 1000) -> float | None:
+def bleu_error(lines: list[str], references: list[str]) -> float | None:
     """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
-    if len(lines) < 2:
-        return None
     from sacrebleu.metrics.bleu import BLEU
 
-    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=draws)
+    if len(lines) < 2:
+        return None
+    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=1000)
     return float(score._ci) / 1.96  # half of the 95% interval
 
 
@@ -386,14 +367,7 @@ class Subwords:
     def learn(
         cls, lines: Sequence[str], units: Literal["words", "bpe"], size: int, shipped: Sequence[str] = ()
     ) -> Subwords:
-        """Learn a tokeniser.
-
-        Args:
-            lines: The training text.
-            units: Whole words, or byte-pair encoding.
-            size: Maximum number of tokens, including special ones.
-            shipped: The words that may be used, if a word list comes with the data.
-        """
+        """Learn a tokeniser with at most `size` tokens; if words are `shipped` with the data, only these are used."""
         tokenizer = _words(lines, size, shipped) if units == "words" else _byte_pairs(lines, size)
         tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, FINISH)])
         return cls(json.loads(tokenizer.to_str()))
