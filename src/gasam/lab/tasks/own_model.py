@@ -28,7 +28,7 @@ from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.encoded import example_count, on_tensors, tensors
+from gasam.lab.families.encoded import example_count, on_tensors, tensors, to_device
 from gasam.lab.families.family import STRICT, Family, PredictionOptions, Recipe, Score, drawn
 from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
@@ -386,7 +386,7 @@ class OwnModel(Family[OwnSettings]):
         device = next(model.parameters()).device
         found = []
         for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
-            batch = on_tensors(lambda part: part.to(device), self._read(split, chosen))
+            batch = to_device(self._read(split, chosen), device)
             values = self.file.metric(model, batch)
             if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
                 wanted = f"a tensor with one value for each of the {len(chosen)} examples"
