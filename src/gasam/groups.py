@@ -18,27 +18,16 @@ from gasam.torch_private import get_gradient, local, storage_identity
 
 @dataclass
 class Operand:
-    """A parameter that takes part: its weights are read from `source`, and w + a is written to `target`.
+    """A parameter that takes part: its weights are read from `source`, and w + a is written to `target`."""
 
-    Args:
-        parameter: The parameter, which has a gradient.
-        name: Its name.
-        strength: Factor of its T.
-        source: The weights of this process.
-        target: Memory of the same layout; None if the pieces may allocate it.
-        rows: The rows that its sparse gradient touches; source and target have only these.
-        memory: All weights of this process.
-        shares: Whether the weights share memory with those of other operands.
-    """
-
-    parameter: Tensor
+    parameter: Tensor  # with a gradient
     name: str
-    strength: float
-    source: Tensor
-    target: Tensor | None
-    memory: Tensor
-    rows: Tensor | None = None
-    shares: bool = False
+    strength: float  # factor of its T
+    source: Tensor  # the weights of this process
+    target: Tensor | None  # memory of the same layout; None if the pieces may allocate it
+    memory: Tensor  # all weights of this process
+    rows: Tensor | None = None  # that its sparse gradient touches; source and target have only these
+    shares: bool = False  # memory with other operands
 
     def gradient(self) -> Tensor:
         """The gradient of these weights; zeros if a later pass gave none."""
@@ -117,6 +106,7 @@ class Groups:
 
     @property
     def find_labels(self) -> Callable[[], list[str]]:
+        """Finds the names of the groups when somebody asks, without keeping the groups alive."""
         return partial(_labels, self.names, self._rows)
 
     def _cut(self, known: dict[object, Packed]) -> list[Piece]:
@@ -146,12 +136,13 @@ class Groups:
 
     def _share_scratch(self) -> None:
         """Two scratch tensors for each device and type, because allocation costs more than the arithmetic."""
-        for kind in {(piece.target.device, piece.wide) for piece in self.pieces}:
-            alike = [piece for piece in self.pieces if (piece.target.device, piece.wide) == kind]
-            scratch, spare = torch.empty(2, max(map(len_of, alike)), device=kind[0], dtype=kind[1])
-            for piece in alike:
-                piece.scratch = scratch[: len_of(piece)].view(piece.shape)
-                piece.spare = spare[: len_of(piece)].view(piece.shape)
+        self._kinds = {piece.kind for piece in self.pieces}
+        for kind in self._kinds:
+            alike = [piece for piece in self.pieces if piece.kind == kind]
+            lengths = [piece.shape.numel() for piece in alike]
+            scratch, spare = torch.empty(2, max(lengths), device=kind[0], dtype=kind[1])
+            for piece, length in zip(alike, lengths, strict=True):
+                piece.scratch, piece.spare = scratch[:length].view(piece.shape), spare[:length].view(piece.shape)
 
     def _find_rows(self) -> None:
         """Find the group of each row, and which sums are added up over which processes."""
@@ -171,8 +162,6 @@ class Groups:
         self._place_of_row = self._group_of_row
         if len(kinds) > 1:
             self._place_of_row = torch.tensor(places, dtype=torch.int64, device=self.sizes.device)
-        self._types = {(piece.target.device, piece.wide) for piece in self.pieces}
-        self._one_device = len({device for device, _ in self._types}) <= 1
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
@@ -199,14 +188,14 @@ class Groups:
             yield piece, part if part.dtype == piece.wide else part.to(piece.wide)
 
     def measure(
-        self, count: int, sums_of: Callable[..., list[Tensor]], *parts: Sequence[Tensor], doubt: Tensor | float = 0.0
+        self,
+        count: int,
+        sums_of: Callable[[Piece, Tensor], list[Tensor]],
+        parts: Sequence[Tensor],
+        doubt: Tensor | float = 0.0,
     ) -> Tensor:
-        """Call `sums_of` for each piece with its parts; see `sums`."""
-        found = [
-            sums_of(piece, *[part if part.dtype == piece.wide else part.to(piece.wide) for part in own])
-            for piece, *own in zip(self.pieces, *parts, strict=True)
-        ]
-        return self.sums(count, found, doubt)
+        """Call `sums_of` for each piece with its part; see `sums`."""
+        return self.sums(count, [sums_of(piece, part) for piece, part in self.each(parts)], doubt)
 
     def sums(self, count: int, found: Sequence[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
         """Add up, by group and over all processes, `count` numbers for each row of each piece.
@@ -227,12 +216,11 @@ class Groups:
 
     def _joined(self, column: list[Tensor]) -> Tensor:
         """The numbers of all rows as one vector."""
-        if not self._one_device:
+        if len(self._kinds) > 1:
             column = [each.to(self.sizes) for each in column]
-        parts = [each.to(self.sizes.dtype) for each in column[: self._matrices]]
-        if len(column) > self._matrices:
-            parts.append(torch.stack(column[self._matrices :]).to(self.sizes))
-        return parts[0].to(self.sizes) if len(parts) == 1 else torch.cat(parts)
+        parts = column[: self._matrices]
+        parts += [torch.stack(column[self._matrices :])] if len(column) > self._matrices else []
+        return torch.cat(parts).to(self.sizes)
 
     def largest(self, vectors: Iterable[Tensor]) -> Tensor:
         """The largest absolute value in the pieces' vectors, over all processes."""
@@ -243,20 +231,12 @@ class Groups:
         return largest
 
     def spread(self, numbers: Tensor) -> list[Tensor]:
-        """A number for each group, or one for all groups, as a factor for each piece."""
-        if numbers.ndim == 0:
-            of_type = {kind: numbers.to(*kind) for kind in self._types}
-            return [of_type[piece.target.device, piece.wide] for piece in self.pieces]
-        if len(self._types) == 1:
-            numbers = numbers.to(*next(iter(self._types)))
-        rows, factors, at = numbers[self._group_of_row], list[Tensor](), 0
-        for piece in self.pieces[: self._matrices]:
-            factors.append(rows[at : at + piece.rows].unsqueeze(1))
-            at += piece.rows
-        factors += rows[at:].unbind()
-        if len(self._types) == 1:
-            return factors
-        return [f.to(piece.target.device, piece.wide) for f, piece in zip(factors, self.pieces, strict=True)]
+        """A number for each group, or one for all groups, as factors for each piece: one for each of its rows."""
+        rows, counts = numbers.expand(self.sizes.shape)[self._group_of_row], [piece.rows for piece in self.pieces]
+        of_kind = {kind: rows.to(*kind).split(counts) for kind in self._kinds}
+        factors = [of_kind[piece.kind][i] for i, piece in enumerate(self.pieces)]
+        matrices = [factor.unsqueeze(1) for factor in factors[: self._matrices]]
+        return matrices + factors[self._matrices :]
 
     def untouched_squares(self) -> Tensor:
         """The sum of squares of the weights outside all groups: rows without a gradient, if rows are groups."""
@@ -281,10 +261,6 @@ def _labels(names: list[str], rows_of: list[tuple[int, Iterable[int]]]) -> list[
     return labels
 
 
-def len_of(piece: Piece) -> int:
-    return math.prod(piece.shape)
-
-
 def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list[Piece], Cut]:
     """Cut one operand. `columns` is the number of weights in a row, if rows are groups."""
     source, target = operand.source, operand.target
@@ -305,7 +281,7 @@ def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list
     pieces, before = [Piece(*part, [member]) for part in zip(cut(source), cut(target), strict=True)], 0
     for piece in pieces if columns else ():
         piece.first_row = before // columns  # type: ignore[operator]
-        before += len_of(piece)
+        before += piece.shape.numel()
     return pieces, cut
 
 

@@ -95,6 +95,7 @@ class Piece:
         self.padding: Tensor | None = None  # where a packed piece holds no weight
         self.whole: Tensor | None = None  # the embedding, if these are the rows that a sparse gradient touches
         self.wide = wide(target.dtype)
+        self.kind = target.device, self.wide
         self.shape = target.shape
         self._direct = self.wide == target.dtype
         self._buffers: dict[str, Tensor] = {}

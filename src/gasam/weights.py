@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -43,8 +43,8 @@ class Weights:
         in_place: bool = False,
     ) -> None:
         self.tensors = list(tensors)
-        self.names = names
-        self.strengths = strengths
+        self.names = [f"parameter {i}" for i in range(len(self.tensors))] if names is None else names
+        self.strengths = [1.0] * len(self.tensors) if strengths is None else strengths
         self.in_place = in_place
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
@@ -96,12 +96,15 @@ class Weights:
         )
 
     def _lay_out(self, present: Sequence[Tensor], granularity: str) -> None:
-        names, strengths = self._names_of(present), self._of(self.strengths, lambda i: 1.0, present)
         self._present = list(map(id, present))
         self._memories = [local(tensor).detach() for tensor in present]
-        together = self._shared_twins(present, self._memories)
+        known = {
+            id(t): (name, strength) for t, name, strength in zip(self.tensors, self.names, self.strengths, strict=True)
+        }
+        together, shares = self._shared_twins(present, self._memories)
         operands = list[Operand]()
-        for tensor, name, strength, memory in zip(present, names, strengths, self._memories, strict=True):
+        for tensor, memory in zip(present, self._memories, strict=True):
+            name, strength = known[id(tensor)]
             if hides_its_memory(tensor) and not is_sharded(tensor):
                 raise TypeError(
                     f"{name} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into a group "
@@ -110,27 +113,17 @@ class Weights:
             rows = _touched_rows(tensor)
             if rows is not None:
                 source = memory.index_select(0, rows)
-                operand = Operand(tensor, name, strength, source, torch.empty_like(source), memory, rows)
-            elif self.in_place or is_sharded(tensor):
-                twin = together[id(tensor)] if id(tensor) in together else self._twin(tensor, memory)
-                operand = Operand(tensor, name, strength, twin, memory, memory)
-            elif id(tensor) in together:
-                operand = Operand(tensor, name, strength, memory, together[id(tensor)], memory)
-            else:
-                alone = memory.numel() > limits(memory).small or not dense(memory) or not memory.numel()
-                target = self._twin(tensor, memory) if alone else None
-                operand = Operand(tensor, name, strength, memory, target, memory)
-            operands.append(operand)
-        by_storage: dict[int, list[Operand]] = {}
-        for operand in operands:
-            if id(operand.parameter) in together:
-                by_storage.setdefault(storage_identity(operand.memory), []).append(operand)
-        for those in by_storage.values():
-            shares = overlap([operand.memory for operand in those])
-            for operand in those:
-                operand.shares = shares
-        known = {} if self._groups is None else self._groups.packed
-        self._groups = Groups(operands, granularity, known)
+                operands.append(Operand(tensor, name, strength, source, torch.empty_like(source), memory, rows))
+                continue
+            other, source = together.get(id(tensor)), memory
+            small = dense(memory) and 0 < memory.numel() <= limits(memory).small
+            in_place = self.in_place or is_sharded(tensor)
+            if other is None and (in_place or not small):
+                other = self._twin(tensor, memory)
+            if in_place:
+                source, other = other, memory
+            operands.append(Operand(tensor, name, strength, source, other, memory, shares=id(tensor) in shares))
+        self._groups = Groups(operands, granularity, {} if self._groups is None else self._groups.packed)
         self._find_places(operands)
 
     def _find_places(self, operands: Sequence[Operand]) -> None:
@@ -156,18 +149,25 @@ class Weights:
             self._twins[id(tensor)] = known
         return known
 
-    def _shared_twins(self, present: Sequence[Tensor], memories: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Other memory for tensors that share a storage: views of one clone of it, at the same places."""
-        storages = [storage_identity(memory) for memory in memories]
-        counts, clones, twins = Counter(storages), dict[int, Any](), dict[int, Tensor]()
-        if len(counts) == len(storages):
-            return twins
-        for tensor, memory, storage in zip(present, memories, storages, strict=True):
-            if counts[storage] > 1 and memory.numel() and not tensor.grad.is_sparse:  # type: ignore[union-attr]
-                if storage not in clones:
-                    clones[storage] = _clone_of_storage(memory)
-                twins[id(tensor)] = _view_of(clones[storage], memory)
-        return twins
+    def _shared_twins(
+        self, present: Sequence[Tensor], memories: Sequence[Tensor]
+    ) -> tuple[dict[int, Tensor], set[int]]:
+        """Other memory for tensors that share a storage: views of one clone of it, at the same places.
+
+        Also which of these tensors overlap with others.
+        """
+        by_storage: dict[int, list[tuple[int, Tensor]]] = {}
+        for tensor, memory in zip(present, memories, strict=True):
+            if memory.numel() and not tensor.grad.is_sparse:  # type: ignore[union-attr]
+                by_storage.setdefault(storage_identity(memory), []).append((id(tensor), memory))
+        twins, shares = dict[int, Tensor](), set[int]()
+        for together in by_storage.values():
+            if len(together) > 1:
+                clone = _clone_of_storage(together[0][1])
+                twins |= {i: _view_of(clone, memory) for i, memory in together}
+                if overlap([memory for _, memory in together]):
+                    shares |= {i for i, _ in together}
+        return twins, shares
 
     def leave(self) -> None:
         """Before w + a is written: prepare memory to which several offsets are added."""
@@ -198,7 +198,7 @@ class Weights:
         self._point(self._own)
         self._moved = False
         if changed:
-            name = self._names_of([changed[0][0]])[0]
+            name = next(n for t, n in zip(self.tensors, self.names, strict=True) if t is changed[0][0])
             raise RuntimeError(f"{name} changed {changed[0][1]} in a displaced pass: {_CURE}")
 
     def _point(self, memories: Sequence[Tensor | None]) -> None:
@@ -222,16 +222,6 @@ class Weights:
             else:
                 found.copy_(target - operand.source)
         return offsets
-
-    def _of(self, values: Sequence[Any] | None, default: Callable[[int], Any], tensors: Sequence[Tensor]) -> list[Any]:
-        """The entries of a list that is parallel to all tensors."""
-        if values is None:
-            values = [default(i) for i in range(len(self.tensors))]
-        value_of = {id(tensor): value for tensor, value in zip(self.tensors, values, strict=True)}
-        return [value_of[id(tensor)] for tensor in tensors]
-
-    def _names_of(self, tensors: Sequence[Tensor]) -> list[str]:
-        return self._of(self.names, "parameter {}".format, tensors)
 
 
 @contextmanager
