@@ -213,11 +213,9 @@ class SharpBackward:
     def _fold(self, strength: float, by_closure: bool) -> Fold:
         return Fold(
             [p for p in self.parameters if p.requires_grad],
-            self.perturbation.steps,
-            self.perturbation.risk,
+            self.perturbation,
             self.kept,
             weight=1.0 if self.clock.schedule is None else self.clock.weight,
-            method=self.perturbation.own_fold,
             strength=strength,
             apart=self.detailed and not self.per_worker,
             clean_if_overflow=self.on_overflow == "clean",

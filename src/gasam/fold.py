@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gasam.distributed import is_expanded, sharding, total_of
 from gasam.family import Kept, Method, add, check_result, dense_gradient, dot, scaled
+from gasam.perturbation import Perturbation
 from gasam.torch_private import get_gradient, local, set_gradient
 from gasam.weights import overlap
 
@@ -47,11 +48,9 @@ class Fold:
 
     Args:
         parameters: The trained parameters.
-        steps: K. Between two walks only pass 0 runs.
-        risk: "mean" or "final".
+        plan: The walk: K, the risk, and perhaps a method with a fold of its own.
         kept: What the method keeps.
         weight: v in g_0 + v (fold - g_0).
-        method: A method with a fold of its own. The gradients of all passes are kept for it.
         strength: The strength of this step, for the method.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.
             Always so for a method, for `clean_if_overflow`, and for closures if earlier gradients count.
@@ -63,17 +62,16 @@ class Fold:
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        steps: int,
-        risk: str,
+        plan: Perturbation,
         kept: Kept,
         *,
         weight: float = 1.0,
-        method: Method | None = None,
         strength: float = 1.0,
         apart: bool = False,
         clean_if_overflow: bool = False,
         by_closure: bool = False,
     ) -> None:
+        steps, risk, method = plan.steps, plan.risk, plan.own_fold
         self._parameters, self._steps, self._weight = parameters, steps, weight
         self._method, self._kept, self._strength = method, kept, strength
         self._shares = shares(steps, risk, weight)

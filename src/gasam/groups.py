@@ -233,7 +233,7 @@ class Groups:
     def spread(self, numbers: Tensor) -> list[Tensor]:
         """A number for each group, or one for all groups, as factors for each piece: one for each of its rows."""
         rows, counts = numbers.expand(self.sizes.shape)[self._group_of_row], [piece.rows for piece in self.pieces]
-        of_kind = {kind: rows.to(*kind).split(counts) for kind in self._kinds}
+        of_kind = {kind: torch.split(rows.to(*kind), counts) for kind in self._kinds}
         factors = [of_kind[piece.kind][i] for i, piece in enumerate(self.pieces)]
         matrices = [factor.unsqueeze(1) for factor in factors[: self._matrices]]
         return matrices + factors[self._matrices :]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gasam.family import Kept, Method, check_dense, check_result
+from gasam.family import Kept, Method, check_result, dense_gradient
 from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation
@@ -188,7 +188,7 @@ class _Ascent:
         """What a method climbs instead of the gradient."""
         parameters = [operand.parameter for operand in self.groups.operands]
         with kept.bound(parameters, self._gradient_scale, self._is_finite):
-            found = method.direction(check_dense(parameters), kept)
+            found = method.direction([dense_gradient(p, p.grad) for p in parameters], kept)
         check_result(found, parameters, f"{type(method).__name__}.direction")
         return [local(tensor) for tensor in found]
 

@@ -115,14 +115,13 @@ class Weights:
                 source = memory.index_select(0, rows)
                 operands.append(Operand(tensor, name, strength, source, torch.empty_like(source), memory, rows))
                 continue
-            other, source = together.get(id(tensor)), memory
+            other: Any = together.get(id(tensor))
             small = dense(memory) and 0 < memory.numel() <= limits(memory).small
             in_place = self.in_place or is_sharded(tensor)
             if other is None and (in_place or not small):
                 other = self._twin(tensor, memory)
-            if in_place:
-                source, other = other, memory
-            operands.append(Operand(tensor, name, strength, source, other, memory, shares=id(tensor) in shares))
+            home, away = (other, memory) if in_place else (memory, other)
+            operands.append(Operand(tensor, name, strength, home, away, memory, shares=id(tensor) in shares))
         self._groups = Groups(operands, granularity, {} if self._groups is None else self._groups.packed)
         self._find_places(operands)
 

@@ -119,15 +119,13 @@ class Kept:
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
         loaded: dict[str, dict[Tensor, Tensor]] = {}
         for name, tensors in state.items():
-            fitting = len(tensors) == len(parameters)
-            for parameter, tensor in zip(parameters, tensors, strict=False):
-                fitting &= tensor is None or tensor.shape == parameter.shape
-            if not fitting:
+            shapes = [p.shape if t is None else t.shape for p, t in zip(parameters, tensors, strict=False)]
+            if len(tensors) != len(parameters) or shapes != [p.shape for p in parameters]:
                 raise ValueError(f"the saved {name!r} is for other parameters: load the state of the same model")
-            here = {p: tensor for p, tensor in zip(parameters, tensors, strict=True) if tensor is not None}
-            loaded[name] = {parameter: _zeros(parameter) for parameter in here}
-            for parameter, tensor in here.items():
-                local(loaded[name][parameter]).copy_(local(tensor))
+            loaded[name] = {p: _zeros(p) for p, t in zip(parameters, tensors, strict=True) if t is not None}
+            for parameter, tensor in zip(parameters, tensors, strict=True):
+                if tensor is not None:
+                    local(loaded[name][parameter]).copy_(local(tensor))
         self._kept = loaded
 
 
@@ -169,10 +167,6 @@ def dense_gradient(parameter: Tensor, gradient: Tensor | None) -> Tensor:
             "sparse=False, or a walk without a method, such as sam(0.05)"
         )
     return gradient.to(wide(gradient.dtype))
-
-
-def check_dense(parameters: Sequence[Tensor]) -> Tensors:
-    return [dense_gradient(parameter, parameter.grad) for parameter in parameters]
 
 
 def check_result(found: object, parameters: Sequence[Tensor], who: str) -> None:
