@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import Dataset, IterableDataset
 
-from gasam.lab import load, tasks
+from gasam.lab import load
 from gasam.lab import record as records
 from gasam.lab.comparisons import comparison_plans
 from gasam.lab.data.corpus import SPLITS
@@ -21,8 +22,9 @@ from gasam.lab.data.files import InputFile
 from gasam.lab.errors import InputError
 from gasam.lab.families.encoded import example_count, on_tensors
 from gasam.lab.report.comparison import Comparison
+from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
-from gasam.lab.training.loop import Training, rate_factor
+from gasam.lab.training.loop import Training, ignore_update, rate_factor
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -78,19 +80,8 @@ def test_examples_learn(reference, tmp_path):
 
 
 def test_compare_reports_on_a_task_file_and_a_second_call_runs_nothing(line, tmp_path, command):
-    given = (
-        "compare",
-        line(),
-        "--methods",
-        "baseline,sam",
-        "--seeds",
-        2,
-        "--jobs",
-        2,
-        "--out",
-        tmp_path / "runs",
-        "--cpu",
-    )
+    options = ["--methods", "baseline,sam", "--seeds", "2", "--jobs", "2", "--cpu", "--out"]
+    given = ("compare", line(), *options, tmp_path / "runs")
     ended = command(*given, "--json")
     assert ended.code == 0, ended.err
     rows = json.loads(ended.out)["rows"]
@@ -184,6 +175,8 @@ def test_score_is_the_mean_with_its_standard_error(line):
     inputs, targets = family.data["valid"].given
     errors = (model(inputs) - targets).abs().double().detach()
     value, error = family.measure(model, "valid")
+    torch.manual_seed(0)
+    assert family.worthless("valid") == family.measure(family.model(), "valid").value  # the score before training
     assert value == pytest.approx(float(errors.mean()), rel=1e-6)
     assert error == pytest.approx(float(errors.std()) / math.sqrt(8), rel=1e-6)
 
@@ -210,18 +203,7 @@ def test_losses_of_examples_average_to_the_loss(line, more):
     torch.testing.assert_close(found.mean(), family.loss(model, batch, None)[0])
 
 
-def test_worthless_is_the_score_before_training(line):
-    family = family_of(line())
-    torch.manual_seed(0)
-    assert family.worthless("test") == family.measure(family.model(), "test").value
-
-
 def test_own_optimizer_keeps_the_rates_of_its_groups(line, tmp_path):
-    from accelerate import Accelerator
-
-    from gasam.lab.storage import Checkpoints
-    from gasam.lab.training.loop import ignore_update
-
     file = line(
         """
 def optimizer(model, learning_rate):
@@ -296,6 +278,8 @@ def test_a_missing_file_and_options_for_data_files_are_refused(line, tmp_path, c
     ended = command("train", line(), "--train", "a.csv")
     assert ended.code == 2
     assert "has its own data" in ended.err
+    with pytest.raises(InputError, match=r"or a Python file such as task.py, got 'imbd'"):
+        make("imbd")
 
 
 class Endless(IterableDataset):
@@ -320,6 +304,9 @@ def test_examples_of_every_form_give_the_same_batches():
         inputs, labels = batch.values() if isinstance(batch, dict) else batch
         assert inputs.tolist() == [[4.0], [1.0]]
         assert labels.tolist() == [4, 1]
+    nested = {"a": [x, "text"], "b": (y,)}
+    half = on_tensors(lambda part: part[:2], nested)
+    assert (example_count(half), half["a"][1], half["b"][0].tolist()) == (2, "text", [0, 1])
     part = Examples(forms[0], "train").only(torch.tensor([5, 3]))
     assert part.batch(torch.tensor([1]))[1].tolist() == [3]
     with pytest.raises(InputError, match="numbered examples"):
@@ -341,14 +328,6 @@ def test_hash_is_of_the_content_and_leaves_the_generators_alone():
     torch.manual_seed(3)
     assert hashed(Squares()) == hashed(Squares())
     assert torch.rand(1) == expected
-
-
-def test_batches_of_any_structure():
-    batch = {"a": torch.ones(4, 2), "b": [torch.ones(4), "text"], "c": (torch.ones(4),)}
-    half = on_tensors(lambda part: part[:2], batch)
-    assert example_count(half) == 2
-    assert half["b"][1] == "text"
-    assert isinstance(half["c"], tuple)
 
 
 PREDICT = """
@@ -375,6 +354,9 @@ def test_a_trained_model_predicts_from_its_folder_alone(line, tmp_path, command)
     assert [each["y"] for each in trained.predict(["0.5", -1])] == expected
     with pytest.raises(InputError, match=r"predict.* failed \(ValueError: could not convert string"):
         trained.predict(["text"])
+    trained.family.file = trained.family.file.model_copy(update={"predict": None})
+    with pytest.raises(InputError, match=r"define predict\(model, inputs\)"):
+        trained.predict([1])
 
 
 def test_inputs_of_a_task_file_are_json_values_or_rows_by_column(tmp_path):
@@ -387,15 +369,6 @@ def test_inputs_of_a_task_file_are_json_values_or_rows_by_column(tmp_path):
     ]
 
 
-def test_without_predict_there_is_one_sentence(line, tmp_path, command):
-    plan = make(line())
-    run(plan, tmp_path / "runs", cpu=True)
-    (tmp_path / "inputs.txt").write_text("1\n")
-    ended = command("predict", tmp_path / "runs" / plan.name(plan.data().hash), tmp_path / "inputs.txt", "--cpu")
-    assert ended.code == 2
-    assert "define predict(model, inputs)" in ended.err
-
-
 def test_analyses_use_the_copy_if_the_file_has_changed(line, tmp_path, command):
     plan = make(line())
     record = run(plan, tmp_path / "runs", cpu=True)
@@ -403,13 +376,10 @@ def test_analyses_use_the_copy_if_the_file_has_changed(line, tmp_path, command):
     name = plan.name(record.data.hash)
     given = (
         "sharpness",
-        tmp_path / "runs" / f"{name}.json",
-        "--rows",
-        8,
+        tmp_path / f"runs/{name}.json",
         "--out",
         tmp_path / "analysis",
-        "--cpu",
-        "--json",
+        *["--rows", "8", "--cpu", "--json"],
     )
     ended = command(*given)
     assert ended.code == 0, ended.err
@@ -434,11 +404,6 @@ def test_methods_that_need_certain_layers_are_refused_without_them(line):
             make(line(), method)
     normalised = line("\ndef model():\n    return nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1))\n")
     assert make(normalised, "sam-on").walk.method == "sam-on"
-
-
-def test_find_names_both_ways_to_give_a_task():
-    with pytest.raises(InputError, match=r"or a Python file such as task.py, got 'imbd'"):
-        tasks.find("imbd")
 
 
 def test_a_node_without_the_file_uses_the_text_it_was_sent(line, tmp_path):
