@@ -64,10 +64,9 @@ class FreeLB:
             raise ValueError(f"start must be 'zero' or 'uniform', got {start!r}")
         check_around(around)
         self.perturbation = Perturbation(epsilon=epsilon, norm=norm, scale="one", steps=steps, step_size=step_size)
-        self.epsilon = epsilon
+        self.epsilon, self.enabled = epsilon, True
         self.start, self.padding, self.example_dim = start, padding, example_dim
         self.backward, self.around = backward, around
-        self.enabled = True
         self.last: Trace | None = None
 
     def __call__(self, function: Callable[[], Any]) -> Any:
@@ -172,8 +171,8 @@ class Hooks:
         self.forward = False
         if self.calls == 0 and not self.noises:
             raise RuntimeError(
-                "the loss function did not call the embeddings of FreeLB with gradients enabled: give FreeLB the "
-                "embeddings that the model uses, or, if torch.compile ran the model before, call torch.compiler.reset()"
+                "the loss function did not call the embeddings with gradients enabled: give FreeLB those that "
+                "the model uses; if torch.compile ran the model before, call torch.compiler.reset()"
             )
 
 

@@ -33,10 +33,9 @@ def _of(owner: str, name: str) -> Any:
 class SharpnessAware(Optimizer):
     """A torch optimizer that wraps another one: `step(closure)` runs the closure K+1 times, then the base steps.
 
-    The closure computes the loss, calls backward and returns the loss. Gradients are cleared before each call, so the
-    closure need not do it. Parameter groups and state are those of the base. With a schedule, or a method that keeps
-    tensors, the state dict has the additional key "walk". `sharp` is the SharpBackward that runs the walk; `enabled`,
-    `perturbation`, `last` and `metrics` are its own.
+    The closure computes the loss, calls backward and returns the loss; gradients are cleared before each call. Groups
+    and state are those of the base. With a schedule, or a method that keeps tensors, the state dict has the additional
+    key "walk". `enabled`, `perturbation`, `last` and `metrics` are as in SharpBackward.
 
     Args:
         base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk,

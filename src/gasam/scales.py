@@ -20,13 +20,10 @@ class Group:
     A scale is a function of a `Group` that returns T. With granularity "element" each weight is a group, and the scale
     is called for a few tensors at a time. `gradient`, `weight` and `dimensions` are computed when a scale reads them.
 
-    Args:
+    Attributes:
         size: n_i, the number of weights of each group. With granularity "element" a single 1.
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
-        measure_gradient: Computes `gradient`.
-        measure_weight: Computes `weight`.
-        count_dimensions: Computes `dimensions`.
     """
 
     size: Tensor

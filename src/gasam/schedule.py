@@ -21,8 +21,7 @@ PATIENCE = 1000  # steps without progress before the user is warned
 class Schedule:
     """The strength of the walk, from 0 (one plain pass) to 1; it multiplies epsilon or the budget.
 
-    The strengths that follow from `progress`, `start` and `warmup` are multiplied. Instead of a Schedule you can give a
-    function from the step to a strength.
+    It is the product of the strengths that follow from `progress`, `start` and `warmup`.
 
     Args:
         progress: The strength is 1 when the loss has fallen by this share of its initial value, and grows in proportion

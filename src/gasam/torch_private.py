@@ -1,7 +1,4 @@
-"""All uses of torch's private interface, tested with torch 2.13.0."""
-
-# These names may change in any release of torch. A test checks that no other file uses one. Before you raise the upper
-# bound on torch in pyproject.toml, run the whole test suite with the new release.
+"""All uses of torch's private interface, which may change in any release; tested with torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor (DTensor) in this process. Any other tensor is returned unchanged.
-
-    `to_local` would return a new tensor each time, and autograd would record it.
-    """
+    """The part of a sharded tensor in this process; any other tensor itself. Autograd would record `to_local`."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -77,8 +71,7 @@ def factors_of_product(node: Any) -> Sequence[Tensor]:
 def updates_running_statistics(node: Any) -> bool:
     """Whether an autograd node is a batch norm that updated its running statistics.
 
-    Saved tensors are not unpacked, because activation checkpointing would then run the pass again. Nodes without these
-    attributes are ignored.
+    Saved tensors are not unpacked, because activation checkpointing would then run the pass again.
     """
     try:
         if "BatchNorm" not in node.name() or not node._saved_training:

@@ -92,7 +92,7 @@ class Trace:
     Always known are the losses, |a| and whether everything was finite. The rest is measured in the first 20 walks, then
     in one of 20, and with `detailed=True`; `verdict()` and `metrics()` report the last measured walk and its step.
 
-    Args:
+    Attributes:
         losses: L(w + a_k) for k = 0..K, as the loss function returned them.
         offsets: |a_i| of each group for k = 1..K. FreeLB's noise has a length for k = 0 as well.
         finite: Whether all losses, gradients and scales were finite.
@@ -101,8 +101,6 @@ class Trace:
         loss_scale: The losses divided by the mean loss; None if it is not known.
         step: The number of the optimizer step.
         groups: What was measured; None in other steps.
-        sampled: The trace of the last measured walk; None before the first one.
-        problem: What the rises of the last 20 measured walks showed; None if nothing.
     """
 
     losses: list[Tensor]
@@ -113,8 +111,8 @@ class Trace:
     loss_scale: Tensor | float | None = 1.0
     step: int = 0
     groups: Measured | None = None
-    sampled: Trace | None = None
-    problem: str | None = None
+    sampled: Trace | None = None  # of the last measured walk
+    problem: str | None = None  # what the rises of the last 20 measured walks showed
 
     @cached_property
     def norms(self) -> list[Tensor]:

@@ -103,7 +103,7 @@ def shadowed(owner: object, **attributes: object) -> Iterator[None]:
 
 
 def check_order(cls: type, mixin: type, framework: str) -> None:
-    """Raise if the mixin comes after the framework's class in the list of bases, where it has no effect."""
+    """Raise if the mixin comes after the framework's class in the list of bases."""
     names = [base.__name__ for base in cls.__mro__]
     if framework in names and names.index(framework) < names.index(mixin.__name__):
         raise TypeError(
@@ -133,8 +133,7 @@ def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
         if parameter.requires_grad and id(parameter) not in known:
             raise RuntimeError(
                 f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
-                "named_parameters(), including frozen ones, put those that must not move into a group with "
-                "'perturb': False, and add no module later"
+                "named_parameters(), including frozen ones, and add no module later"
             )
 
 
