@@ -1,7 +1,6 @@
 """Portions of the loss: each point against a direct evaluation, and the model as before afterwards."""
 
 import copy
-import itertools
 import json
 
 import pytest
@@ -113,50 +112,9 @@ def test_filter_normalised_has_the_norms_of_the_filters(dtype):
     assert not found["0.bias"].any()
 
 
-def run(kind, model, objective, batches, watch=None):
-    if kind == "direction":
-        direction = {name: torch.ones_like(weight) for name, weight in model.named_parameters()}
-        return line(model, objective, batches, [0.0, 1.0, 2.0], direction=direction, watch=watch)
-    if kind == "other":
-        ends = {name: tensor + 1 for name, tensor in model.state_dict().items()}
-        return line(model, objective, batches, [0.0, 0.7, 2.0], other=ends, watch=watch)
-    return plane(model, objective, batches, points=3, watch=watch)
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "call"),
-    [
-        ("direction", torch.bfloat16, None),
-        ("direction", torch.float32, 1),
-        ("other", torch.bfloat16, 5),
-        ("plane", torch.float32, 5),
-    ],
-)
-def test_all_is_as_before_also_when_interrupted(kind, dtype, call):
-    model = nn.Sequential(network(dtype), nn.BatchNorm1d(3).to(dtype))
-    model[0][0].weight.grad = kept = torch.ones_like(model[0][0].weight)
-    home, calls = bits(model), itertools.count()
-
-    def forward(model, batch):
-        assert not model.training
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return model(batch[0])
-
-    if call is None:
-        run(kind, model, Objective(forward, CrossEntropy()), uneven(dtype))
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            run(kind, model, Objective(forward, CrossEntropy()), uneven(dtype))
-    assert same_bits(bits(model), home)
-    assert model.training
-    assert model[0][0].weight.grad is kept
-
-
-@pytest.mark.parametrize(("kind", "total"), [("direction", 3), ("other", 3), ("plane", 9)])
-def test_watch_counts_points_and_results_are_json(kind, total):
+def test_watch_counts_points_and_results_are_json():
     seen = []
-    found = run(kind, network(), OBJECTIVE, uneven(), lambda *now: seen.append(now))
-    assert seen == [(i, total) for i in range(1, total + 1)]
+    found = plane(network(), OBJECTIVE, uneven(), points=3, watch=lambda *now: seen.append(now))
+    assert seen == [(i, 9) for i in range(1, 10)]
     record = json.loads(json.dumps(plain_value(found), allow_nan=False))
     assert torch.equal(torch.tensor(record["losses"]), torch.tensor(found.losses))
