@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 from curvature import NETS, OBJECTIVE, Tied, curvature, dense_values, wide
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, linear
@@ -181,17 +179,6 @@ def test_a_matrix_of_low_rank_is_exhausted_and_its_zeros_are_found(matrix):
     found = top_eigenvalues(model, OBJECTIVE, [(x, y)], 8, matrix, method="lanczos")
     assert found.converged.all()
     assert error(found.values, expected[:8]) < VALUES
-
-
-@settings(max_examples=6)
-@given(factor=st.floats(0.01, 100), cuts=st.lists(st.integers(1, 11), max_size=4, unique=True))
-def test_values_scale_with_the_loss_and_do_not_see_how_batches_are_cut(factor, cuts):
-    model, (x, y) = network(), batch(rows=12)
-    scaled = Objective(OBJECTIVE.forward, lambda z, b: factor * cross_entropy(z, b[1], reduction="none"))
-    parts = list(zip(x.tensor_split(sorted(cuts)), y.tensor_split(sorted(cuts)), strict=True))
-    for matrix, degree in (("empirical_fisher", 2), ("hessian", 1)):
-        plain = top_eigenvalues(model, OBJECTIVE, [(x, y)], 6, matrix).values
-        assert error(top_eigenvalues(model, scaled, parts, 6, matrix).values, factor**degree * plain) < VALUES
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gasam.lab.theory.divergence import DIVERGENCES, Divergence, divergence
+from gasam.lab.theory.divergence import DIVERGENCES, divergence
 from tolerances import EXACT
 
 # f as textbooks write it, with its linear term: at x = p*/p, p and p* both positive.
@@ -81,12 +81,6 @@ def test_zeros_cost_what_they_should(name, p_vanishes, p_star_vanishes):
         p_vanishes = p_star_vanishes = sum(to_middle) / 2
     for found, expected in ((kind.between(half, one), p_vanishes), (kind.between(one, half), p_star_vanishes)):
         assert found == expected if math.isinf(expected) else abs(found - expected) < EXACT
-
-
-def test_a_divergence_of_ones_own_is_a_record():
-    cressie = Divergence("cubic", lambda x: x**2 * (3 + x) / 6, (1 / 2, 1 / 6, 0.0), 1 / 3, math.inf)
-    p_star, p = np.array([0.2, 0.8]), np.array([0.5, 0.5])
-    assert abs(cressie.between(p_star, p) - (p * ((p_star / p) ** 3 - 1)).sum() / 6) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,8 @@ def test_search_leaves_a_saddle_downhill():
     assert abs(found.loss + 1 / 4) < EXACT
 
 
-@pytest.mark.parametrize("falling", [lambda w: -w.sum().exp(), lambda w: (w**3 + w).sum()])
-def test_loss_without_a_minimum_ends_the_search(falling):
-    objective = Objective(lambda m, z: m.w, lambda w, z: z * falling(w))
+def test_loss_without_a_minimum_ends_the_search():
+    objective = Objective(lambda m, z: m.w, lambda w, z: z * (w**3 + w).sum())
     found = find_minimum(Problem(Vector(2), objective, [torch.ones(3).double()]))
     assert not found.stationary
     assert np.isfinite(found.loss)
@@ -158,8 +157,6 @@ def test_conjugate_gradients_solve_and_stop():
     found = conjugate_gradients(matrix.matmul, target, tolerance=1e-12, iterations=200)
     assert error(found.x, torch.linalg.solve(matrix, target)) < EXACT
     assert found.residual <= 1e-12
-    early = conjugate_gradients(matrix.matmul, target, tolerance=1e-12, iterations=3)
-    assert error(early.residual, (target - matrix @ early.x).norm() / target.norm()) < EXACT
     saddle = torch.diag(torch.tensor([1.0, -2.0])).double()
     bad = conjugate_gradients(saddle.matmul, torch.ones(2).double(), tolerance=1e-12, iterations=5)
     assert abs(bad.lowest + 0.5) < EXACT
@@ -208,7 +205,6 @@ EQUAL = weights(*[1.0] * 24)
         (lambda: weighted(DataLoader([1, 2], shuffle=True), [1, 1]), "shuffle=False"),
         (lambda: mixture(POINTS.batches, POINTS.batches, 1.5), r"eta must be a number from 0 to 1, got 1\.5"),
         (lambda: shift_bound(problem()), "can't be computed from two samples"),
-        (lambda: shift_bound(problem(), size=-1.0), r"size must be a finite number >= 0, got -1\.0"),
         (lambda: shift_bound(problem(), kind="tv"), "kind must be one of"),
         (lambda: shift_bound(problem(EQUAL, EQUAL, delta={"w": torch.zeros(4)})), "delta must have.*got .'w'"),
         (lambda: corruption_trial(problem(), radii=(0.0,)), r"a radius of radii must be a finite number > 0, got 0\.0"),

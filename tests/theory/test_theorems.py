@@ -108,7 +108,6 @@ def test_numbers_of_the_bound_are_those_of_dense_algebra():
     assert error(found.curvature.smallest, np.linalg.eigvalsh(hessian)[0]) < EXACT
     assert error(found.size, POINTS.p @ ((1 + 0.3 * POINTS.r) * np.log(1 + 0.3 * POINTS.r))) < 1e-9
     assert error(found.bound, math.sqrt(found.size * 2 * found.gradient_square) / found.curvature.smallest) < EXACT
-    assert error(shift_bound(problem, size=1.0).bound, found.bound / math.sqrt(found.size)) < EXACT
 
 
 def test_dead_pixels_make_the_bound_vacuous():
@@ -168,7 +167,7 @@ def test_minimum_on_a_kink_is_not_taken_for_one():
     kinked = Objective(lambda model, z: model.w, lambda w, z: (w - z).abs().sum(1))
     problem = Problem(Vector(2), kinked, [z], weighted([z], [1.0, 1.0, 3.0]))
     with pytest.raises(ValueError, match=r"the minimum on shifted was not reached.*give delta.*tolerance"):
-        shift_bound(problem, size=1.0)
+        corruption_trial(problem)
     trial = mixture_trial(problem, etas=(0.5,))
     assert not trial.stationary
     assert trial.sentence.endswith("not every minimum was reached")

@@ -17,6 +17,7 @@ from gasam.lab.theory.minimum import delta_of
 from gasam.lab.theory.risk import Problem, Risk, shared_weights
 
 _NEAR_ENOUGH = 1e3  # a gradient below this many resolutions does not affect the measured changes of loss
+_PRODUCTS = 100  # maximum number of Hessian products of Lanczos' method
 _RESOLVED = 1e-8  # tolerance of the extreme eigenvalues, relative to the largest
 
 Convexity = Literal["convex", "vacuous", "not convex here"]
@@ -100,24 +101,18 @@ def curvature(problem: Problem) -> Curvature:
         return _curvature_of(risk)
 
 
-def shift_bound(problem: Problem, *, kind: str = "kl", size: float | None = None) -> ShiftBound:
+def shift_bound(problem: Problem, *, kind: str = "kl") -> ShiftBound:
     """Test Proposition 1: |delta| <= (1 + o(1)) sqrt(C_f / a_2 E|grad l(theta)|^2) / mu. The o(1) is left out.
 
-    Args:
-        problem: The model at theta, its loss, p and p*.
-        kind: The name of the divergence D_f in `DIVERGENCES`.
-        size: C_f, the divergence of p* from p. None computes it, which needs weights over the same batches.
+    `kind` is the name of the divergence D_f in `DIVERGENCES`.
     """
     f, both = divergence(kind), shared_weights(problem.batches, problem.p_star)
-    if size is not None:
-        check_number("size", size, least=0)
-    elif both is not None:
-        size = f.between(both[1], both[0])
-    else:
+    if both is None:
         raise ValueError(
-            "size, the divergence C_f, can't be computed from two samples: give it, or give both distributions as "
-            "weighted(batches, ..) over the same batches"
+            "the divergence C_f can't be computed from two samples: give both distributions as weighted(batches, ..) "
+            "over the same batches"
         )
+    size = f.between(both[1], both[0])
     with problem.risks() as [here, there]:
         delta, ends = float(delta_of(there).norm()), _curvature_of(here)
         square = float(here.example_mean(torch.sum))
@@ -145,17 +140,16 @@ def corruption_trial(
         moved = delta_of(there)
         lines = [line / line.norm() for line in here.random(directions)]
         ends = _curvature_of(here)
-        low, high, _ = spectrum_ends(lambda v: there.product(v, moved) - here.product(v), lines[0], problem.products)
+        low, high, _ = spectrum_ends(lambda v: there.product(v, moved) - here.product(v), lines[0])
         ratios = [max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii]
-        slope = max(float(there.gradient(moved)[1].norm()), float(here.gradient()[1].norm()))
-        stationary = slope <= _NEAR_ENOUGH * here.resolution
+        stationary = max(there.at(moved).norm, here.at().norm) <= _NEAR_ENOUGH * here.resolution
     c_h = max(abs(low), abs(high))
     limit = c_h / ends.smallest if ends.verdict == "convex" else math.inf
     verdict = ends.judge(ratios[radii.index(min(radii))], limit)
     return CorruptionTrial(tuple(map(float, radii)), tuple(ratios), c_h, limit, ends, stationary, verdict)
 
 
-def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float, float, bool]:
+def spectrum_ends(product: Product, start: Tensor, products: int = _PRODUCTS) -> tuple[float, float, bool]:
     """The smallest and the largest eigenvalue, and whether they are resolved.
 
     Lanczos' method is exact after as many products as there are dimensions; before, the true values may lie further
@@ -175,9 +169,9 @@ def spectrum_ends(product: Product, start: Tensor, products: int) -> tuple[float
 
 def _curvature_of(risk: Risk) -> Curvature:
     [start] = risk.random()
-    smallest, largest, resolved = spectrum_ends(risk.product, start, risk.problem.products)
+    smallest, largest, resolved = spectrum_ends(risk.product, start)
     zero = risk.resolution * max(abs(smallest), abs(largest))  # an eigenvalue below this is rounding
-    idle = risk.gradient()[1] - risk.problem.ridge * risk.position() == 0
+    idle = risk.at().gradient - risk.problem.ridge * risk.position() == 0
     if idle.any() and not idle.all():
         # Lanczos' method finds a zero eigenvalue slowly; a vector of idle weights finds it with one product.
         probe = start * idle

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.lanczos import Product
-from gasam.lab.theory.risk import Problem, Risk
+from gasam.lab.theory.risk import Position, Problem, Risk
 
 _NEAR = 1e-5  # gradient norm at which Newton's method takes over; further away L-BFGS is faster
 _LINE_SEARCH = 25  # maximum number of evaluations of one line search, as in torch.optim.LBFGS
@@ -60,7 +60,7 @@ def search(risk: Risk) -> Minimum:
     """Minimise with L-BFGS over all examples, then with Newton's method; repeat both if Newton's met a saddle point."""
     tolerance, left = risk.problem.tolerance, risk.problem.iterations
     tolerance = risk.resolution if tolerance is None else tolerance
-    point = _evaluate(risk, torch.zeros(risk.size, dtype=torch.float64, device=risk.device))
+    point = risk.at()
     if not math.isfinite(point.loss):
         raise ValueError(f"the loss must be finite at the model's weights, got {point.loss}: start from another model")
     for target in (max(tolerance, _NEAR), tolerance):
@@ -82,19 +82,7 @@ def delta_of(there: Risk) -> Tensor:
     return there.flat(found.offset)
 
 
-class _Point(NamedTuple):
-    offset: Tensor
-    loss: float
-    gradient: Tensor
-    norm: float
-
-
-def _evaluate(risk: Risk, offset: Tensor) -> _Point:
-    loss, gradient = risk.gradient(offset)
-    return _Point(offset, loss, gradient, float(gradient.norm()))
-
-
-def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Point, int]:
+def _descend(risk: Risk, start: Position, target: float, budget: int) -> tuple[Position, int]:
     """Run L-BFGS until |gradient| <= target; return the point, and the iterations that are left.
 
     If the loss overflows, the point is the start.
@@ -113,19 +101,20 @@ def _descend(risk: Risk, start: _Point, target: float, budget: int) -> tuple[_Po
     )
 
     def closure() -> float:
-        loss, offset.grad = risk.gradient(offset.detach())
-        if not math.isfinite(loss + float(offset.grad.norm())):
+        here = risk.at(offset.detach())
+        offset.grad = here.gradient
+        if not math.isfinite(here.loss + here.norm):
             raise FloatingPointError  # torch's line search cannot continue from here
-        return loss
+        return here.loss
 
     point = start
     with suppress(FloatingPointError):
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-        point = _evaluate(risk, offset.detach())
+        point = risk.at(offset.detach())
     return point, budget - optimizer.state[offset]["n_iter"]
 
 
-def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_Point, int]:
+def _newton(risk: Risk, point: Position, tolerance: float, budget: int) -> tuple[Position, int]:
     """Take Newton steps while each lowers the gradient; return the point, and the iterations that are left.
 
     scipy.optimize's methods compare losses, which stop changing near the minimum: they end at gradients of 2e-11 or
@@ -135,7 +124,7 @@ def _newton(risk: Risk, point: _Point, tolerance: float, budget: int) -> tuple[_
         product, most = partial(risk.product, offset=point.offset), min(_PRODUCTS, budget)
         solved = conjugate_gradients(product, -point.gradient, tolerance=_FORCING, iterations=most)
         budget -= solved.iterations
-        reached = _evaluate(risk, point.offset + solved.x)
+        reached = risk.at(point.offset + solved.x)
         if not reached.norm < point.norm:
             break
         point = reached

@@ -97,7 +97,6 @@ class Problem:
             minimum on p* in each trial.
         tolerance: The largest |gradient| at a minimum; None means 4e-11 for float64 and 2e-5 for float32 weights.
         iterations: Maximum number of iterations of a search, including the Hessian products of Newton's method.
-        products: Maximum number of Hessian products of Lanczos' method.
         seed: The seed of random directions and of Lanczos' start vector.
     """
 
@@ -109,14 +108,12 @@ class Problem:
     delta: Mapping[str, Tensor] | None = None
     tolerance: float | None = None
     iterations: int = 2000
-    products: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_number("ridge", self.ridge, least=0)
         check_number("tolerance", self.tolerance or 0.0, least=0)
         check_whole("iterations", self.iterations, least=1)
-        check_whole("products", self.products, least=1)
 
     @property
     def p_star(self) -> Examples:
@@ -133,6 +130,15 @@ class Problem:
             for part in (part for parts in given for part in parts):
                 weights = stack.enter_context(examined(self.model, part.batches))
             yield [Risk(self, parts, weights) for parts in given]
+
+
+class Position(NamedTuple):
+    """A position, the loss and its gradient there, and |gradient|."""
+
+    offset: Tensor
+    loss: float
+    gradient: Tensor
+    norm: float
 
 
 class Risk:
@@ -162,8 +168,8 @@ class Risk:
             total = self._expected(lambda _, losses, shares: losses.double() @ shares)
             return float(total) + self.ridge / 2 * float(self.position().square().sum())
 
-    def gradient(self, offset: Tensor | None = None) -> tuple[float, Tensor]:
-        """The loss and its gradient."""
+    def at(self, offset: Tensor | None = None) -> Position:
+        """The loss and its gradient at w + offset; None is w."""
 
         def contribution(_: Any, losses: Tensor, shares: Tensor) -> Tensor:
             gradients = grad(connected(losses @ shares.to(losses)), self.weights, materialize_grads=True)
@@ -173,7 +179,10 @@ class Risk:
             position = self.position()
             total = self._expected(contribution)
         loss = float(total[0]) + self.ridge / 2 * float(position.square().sum())
-        return loss, total[1:] + self.ridge * position
+        gradient = total[1:] + self.ridge * position
+        return Position(
+            torch.zeros_like(gradient) if offset is None else offset, loss, gradient, float(gradient.norm())
+        )
 
     def product(self, vector: Tensor, offset: Tensor | None = None) -> Tensor:
         """H v. Unlike `analysis.products`, it keeps no graph between products, because the weights change."""

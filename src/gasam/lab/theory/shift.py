@@ -149,8 +149,8 @@ def _compare(here: Risk, there: Risk) -> tuple[Minimum, Tensor, Solution, bool]:
     delta = there.flat(found.offset)
     if not delta.any():
         raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
-    start = here.gradient()[1]
+    start = here.at()
     tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
-    pull, iterations = there.gradient()[1] - start, here.problem.iterations
+    pull, iterations = there.at().gradient - start.gradient, here.problem.iterations
     solved = conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=iterations)
-    return found, delta, solved, float(start.norm()) <= found.tolerance
+    return found, delta, solved, start.norm <= found.tolerance
