@@ -69,19 +69,6 @@ class TestFiles:
         assert all((ROOT / folder).is_dir() for folder in folders)
         assert all("timeout-minutes" in job for job in WORKFLOW["jobs"].values())
 
-    def test_the_demo_installs_the_command_alone_and_the_tests_complete_the_environment(self, tmp_path):
-        demo, test = made("demo", tmp_path), made("test", tmp_path)
-        assert "'.[lab]'" in demo
-        assert "dev" not in demo
-        assert "'.[dev,docs]'" in test
-        assert "'.[lab]'" not in test
-
-    def test_extras_that_are_named_exist(self):
-        files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *SOURCE.rglob("*.py")]
-        named = re.compile(r"(?:gasam|[\s'\"]\.)\[([a-z_,]+)\]")
-        found = {name for file in files for names in named.findall(file.read_text()) for name in names.split(",")}
-        assert {"lab", "download"} <= found <= EXTRAS.keys()
-
     def test_the_source_archive_has_all_of_the_checkout(self):
         listed = {path.strip("/") for path in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
         ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
@@ -266,16 +253,3 @@ class TestPrivateNames:
         own = set().union(*map(defined_names, TREES.values()))
         found = {module: names for module, tree in TREES.items() if (names := private_names(tree, own))}
         assert found.keys() == {"gasam.torch_private"}, found
-
-    def test_the_search_finds_private_names_and_ignores_what_is_defined_here(self):
-        for code in (
-            "torch._foreach_copy_(a, b)",
-            "from torch._utils import _unflatten_dense_tensors",
-            "from torch.distributed.tensor._utils import anything",
-            "import torch._dynamo",
-            "module._buffers",
-            "self._parameters",
-            'getattr(tensor, "_local_tensor", tensor)',
-        ):
-            assert private_names(ast.parse(code), own={"_mine", "_buffers"}), code
-        assert not private_names(ast.parse("self._stack = other._mine + pair._asdict()[self._stack]"), own={"_mine"})

@@ -208,9 +208,6 @@ def test_noise_is_zero_once_anything_is_not_finite(where):
     assert [norm.item() > 0 for norm in free.last.norms] == [False, True, False]
 
 
-SHARED = pytest.mark.parametrize("around", [{}, {"around": same_noise()}], ids=["fresh", "shared"])
-
-
 class Drawing(nn.Module):
     """Keeps the noise and the dropout mask of each pass."""
 
@@ -240,18 +237,3 @@ def test_shared_masks_are_those_of_plain_passes(start):
     assert torch.equal(after, torch.get_rng_state())
     assert len(model.masks) == 6
     assert all(torch.equal(mask, plain.masks[i // 3]) for i, mask in enumerate(model.masks))
-
-
-@SHARED
-@pytest.mark.parametrize("drops", [False, True])
-def test_starts_differ_and_come_back_with_the_seed(drops, around):
-    """Also where the model draws nothing, and the stream would stand still."""
-    model = Drawing(drops)
-    free = FreeLB(model.words, 0.1, start="uniform", **around)
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        for _ in range(3):
-            free(model.loss)
-    starts = model.noises[::2]
-    assert all(torch.equal(a, b) for a, b in zip(starts[:3], starts[3:6], strict=True))
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(starts[3:], 2))

@@ -115,23 +115,6 @@ def test_displaced_weights_are_aligned_as_an_allocation_is(numel):
     assert places[1] == [0] * 5
 
 
-def test_recurrent_weights_follow():
-    torch.manual_seed(0)
-    model, x = nn.LSTM(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double()
-    offset, losses = [], []
-
-    def loss():
-        losses.append(model(x)[0].square().mean())
-        offset.append([p.detach().clone() for p in model.parameters()])
-        return losses[-1]
-
-    stepped(model, loss, sam(0.5))
-    with torch.no_grad():
-        for parameter, moved in zip(model.parameters(), offset[1], strict=True):
-            parameter.copy_(moved)
-    assert torch.equal(model(x)[0].square().mean(), losses[1])
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_another_name_of_the_memory_sees_the_walk_only_in_place(in_place):
     """A view, or a state dict that was taken before; a model that reads by such a name is told so."""

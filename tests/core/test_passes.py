@@ -246,12 +246,6 @@ class TestWarning:
         for model in (untracked, evaluated, normalised(nn.LayerNorm), around_instances()):
             assert said(entry, model) == []
 
-    def test_looking_computes_no_checkpointed_pass_again(self):
-        """Three passes, each computed again once, for its backward."""
-        model = normalised()
-        assert len(said(through_backward, model, checkpointed, calls=1)) == 1
-        assert model[1].num_batches_tracked == 6
-
     def test_compiled_graphs_say_nothing(self):
         torch.compiler.reset()
         model = normalised()

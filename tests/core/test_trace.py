@@ -265,11 +265,6 @@ class TestRangeTest:
         assert found.groups == ("0.weight", "0.bias", "2.weight", "2.bias")
         assert found.turning_point() is None
 
-    def test_cap_that_hides_larger_walks_is_named(self):
-        model = network()
-        found = range_test(SharpBackward(model, ga_sam(budget=0.1, cap=0.01)), loss_of(model), BATCHES)
-        assert "capped from 0.05 on" in str(found)
-
     def test_group_that_turns_is_named(self):
         flat = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
         bowl = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))

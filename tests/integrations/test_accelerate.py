@@ -87,27 +87,6 @@ def test_bf16_equals_autocast_in_a_plain_loop():
     assert (norms[:, 1] > 0).all()
 
 
-def test_accumulation_does_not_change_the_walk():
-    """Accelerate divides the loss; the first walk is from the same weights."""
-    norms = [accelerated(network(), rows(4), ga_sam(0.1, steps=2), accumulate=accumulate) for accumulate in (1, 3)]
-    assert error(norms[1], norms[0]) < EXACT
-
-
-def test_epsilon_zero_is_plain_accelerate_bit_for_bit():
-    model, expected = network(), network()
-    accelerated(model, rows(20), ga_sam(0.0), accumulate=2)
-    AcceleratorState._reset_state(True)
-    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
-    expected, optimizer, loader = accelerator.prepare(expected, optimizer, DataLoader(rows(20), batch_size=4))
-    for x, y in loader:
-        with accelerator.accumulate(expected):
-            accelerator.backward(cross_entropy(expected(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-    assert same_bits(model.parameters(), expected.parameters())
-
-
 def test_saved_state_resumes_bit_for_bit(tmp_path):
     whole, resumed = network(), network(seed=5)
     accelerated(whole, rows(20), ga_sam(0.1, steps=2), folder=str(tmp_path), save_at=3)
