@@ -37,10 +37,10 @@ def corpus(name: str) -> Corpus:
         raise MissingDataError(str(error)) from error
 
 
-def images(examples: Sequence[tuple[bytes, int]]) -> Labelled:
-    """Pixels from 0 to 1, one row for each image, and the labels."""
+def images(examples: Sequence[tuple[bytes, int]], shape: tuple[int, ...] = (-1,)) -> Labelled:
+    """Pixels from 0 to 1, each image in this shape, and the labels."""
     pixels = numpy.frombuffer(b"".join(image for image, _ in examples), dtype=numpy.uint8)
-    return torch.from_numpy(pixels / numpy.float32(255)).view(len(examples), -1), labels(examples)
+    return torch.from_numpy(pixels / numpy.float32(255)).view(len(examples), *shape), labels(examples)
 
 
 def labels(examples: Sequence[tuple[Any, int]]) -> Tensor:

@@ -191,12 +191,9 @@ def test_table4_has_the_papers_radii_and_a_search_for_runs_that_know_something(r
     assert ended.out.count("Metric under corrupted weights") == 3
 
 
-def test_json_for_other_programs_and_unknown_studies(command, own_trained, tmp_path):
+def test_json_for_other_programs(command, own_trained):
     ended = command("reproduce", "figure4", "--size", "tiny", "--cpu", "--out", own_trained, "--json")
     assert ended.code == 0
     found = json.loads(ended.out)
     assert found.keys() == {"title", "sentence", "tables", "files"}
     assert [file.rpartition(".")[2] for file in found["files"]] == ["json", "png", "svg"]
-    ended = command("reproduce", "figure9", "--out", tmp_path)
-    assert ended.code == 2
-    assert "figure1, figure2, figure3, figure4, figure5, table1, table2" in ended.err

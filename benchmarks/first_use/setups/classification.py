@@ -72,11 +72,7 @@ class Digits(Classification):
             "valid": corpus.valid + corpus.train[self.rows : half],
             "test": corpus.test + corpus.train[half:],
         }
-        return {split: _square(*data.images(rows)) for split, rows in examples.items()}
-
-
-def _square(pixels: Tensor, labels: Tensor) -> Labelled:
-    return pixels.view(-1, 1, SIDE, SIDE), labels
+        return {split: data.images(rows, (1, SIDE, SIDE)) for split, rows in examples.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

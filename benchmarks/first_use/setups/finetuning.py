@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,14 +14,13 @@ from benchmarks.first_use.data import END, START, Vocabulary
 from benchmarks.first_use.setups.language import CausalLanguage
 from benchmarks.first_use.training import Split, shuffled
 
-CACHE = Path(__file__).parents[1] / "runs"
 NEW_LIBRARY = "networkx"
 PRETRAINING_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(CausalLanguage):
-    """All weights are trained. The pretrained model is the same for all seeds and is cached on disk.
+    """All weights are trained. The pretrained model is the same for all seeds; each process trains it once.
 
     Args:
         pretraining_epochs: Epochs on the docstrings of six libraries and on Python's language reference.
@@ -56,7 +52,7 @@ class FineTuning(CausalLanguage):
 
     def model(self) -> nn.Module:
         model = self._new_model()
-        model.load_state_dict(self._pretrained())
+        model.load_state_dict(self._pretrained)
         return model
 
     def _new_model(self) -> nn.Module:
@@ -81,34 +77,20 @@ class FineTuning(CausalLanguage):
         scores: Tensor = model(input_ids=words).logits
         return scores
 
+    @cached_property
     def _pretrained(self) -> dict[str, Any]:
-        """The pretrained weights, from the cache if it has them; the global random state stays as it is."""
+        """The pretrained weights; the global random state stays as it is."""
         rows = self._rows(self._words.stream(known_prose()))
-        path = CACHE / f"pretrained-{self._pretraining_key(rows)}.pt"
-        if not path.exists():
-            with torch.random.fork_rng(devices=[]):
-                weights = self._pretrain(rows)
-            CACHE.mkdir(exist_ok=True)
-            torch.save(weights, path.with_suffix(".new"))
-            path.with_suffix(".new").replace(path)
-        loaded: dict[str, Any] = torch.load(path)
-        return loaded
-
-    def _pretraining_key(self, rows: Tensor) -> str:
-        names = ("batch", "dropout", "vocabulary", "length", "width", "layers", "heads")
-        used = {name: getattr(self, name) for name in (*names, "pretraining_epochs", "pretraining_rate")}
-        return hashlib.sha256(json.dumps(used).encode() + rows.numpy().tobytes()).hexdigest()[:12]
-
-    def _pretrain(self, rows: Tensor) -> dict[str, Any]:
-        torch.manual_seed(PRETRAINING_SEED)
         order = Generator().manual_seed(PRETRAINING_SEED)
-        model = self._new_model().train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.pretraining_rate)
-        for _ in range(self.pretraining_epochs):
-            for chosen in shuffled(len(rows), self.batch, order):
-                optimizer.zero_grad()
-                self.loss(model, rows[chosen], None)[0].backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(PRETRAINING_SEED)
+            model = self._new_model().train()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=self.pretraining_rate)
+            for _ in range(self.pretraining_epochs):
+                for chosen in shuffled(len(rows), self.batch, order):
+                    optimizer.zero_grad()
+                    self.loss(model, rows[chosen], None)[0].backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
         return model.state_dict()
 
 
