@@ -29,8 +29,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
-from problems import GRANULARITIES, TEN_WALKS, climbed, network
+from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
+from problems import GRANULARITIES, TEN_WALKS, network
 from tolerances import error, flat, same_bits
 
 
@@ -58,24 +58,6 @@ def walk_error(model, chosen, before: float = 0.0) -> float:
         found = max(found, error(flat(whole(p.grad for p in model.parameters())) - before, folded))
         found = max(found, error(torch.stack(sharp.last.norms), [float(np.sqrt(a @ a)) for a in offsets]))
         assert same_bits([p.detach().to_local() for p in model.parameters()], home)
-    return worst(found)
-
-
-def large_error() -> float:
-    """Shards that are cut into several pieces, so that a filter lies in some of them: as on one process."""
-
-    def large():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 50_000), nn.Tanh(), nn.Linear(50_000, 3)).double()
-
-    model, alone, found = shard(large()), large(), 0.0
-    (x, y), rows = own(), joint()
-    for name in ("ga_sam", "asam by filter", "asam", "weight_rms"):
-        sharp, expected = (SharpBackward(m.named_parameters(), TEN_WALKS[name]) for m in (model, alone))
-        model.zero_grad(), alone.zero_grad()
-        sharp(lambda: cross_entropy(model(x), y))
-        expected(lambda: cross_entropy(alone(rows[0]), rows[1]))
-        found = max(found, error(*(flat(whole(p.grad for p in each.parameters())) for each in (model, alone))))
     return worst(found)
 
 
@@ -119,23 +101,11 @@ def collectives() -> dict[str, list[int]]:
     return counts
 
 
-def offset_error() -> float:
-    model, (x, y), found = shard(), own(), 0.0
-    perturbation = Perturbation(epsilon=0.2, norm=2.0, steps=3, granularity="filter", scale="weight")
-    offsets, *_ = reference_walk(perturbation)
-
-    def evaluate(k: int) -> Pass:
-        model.zero_grad()
-        loss = cross_entropy(model(x), y)
-        loss.backward()
-        return Pass(loss.detach())
-
-    for visit in climbed(model.named_parameters(), evaluate, perturbation)[1:]:
-        found = max(found, error(flat(whole(visit.offset)), offsets[visit.k]))
-    parameters = list(model.parameters())
+def displaced_error() -> float:
+    parameters = list(shard().parameters())
     home = whole(parameters)
     with displaced(parameters, [torch.full_like(p, 0.5) for p in parameters]):
-        found = max(found, error(flat(whole(parameters)), flat(home) + 0.5))
+        found = error(flat(whole(parameters)), flat(home) + 0.5)
     assert same_bits(whole(parameters), home)
     return worst(found)
 
@@ -250,10 +220,9 @@ CHECKS_OF_FOUR = {
 CHECKS = {
     "fsdp, walks": lambda: walk_error(shard(), walks()),
     "fsdp, accumulated": lambda: walk_error(shard(), walks()[::6], before=1.0),
-    "fsdp, large": large_error,
     "fsdp, stale": stale_error,
     "fsdp, collectives": collectives,
-    "fsdp, offsets": offset_error,
+    "fsdp, displaced": displaced_error,
     "fsdp, closure": closure_error,
     "fsdp, mixed precision": mixed_precision_error,
     "fsdp, whole and sharded": whole_and_sharded_error,
