@@ -227,29 +227,6 @@ def test_a_killed_attack_continues_and_ends_as_one_never_stopped(command, two, t
     assert not [file for file in (tmp_path / "killed").iterdir() if file.name.startswith(".")]
 
 
-def test_a_sharpness_interrupted_between_two_balls_continues(two, tmp_path, monkeypatch):
-    which = Sharpness(epsilons=(0.01, 0.1), steps=1, draws=1, rows=32)
-    whole = measured(which, two[0], tmp_path / "whole")
-    write = analysis.write_json
-
-    def stopping(file, value):
-        write(file, value)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(analysis, "write_json", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            measured(which, two[0], tmp_path / "stopped")
-    balls = []
-    monkeypatch.setattr(
-        "gasam.lab.analyses.sharpness.sharpness",
-        lambda *given, **options: balls.append(given[3].epsilon) or sharpness(*given, **options),
-    )
-    again = measured(which, two[0], tmp_path / "stopped")
-    assert balls == [0.1]
-    assert again.found == whole.found
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -257,12 +234,9 @@ def test_a_sharpness_interrupted_between_two_balls_continues(two, tmp_path, monk
         (["attack", "--radii", "wide"], "radii must be numbers separated by commas, got 'wide'"),
         (["attack", "--radii", "table4", "--norm", "3"], "--radii table4 needs --norm 2 or inf, got 3"),
         (["attack", "--judged", "0"], "judged must be >= 1"),
-        (["attack", "--steps", "0"], "steps must be a whole number >= 1"),
         (["attack", "--split", "dev"], "split must be one of 'train', 'valid' or 'test', got 'dev'"),
         (["sharpness", "--epsilon", ""], "epsilons must be numbers separated by commas, got ''"),
-        (["sharpness", "--scale", "magic"], "scale must be one of"),
         (["spectrum", "--matrix", "identity"], "matrix must be one of"),
-        (["landscape", "--points", "4"], "points must be odd"),
         (["landscape", "--to", "nowhere.json"], "nowhere.json does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -23,10 +23,7 @@ from gasam.lab.training.finished import find, load
 
 @dataclass
 class AnalysisJob(Job):
-    """The analysis of one run, as for `measure_all`.
-
-    `files` are those of the run and of other runs that the options name, for another machine; None on this one.
-    """
+    """The analysis of one run. For another machine, `files` are those of all runs that it needs."""
 
     analysis: Any = None
     run: Path = Path()
@@ -62,10 +59,10 @@ def measure_all(
     jobs = [_job(analysis, run, folder, origin, cpu, here) for run in runs]
     if not here:
         do_all(jobs, folder, engine, on_event, measured)
-    for job in (job for job in jobs if here and job.record is None):
-        on_event(job, ("start", None))
-        job.record = measured(job, folder, partial(lambda job, text: on_event(job, ("update", text)), job))
-        on_event(job, ("done", job.record))
+    for job in jobs:
+        if job.record is None and here:
+            job.record = measured(job, folder, partial(lambda job, text: on_event(job, ("update", text)), job))
+            on_event(job, ("done", job.record))
     return jobs
 
 
@@ -103,8 +100,7 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
 
 def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:
     known = replace(find(run), data=origin)
-    summary = known.record.model_copy(update={"name": known.name})
-    name = analysis.name(summary)
+    name = analysis.name(known.record.model_copy(update={"name": known.name}))
     job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
     job.run = Path(f"{known.folder}.json")
     file = folder / f"{name}.json"
