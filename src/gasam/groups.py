@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
-from gasam.pieces import Loose, Packed, Piece, dense, in_memory_order, limits
+from gasam.pieces import Packed, Piece, in_memory_order, limits
 from gasam.torch_private import get_gradient, local, storage_identity
 
 
@@ -23,11 +23,12 @@ class Operand:
     parameter: Tensor  # with a gradient
     name: str
     strength: float  # factor of its T
-    source: Tensor  # the weights of this process
-    target: Tensor | None  # memory of the same layout; None if the pieces may allocate it
     memory: Tensor  # all weights of this process
+    source: Tensor
+    target: Tensor | None = None  # memory of the same layout; None if the pieces may allocate it
     rows: Tensor | None = None  # that its sparse gradient touches; source and target have only these
-    shares: bool = False  # memory with other operands
+    place: Tensor | None = None  # where the target is copied to, if the pieces can't write there
+    adds: bool = False  # to what other operands write to the same memory
 
     def gradient(self) -> Tensor:
         """The gradient of these weights; zeros if a later pass gave none."""
@@ -62,13 +63,9 @@ class Groups:
         self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
         self.plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
         self.packed: dict[object, Packed] = {}
-        self._cuts: list[tuple[int, Callable[[Tensor], Sequence[Tensor]]]] = []
         self.pieces = self._cut(known)
         self._share_scratch()
         self._find_rows()
-
-    def by_rows(self, tensor: Tensor) -> bool:
-        return self.granularity == "filter" and tensor.ndim >= 2
 
     def _number(self) -> tuple[list[int], list[float]]:
         """Number the groups; return their sizes and strengths. `_of` has an operand's group, or those of its rows."""
@@ -85,7 +82,7 @@ class Groups:
 
         for operand in self.operands:
             parameter, first = operand.parameter, len(sizes)
-            if self.by_rows(parameter):
+            if by_rows(parameter, self.granularity):
                 rows: Any = range(len(parameter)) if operand.rows is None else operand.rows
                 here = range(first, first + len(rows))
                 if operand.rows is None:  # this process holds only some rows of a sharded parameter
@@ -112,27 +109,38 @@ class Groups:
     def _cut(self, known: dict[object, Packed]) -> list[Piece]:
         """Make the pieces: those with several rows first, because sums are joined in this order."""
         together: dict[Any, list[int]] = {}
-        found = list[tuple[int, list[Piece], Cut]]()
+        matrices, vectors = list[Piece](), list[Piece]()
+        cut_into = list[int](), list[int]()
         for i, operand in enumerate(self.operands):
-            source = operand.source
-            columns = math.prod(source.shape[1:]) if self.by_rows(operand.parameter) else None
-            if operand.target is None:
-                kind = columns, source.device, source.dtype, sharding(operand.parameter)
-                together.setdefault(kind, []).append(i)
-            else:
-                pieces, cut = _pieces_of(operand, i, columns)
-                found.append((i, pieces, cut))
-        for pack, members in together.items():
+            source, target = operand.source, operand.target
+            if target is None:
+                together.setdefault((source.device, source.dtype, sharding(operand.parameter)), []).append(i)
+            elif source.numel():
+                in_rows = by_rows(operand.parameter, self.granularity)
+                pieces = [
+                    Piece(*part, [i]) for part in zip(self._parts(i, source), self._parts(i, target), strict=True)
+                ]
+                pieces[0].whole = operand.memory if operand.rows is not None and not in_rows else None
+                (matrices if in_rows else vectors).extend(pieces)
+                cut_into[not in_rows].append(i)
+        for kind, members in together.items():
             sources = [self.operands[i].source for i in members]
-            places = [(storage_identity(s), s.storage_offset(), s.shape, s.stride()) for s in sources]
-            key = pack, *places
-            packed = known.get(key) or Packed(sources, members, pack[0])
+            key = kind, *[(storage_identity(s), s.storage_offset(), s.shape, s.stride()) for s in sources]
+            packed = known.get(key) or Packed(sources, members)
             packed.members, self.packed[key] = members, packed
             for i, target in zip(members, packed.targets, strict=True):
                 self.operands[i].target = target
-        found.sort(key=lambda each: -max((len(piece.shape) for piece in each[1]), default=1))
-        self._cuts = [(i, cut) for i, _, cut in found]
-        return [*self.packed.values(), *(piece for _, pieces, _ in found for piece in pieces)]
+        self._order = [*cut_into[0], *cut_into[1]]
+        return [*self.packed.values(), *matrices, *vectors]
+
+    def _parts(self, i: int, tensor: Tensor) -> Sequence[Tensor]:
+        """A tensor of an operand as the parts of its pieces: a matrix if its rows are groups, else vectors."""
+        operand = self.operands[i]
+        flat = in_memory_order(tensor, operand.source)
+        if by_rows(operand.parameter, self.granularity):
+            return (flat.view(len(operand.source), -1),)
+        largest = limits(flat).largest
+        return (flat,) if len(flat) <= largest or operand.rows is not None else torch.split(flat, largest)
 
     def _share_scratch(self) -> None:
         """Two scratch tensors for each device and type, because allocation costs more than the arithmetic."""
@@ -152,7 +160,7 @@ class Groups:
             for position, member in enumerate(piece.members):
                 of = self._of[member]
                 count = piece.counts[position] if isinstance(piece, Packed) else piece.rows
-                here = [of] * count if isinstance(of, int) else of[piece.first_row :][:count]
+                here = [of] * count if isinstance(of, int) else of
                 first = kinds[sharding(self.operands[member].parameter)] * len(self.sizes)
                 numbers += here
                 places += [first + number for number in here]
@@ -178,8 +186,8 @@ class Groups:
         until the next call with this name.
         """
         parts = [packed.read([vectors[i] for i in packed.members], name) for packed in self.packed.values()]
-        for i, cut in self._cuts:
-            parts += cut(vectors[i])
+        for i in self._order:
+            parts += self._parts(i, vectors[i])
         return parts
 
     def each(self, parts: Sequence[Tensor]) -> Iterator[tuple[Piece, Tensor]]:
@@ -242,14 +250,15 @@ class Groups:
         """The sum of squares of the weights outside all groups: rows without a gradient, if rows are groups."""
         total = self.sizes.new_zeros(())
         for operand in self.operands:
-            if operand.rows is not None and self.by_rows(operand.parameter):
+            if operand.rows is not None and by_rows(operand.parameter, self.granularity):
                 others = operand.memory.index_fill(0, operand.rows, 0.0)
                 total = total + others.to(total.dtype).square().sum().to(total)
         return total
 
 
-Cut = Callable[[Tensor], Sequence[Tensor]]
-"""Cuts a tensor of an operand into the parts of its pieces."""
+def by_rows(tensor: Tensor, granularity: str) -> bool:
+    """Whether the rows of the tensor are groups."""
+    return granularity == "filter" and tensor.ndim >= 2
 
 
 def _labels(names: list[str], rows_of: list[tuple[int, Iterable[int]]]) -> list[str]:
@@ -259,38 +268,3 @@ def _labels(names: list[str], rows_of: list[tuple[int, Iterable[int]]]) -> list[
         for i, row in enumerate(rows.tolist() if isinstance(rows, Tensor) else rows, start=first):
             labels[i] = f"{labels[i]}[{row}]"
     return labels
-
-
-def _pieces_of(operand: Operand, member: int, columns: int | None) -> tuple[list[Piece], Cut]:
-    """Cut one operand. `columns` is the number of weights in a row, if rows are groups."""
-    source, target = operand.source, operand.target
-    assert target is not None
-    if source.numel() == 0:
-        return [], lambda vector: ()
-    if operand.rows is not None:
-        shape = source.shape if columns else (source.numel(),)
-        touched = Piece(source.reshape(shape), target.view(shape), [member])
-        touched.whole = None if columns else operand.memory
-        return [touched], lambda vector: [vector.reshape(shape)]
-    in_rows = columns is not None
-    outermost = not in_rows or source.stride(0) == max(source.stride())
-    if operand.shares or not dense(source) or not outermost:
-        whole_shape = source.reshape(len(source), -1).shape if in_rows else source.reshape(-1).shape
-        return [Loose(source, target, whole_shape, member)], lambda vector: [vector.reshape(whole_shape)]
-    cut = partial(_cut, like=source, columns=columns, largest=limits(source).largest)
-    pieces, before = [Piece(*part, [member]) for part in zip(cut(source), cut(target), strict=True)], 0
-    for piece in pieces if columns else ():
-        piece.first_row = before // columns  # type: ignore[operator]
-        before += piece.shape.numel()
-    return pieces, cut
-
-
-def _cut(tensor: Any, like: Tensor, columns: int | None, largest: int) -> Sequence[Tensor]:
-    flat: Any = in_memory_order(tensor, like)
-    if columns is None:
-        return flat.split(largest) if len(flat) > largest else (flat,)
-    rows = flat.view(-1, columns)
-    if columns <= largest:
-        return rows.split(largest // columns)  # type: ignore[no-any-return]
-    parts: list[Tensor] = [part for row in rows for part in row.split(largest)]
-    return parts

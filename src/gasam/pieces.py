@@ -82,7 +82,7 @@ def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 class Piece:
-    """A part of one tensor as a vector of one group, or as a matrix with a group for each row.
+    """A vector of weights of one group, or a matrix with a group for each row.
 
     `weights` and `displace` compute in the type of the walk, and round once to the type of the weights.
     """
@@ -91,19 +91,15 @@ class Piece:
         self.source, self.target = source, target  # w, and where w + a is written
         self.members = members  # the numbers of the tensors
         self.member_of_row: Tensor | None = None  # the position in `members` of each row; None for a single member
-        self.first_row = 0  # in its tensor, if rows are groups
         self.padding: Tensor | None = None  # where a packed piece holds no weight
         self.whole: Tensor | None = None  # the embedding, if these are the rows that a sparse gradient touches
         self.wide = wide(target.dtype)
         self.kind = target.device, self.wide
         self.shape = target.shape
+        self.rows = 1 if target.ndim == 1 else len(target)
         self._direct = self.wide == target.dtype
         self._buffers: dict[str, Tensor] = {}
         self.scratch = self.spare = target.new_empty(())  # shared by all pieces of a device and type; see Groups
-
-    @property
-    def rows(self) -> int:
-        return 1 if len(self.shape) == 1 else self.shape[0]
 
     def buffer(self, name: str) -> Tensor:
         """A tensor of this shape that is kept between steps; zeros at first."""
@@ -127,48 +123,28 @@ class Piece:
             self.target.copy_(torch.addcmul(self.weights(), values, factor))
 
 
-class Loose(Piece):
-    """A tensor that is no plain vector in memory, or that shares memory with others: handled as a whole, by copies.
-
-    Its target is set to w before the offsets of all of them are added.
-    """
-
-    def __init__(self, source: Tensor, target: Tensor, shape: Sequence[int], member: int) -> None:
-        super().__init__(source, target, [member])
-        self.shape = torch.Size(shape)
-
-    def weights(self) -> Tensor:
-        return self.source.to(self.wide).reshape(self.shape)
-
-    def displace(self, values: Tensor, factor: Tensor) -> None:
-        moved = torch.addcmul(self.target.to(self.wide).reshape(self.shape), values, factor)
-        self.target.copy_(moved.view(self.target.shape))
-
-
 class Packed(Piece):
-    """Small tensors in one matrix. With `columns` given, their rows are groups of this many weights each."""
+    """Small tensors in one matrix, each in rows of its own."""
 
-    def __init__(self, tensors: Sequence[Tensor], members: Sequence[int], columns: int | None) -> None:
-        width = columns or COLUMNS
-        counts = [-(-tensor.numel() // width) for tensor in tensors]
+    def __init__(self, tensors: Sequence[Tensor], members: Sequence[int]) -> None:
+        self.counts = [-(-tensor.numel() // COLUMNS) for tensor in tensors]
         like = tensors[0]
-        super().__init__(like, like.new_zeros(sum(counts), width), members)
-        self.counts = counts
+        super().__init__(like, like.new_zeros(sum(self.counts), COLUMNS), members)
         self.sources = list(tensors)
         self.targets = self._views(self.target)
-        rows = [position for position, count in enumerate(counts) for _ in range(count)]
+        rows = [position for position, count in enumerate(self.counts) for _ in range(count)]
         self.member_of_row = torch.tensor(rows, device=like.device)
         self._read: dict[str, list[Tensor]] = {}
         self.holds_weights = False
-        if any(tensor.numel() % width for tensor in tensors):
+        if any(tensor.numel() % COLUMNS for tensor in tensors):
             self.padding = torch.ones_like(self.target, dtype=torch.bool)
             copy_all(self._views(self.padding), [torch.zeros_like(t, dtype=torch.bool) for t in tensors])
 
     def _views(self, matrix: Tensor) -> list[Tensor]:
         """A view of the matrix for each tensor, with the strides of the tensor."""
-        views, at, width = list[Tensor](), 0, matrix.shape[1]
+        views, at = list[Tensor](), 0
         for tensor, count in zip(self.sources, self.counts, strict=True):
-            views.append(matrix.as_strided(tensor.shape, tensor.stride(), at * width))
+            views.append(matrix.as_strided(tensor.shape, tensor.stride(), at * COLUMNS))
             at += count
         return views
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from gasam.distributed import is_sharded, reshard_all
-from gasam.groups import Groups, Operand
+from gasam.groups import Groups, Operand, by_rows
 from gasam.passes import uninterrupted
-from gasam.pieces import Loose, dense, limits
+from gasam.pieces import dense, limits
 from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
 _CURE = "move or convert the model between steps, not in the loss function"
@@ -78,8 +78,8 @@ class Weights:
         present = [t for t, g in zip(self.tensors, gradients, strict=True) if g is not None and t.requires_grad]
         if self._groups is None or not self._fits(self._groups, present, granularity):
             self._lay_out(present, granularity)
-        if self._in_place:
-            copy_all(self._copies, self._in_place)
+        if self._copied:
+            copy_all(self._copies, self._copied)
         groups: Groups = self._groups  # type: ignore[assignment]
         for packed in groups.packed.values():
             packed.holds_weights = False
@@ -110,32 +110,41 @@ class Weights:
                     f"{name} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into a group "
                     "with 'perturb': False"
                 )
-            rows = _touched_rows(tensor)
-            if rows is not None:
-                source = memory.index_select(0, rows)
-                operands.append(Operand(tensor, name, strength, source, torch.empty_like(source), memory, rows))
+            operand = Operand(tensor, name, strength, memory, memory, adds=id(tensor) in shares)
+            operand.rows, in_place = _touched_rows(tensor), self.in_place or is_sharded(tensor)
+            operands.append(operand)
+            if operand.rows is not None:
+                operand.source = memory.index_select(0, operand.rows)
+                operand.target = torch.empty_like(operand.source)
                 continue
-            other: Any = together.get(id(tensor))
-            small = dense(memory) and 0 < memory.numel() <= limits(memory).small
-            in_place = self.in_place or is_sharded(tensor)
-            if other is None and (in_place or not small):
-                other = self._twin(tensor, memory)
-            home, away = (other, memory) if in_place else (memory, other)
-            operands.append(Operand(tensor, name, strength, home, away, memory, shares=id(tensor) in shares))
+            twin: Any = together.get(id(tensor))
+            in_order = dense(memory) and not (by_rows(tensor, granularity) and memory.stride(0) < max(memory.stride()))
+            small = in_order and not by_rows(tensor, granularity) and 0 < memory.numel() <= limits(memory).small
+            if twin is None and (in_place or not small):
+                twin = self._twin(tensor, memory)
+            if operand.adds or not in_order:
+                operand.source, operand.target = torch.empty(2, *memory.shape, dtype=memory.dtype, device=memory.device)
+                operand.place = memory if in_place else twin
+            elif in_place:
+                operand.source, operand.target = twin, memory
+            else:
+                operand.target = twin
         self._groups = Groups(operands, granularity, {} if self._groups is None else self._groups.packed)
         self._find_places(operands)
 
     def _find_places(self, operands: Sequence[Operand]) -> None:
         """Sort the operands by how they move."""
         plain = [o for o in operands if not is_sharded(o.parameter)]
-        self._plain = [o.parameter for o in plain]
-        self._own = [o.memory for o in plain]
-        self._away: list[Any] = [o.memory if o.rows is not None or o.target is o.memory else o.target for o in plain]
-        in_place = [o for o in operands if o.target is o.memory]
-        self._in_place, self._copies = [o.memory for o in in_place], [o.source for o in in_place]
+        self._plain, self._own = [o.parameter for o in plain], [o.memory for o in plain]
+        self._away: list[Any] = [
+            o.memory if o.rows is not None else o.target if o.place is None else o.place for o in plain
+        ]
         self._touched = [o for o in operands if o.rows is not None]
-        loose = [p for p in self._groups.pieces if isinstance(p, Loose)] if self._groups else []
-        self._loose = [piece.target for piece in loose], [piece.source for piece in loose]
+        self._placed = [o for o in operands if o.place is not None]
+        copied = [o for o in operands if o.rows is None and o.source is not o.memory]
+        self._copied, self._copies = [o.memory for o in copied], [o.source for o in copied]
+        written = [o for o in copied if o.memory is o.target or o.memory is o.place]
+        self._written = [o.memory for o in written], [o.source for o in written]
 
     def _twin(self, tensor: Tensor, memory: Tensor) -> Tensor:
         """Other memory for a tensor, with the same strides; that of an earlier layout if it still fits."""
@@ -169,15 +178,18 @@ class Weights:
         return twins, shares
 
     def leave(self) -> None:
-        """Before w + a is written: prepare memory to which several offsets are added."""
+        """Before w + a is written: the weights must be brought back."""
         self._moved = True
-        if self._loose[0]:
-            copy_all(*self._loose)
 
     def arrive(self) -> None:
         """After w + a was written: let the parameters point to it."""
         for operand in self._touched:
             operand.memory.index_copy_(0, operand.rows, operand.target)  # type: ignore[arg-type]
+        for operand in self._placed:
+            operand.place.copy_(operand.source if operand.adds else operand.target)  # type: ignore[union-attr,arg-type]
+        for operand in self._placed:
+            if operand.adds:
+                operand.place.add_(operand.target - operand.source)  # type: ignore[union-attr,operator]
         self._point(self._away)
 
     @torch.no_grad()
@@ -190,8 +202,8 @@ class Weights:
             for parameter, own in zip(self._plain, self._own, strict=True):
                 if _kind(parameter) != _kind(own):
                     changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
-        if self._in_place:
-            copy_all(self._in_place, self._copies)
+        if self._written[0]:
+            copy_all(*self._written)
         for operand in self._touched:
             operand.memory.index_copy_(0, operand.rows, operand.source)  # type: ignore[arg-type]
         self._point(self._own)
