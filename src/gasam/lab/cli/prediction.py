@@ -87,7 +87,7 @@ def predict(
         options = {"batch": batch, "words": words, "temperature": temperature, "seed": seed}
         asked = loaded.prediction_options(**options, watch=counter.within)
         path = None if file == "-" else Path(file).expanduser()
-        source = InputFile(path, text_column or loaded.origin.text_column, parsed_delimiter(delimiter))
+        source = InputFile(path, text_column or loaded.description.origin.text_column, parsed_delimiter(delimiter))
         with _opened(out) as stream, counter:
             total = _answer(loaded, source, asked, counter, stream, json)
     except KeyboardInterrupt:
