@@ -50,10 +50,6 @@ class Encoded:
             raise WithheldError(f"the {split} split is withheld: a search must not see it")
         return self.splits[split]
 
-    def with_train(self, examples: Any) -> Encoded:
-        """The same with other training examples, in the family's own form."""
-        return replace(self, splits={**self.splits, "train": examples})
-
     def without_test(self) -> Encoded:
         """The data without its test split, for searches. `shared` was learnt from the training split only."""
         return replace(self, splits={split: part for split, part in self.splits.items() if split != "test"})

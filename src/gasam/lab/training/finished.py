@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,10 +25,12 @@ from gasam.lab.families import encoded
 from gasam.lab.families.encoded import Encoded, example_count, to_device
 from gasam.lab.families.family import Family, PredictionOptions, WholeInput
 from gasam.lab.record import Record
-from gasam.lab.storage import Weights, read_json
+from gasam.lab.storage import read_json
 from gasam.lab.tasks import Origin
 from gasam.lab.tasks.own_model import TASK_COPY, code_of
 from gasam.lab.training.plan import Plan, make
+
+__all__ = ["FinishedRun", "load"]
 
 WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json"
 """Files in the folder of a run. `training.run.write_folder` writes them."""
@@ -193,12 +194,6 @@ class FinishedRun:
                 f"{file} is damaged or does not hold the weights of this run ({reason}): copy it again, "
                 "or train again with another --out"
             ) from None
-
-    def weights_for(self, model: nn.Module) -> Weights:
-        """The weights by name, for the model of another run with the same shapes."""
-        like = copy.deepcopy(model)
-        self._load_weights(like)
-        return dict(like.state_dict())
 
     @property
     def objective(self) -> Objective:
