@@ -21,7 +21,7 @@ import gasam
 from gasam.lab import record as records
 from gasam.lab.engines.engine import Files, message_of, names_of_files, read_files, write_files
 from gasam.lab.errors import InputError
-from gasam.lab.families import encoded
+from gasam.lab.families.family import Encoded
 from gasam.lab.tasks.own_model import give_text
 from gasam.lab.training.plan import give_data
 
@@ -77,7 +77,7 @@ def execute(number: int, task: bytes, folder: str, depot: Any) -> tuple[str, Any
             if text is not None:
                 give_text(job.plan.task, text)
             if data:
-                give_data(job.plan, encoded.load(BytesIO(data)))
+                give_data(job.plan, Encoded.load(BytesIO(data)))
             torch.set_num_threads(threads)
             kind, value = "done", work(job, Path(place), reporter.update)
         except (Exception, KeyboardInterrupt) as error:

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from gasam.lab.data.corpus import SPLITS, Split
+from gasam.lab.families.family import VERSION
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import TASK_COPY
@@ -97,7 +98,7 @@ def record_of(training: Training, split: Split) -> Record:
         method=plan.walk.method,
         seed=plan.seed,
         **plan.config(),
-        data=DataOfRun(hash=data.hash, encoding=data.version, notes=list(data.notes), files=plan.origin.file_names),
+        data=DataOfRun(hash=data.hash, encoding=VERSION, notes=list(data.notes), files=plan.origin.file_names),
         metric=family.metric,
         **scores,
         worthless=family.worthless(split),
