@@ -9,7 +9,7 @@ from torch import nn
 from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended
 from gasam.lab.cli.option_values import methods_of
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.family import Encoded
 from gasam.lab.families.translation import Subwords
 from gasam.lab.methods import FAMILY, METHODS, TABLE1, Walk, walk_for
 from gasam.lab.tasks import TASKS
