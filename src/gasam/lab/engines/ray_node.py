@@ -21,7 +21,7 @@ from gasam.lab import record as records
 from gasam.lab.engines.engine import Files, files_below, message_of
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Encoded
-from gasam.lab.tasks.own_model import give_text
+from gasam.lab.tasks.own_model import load_text
 from gasam.lab.training.plan import give_data
 
 Versions = Mapping[str, str | None]
@@ -110,7 +110,7 @@ def execute(
             reporter = Reporter(depot, number, attempt, SentFiles(Path(place), fetched(files)))
             job, work, threads, text = pickle.loads(task)
             if text is not None:
-                give_text(job.plan.task, text)
+                load_text(job.plan.task, text)
             for reference in data:
                 give_data(job.plan, Encoded.load(BytesIO(fetched(reference))))
             torch.set_num_threads(threads)
