@@ -290,7 +290,7 @@ class Watch:
             problem = f"{groups.too_large()}, and a group moved too far in {too_far} of the last {SAMPLED} walks"
         elif not_finite > SAMPLED / 2:
             problem = f"{NOT_FINITE} in {not_finite} of the last {SAMPLED} walks"
-            cure = 'check plain training first, or give on_overflow="clean", which then uses the clean gradient'
+            cure = "check plain training first, and with float16 the loss scale"
         elif too_small == SAMPLED:
             problem, cure = TOO_SMALL, "give a larger budget or epsilon"
         elif unseen == SAMPLED:

@@ -264,10 +264,11 @@ class _Ascent:
 
         lengths, of_moved = groups.sums(2, [sums_of(*each) for each in groups.each(positions)])
         factor = self._one if p == math.inf else rescale(excess * lengths.sum() ** (1 / p))
-        factors = groups.spread(factor * self._shrinking(factor, of_moved))
-        for position, own in zip(positions, factors, strict=True):
+        factor = factor * self._shrinking(factor, of_moved)
+        for position, own in zip(positions, groups.spread(factor), strict=True):
             position.mul_(own)
-        self._displace((self._times_scale(*each) for each in groups.each(positions)), self._one)
+        moved = (self._times_scale(*each) for each in groups.each(positions))
+        self._displace(moved, self._one, of_moved * factor.square())
 
     def _times_scale(self, piece: Piece, position: Tensor) -> Tensor:
         """T y, if each weight has its own T; else y."""

@@ -59,7 +59,7 @@ def draw(random):
     schedules = [None, Schedule(every=2), Schedule(start=1, warmup=3), Schedule(progress=0.2)]
     schedule = Schedule(every=2, weight=1) if method == "look_sam" else random.choice(schedules)
     entry = random.choice(["SharpBackward", "SharpnessAware"])
-    options = {"on_overflow": random.choice(["keep", "clean"]), "in_place": random.random() < 0.2}
+    options = {"in_place": random.random() < 0.2}
     return Case(entry, perturbation, weights, schedule, options, random.randrange(10**6))
 
 

@@ -172,50 +172,6 @@ class TestDetail:
         assert all(label in str(sharp.last) for label in labels)
 
 
-class TestOverflow:
-    @pytest.mark.parametrize("entry", ["backward", "closure"])
-    @pytest.mark.parametrize("risk", ["mean", "final"])
-    @pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 1), (3, 3)])
-    def test_overflow_falls_back_to_the_clean_gradient(self, entry, risk, steps, broken):
-        walk, passes = dataclasses.replace(ga_sam(0.3, steps=steps), risk=risk), []
-        expected, model, (x, y) = network(), network(), batch()
-        cross_entropy(expected(x), y).backward()
-
-        def loss():
-            passes.append(1)
-            return cross_entropy(model(x), y) * (math.inf if len(passes) > broken else 1.0)
-
-        if entry == "backward":
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            SharpBackward(model, walk, on_overflow="clean")(loss)
-        else:
-            optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), walk, on_overflow="clean")
-            optimizer.step(lambda: (value := loss()).backward() or value)
-        found = flat([p.grad for p in model.parameters()]) - float(entry == "backward")
-        assert error(found, flat([p.grad for p in expected.parameters()])) < EXACT
-
-    def test_weights_that_only_the_clean_pass_used_get_their_clean_gradient(self):
-        first, second, passes = nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), []
-        x, _ = batch()
-
-        def loss():
-            passes.append(1)
-            if len(passes) == 1:
-                return (first(x) + second(x)).square().mean()
-            return first(x).square().mean() * math.inf
-
-        SharpBackward(nn.ModuleList([first, second]), sam(0.05), on_overflow="clean")(loss)
-        expected = torch.autograd.grad((first(x) + second(x)).square().mean(), second.weight)[0]
-        assert error(second.weight.grad, expected) < EXACT
-
-    def test_per_worker_has_no_gradient_to_fall_back_to(self):
-        with pytest.raises(ValueError, match="can't be used with per_worker"):
-            SharpBackward(network(), ga_sam(0.1), around=object.__new__(per_worker), on_overflow="clean")
-        for around in (None, same_noise()):
-            SharpBackward(network(), ga_sam(0.1), around=around, on_overflow="clean")
-
-
 def noisy():
     torch.manual_seed(0)
     layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)
