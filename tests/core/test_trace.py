@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, per_worker, range_test, sam, same_noise
+from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, range_test, sam
 from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
