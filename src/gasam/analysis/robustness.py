@@ -233,10 +233,7 @@ def _judged(model: nn.Module, metric: Metric) -> float:
 def _search(clean: Curve, measure: Callable[[float], Point], unit: float) -> None:
     """Measure up to collapse, and down until more than half is kept; `unit` is the radius of the weights' size."""
     if math.isnan(clean.kept(1.0)):
-        raise ValueError(
-            f"radii must be given if the clean metric is {clean.clean_metric:g}, because a search needs the share that "
-            "is kept"
-        )
+        return  # there is nothing to lose, as `half_radius` says
     if not unit > 0:
         raise ValueError("radii must be given for weights that are all zero, because a search needs their norm")
 

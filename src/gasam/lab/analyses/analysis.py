@@ -1,4 +1,4 @@
-"""What all kinds of analyses share: options, continuation, tables, charts, sentences and files."""
+"""What all kinds of analyses share: options, continuation, tables, charts and files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 
 from gasam.analysis.objective import plain_value
 from gasam.lab import output
-from gasam.lab.errors import InputError, first_fault
+from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord, Summary
 from gasam.lab.storage import read_json, replaced, write_json
@@ -26,15 +26,6 @@ Labels = Mapping[str, str]
 """The label of each configuration by its key, which all its seeds share."""
 KINDS: dict[str, type[Analysis]] = {}
 """Every kind of analysis by its name in records."""
-
-
-def option(default: Any, help: str, *, flag: str = "", text: str = "", panel: str = "", **limits: Any) -> Any:  # noqa: A002
-    """A field of an analysis, which is an option of its command.
-
-    `flag` is its name on the command line if it is not the field's, `text` the default of an option that is read from
-    text, `panel` the heading of its group of options, and `limits` are those of pydantic's `Field`.
-    """
-    return Field(default, description=help, json_schema_extra={"flag": flag, "text": text, "panel": panel}, **limits)
 
 
 def as_numbers(value: Any, info: ValidationInfo) -> tuple[float, ...]:
@@ -70,8 +61,7 @@ class Analysis(BaseModel, ABC):
     """A kind of analysis. Its fields are its options, which determine the numbers.
 
     A subclass that has a `kind` registers itself. If it also has a `command`, then `gasam` has a command of this name,
-    whose options are the fields and whose help is the docstring of the class. `title` is the title of the table. In
-    the methods, `found` are records of this analysis, one for each run.
+    whose options are the fields and whose help is the docstring of the class. `title` is the title of the table.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -80,29 +70,20 @@ class Analysis(BaseModel, ABC):
     command: ClassVar[str | None] = None
     title: ClassVar[str]
 
-    split: Literal["train", "valid", "test"] = option(
-        "train", "Split on which to compute the loss: train, valid or test.", panel="The examples"
+    split: Literal["train", "valid", "test"] = Field(
+        "train", description="Split on which to compute the loss: train, valid or test."
     )
-    rows: int = option(512, "Number of examples of the split; always the same ones.", panel="The examples", ge=1)
-    seed: int = option(0, "Seed of all randomness.", panel="The run", ge=0, lt=2**31)
+    rows: int = Field(512, description="Number of examples of the split; always the same ones.", ge=1)
+    seed: int = Field(0, description="Seed of all randomness.", ge=0, lt=2**31)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
 
-    @classmethod
-    def of(cls, **options: Any) -> Self:
-        """Make the analysis from options; raise `InputError` if one is wrong."""
-        try:
-            return cls(**options)
-        except ValidationError as error:
-            raise InputError(first_fault(error, cls)) from None
-
     def options(self) -> dict[str, Any]:
-        """The options as JSON values. Of another run only the name matters."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: each.stem if isinstance(each, Path) else plain_value(each) for name, each in values.items()}
+        """The options as JSON values."""
+        return {name: plain_value(getattr(self, name)) for name in type(self).model_fields}
 
     def name(self, run: Summary) -> str:
         """The name of the record, which depends on the options and on the run."""
@@ -114,8 +95,16 @@ class Analysis(BaseModel, ABC):
         """Measure a run and return the numbers."""
 
     def cells(self, record: AnalysisRecord) -> list[Cells]:
-        """The rows of the table for one run, without its name; by default its measures."""
-        return [{"measure": measure, "value": value} for measure, value in self.measures(record).items()]
+        """The rows of the table for one run, without its name."""
+        return []
+
+    def table_rows(self, found: Mapping[str, AnalysisRecord]) -> list[Cells]:
+        """The rows of the table for runs by their names in the table."""
+        return [{"run": name} | cells for name, each in found.items() for cells in self.cells(each)]
+
+    def note(self, found: Sequence[AnalysisRecord]) -> str:
+        """A sentence below the table."""
+        return ""
 
     def curve(self, record: AnalysisRecord) -> Iterable[tuple[float, float]]:
         """The points of the run's line in the chart."""
@@ -125,22 +114,9 @@ class Analysis(BaseModel, ABC):
         """Title, axes and marks of the chart, as arguments of `lines`."""
         return {}
 
-    def measures(self, record: AnalysisRecord) -> dict[str, str]:
-        """The numbers that the sentence compares, by what they are."""
-        return {}
-
-    def note(self, found: Sequence[AnalysisRecord]) -> str:
-        """A sentence below the table."""
-        return ""
-
-    def table_rows(self, found: Mapping[str, AnalysisRecord]) -> list[Cells]:
-        """The rows of the table for runs by their names in the table."""
-        return [{"run": name} | cells for name, each in found.items() for cells in self.cells(each)]
-
     def table(self, found: Sequence[AnalysisRecord], labels: Labels) -> Table:
         values = [{"run": each.run.name} | each.found for each in found]
-        notes = [note for note in [self.note(found)] if note]
-        return Table(self.title, self.table_rows(_named(found, labels)), notes, values)
+        return Table(self.title, self.table_rows(_named(found, labels)), list(filter(None, [self.note(found)])), values)
 
     def charts(self, found: Sequence[AnalysisRecord], labels: Labels) -> list[Chart]:
         """A chart for each task and size, with a line for each configuration."""
@@ -157,19 +133,6 @@ class Analysis(BaseModel, ABC):
             charts.append(lines(points, {labels[each.run.key]: each.run.method for each in some}, **style))
         return charts
 
-    def sentence(self, found: Sequence[AnalysisRecord], labels: Labels) -> str:
-        """The measures of all runs by task and configuration; those of several seeds stand together."""
-        told: dict[tuple[str, str], dict[str, list[str]]] = {}
-        for each in found:
-            for measure, text in self.measures(each).items():
-                by_label = told.setdefault((each.run.task, measure), {})
-                by_label.setdefault(labels[each.run.key], []).append(text)
-        clauses = []
-        for (task, measure), runs in told.items():
-            numbers = ", and ".join(f"{', '.join(texts)} for {label}" for label, texts in runs.items())
-            clauses.append(f"on {task} {measure} is {numbers}")
-        return "; ".join(clauses)
-
     def save(self, found: Sequence[AnalysisRecord], labels: Labels, folder: Path) -> list[str]:
         """Write the table as JSON and Markdown and the charts as PNG and SVG; return the names of the files."""
         table = self.table(found, labels)
@@ -178,7 +141,7 @@ class Analysis(BaseModel, ABC):
         own = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]  # other runs or options are another table
         place = folder / "-".join((self.kind, *tasks, own))
         numbers, text = (place.with_name(f"{place.name}.{ending}") for ending in ("json", "md"))
-        write_json(numbers, table.as_json() | {"sentence": self.sentence(found, labels)})
+        write_json(numbers, table.as_json())
         with replaced(text) as partial:
             partial.write_text(table.markdown(), encoding="utf-8")
         return [str(file) for file in (numbers, text, *output.save(self.charts(found, labels), place))]
@@ -188,7 +151,7 @@ def restored(each: AnalysisRecord) -> Analysis:
     """The analysis, with its options, that made a record."""
     if each.kind not in KINDS:
         raise InputError(f"the kind of an analysis must be one of {', '.join(KINDS)}, got {each.kind!r}")
-    return KINDS[each.kind].of(**each.options)
+    return checked(KINDS[each.kind], **each.options)
 
 
 def _named(found: Sequence[AnalysisRecord], labels: Labels) -> dict[str, AnalysisRecord]:

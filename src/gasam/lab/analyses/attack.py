@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 
 from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name, option
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
@@ -35,19 +35,17 @@ class Attack(Analysis):
     kind = command = "attack"
     title = "Metric under corrupted weights"
 
-    norm: float = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2", strict=False)
-    radii: tuple[float, ...] = option(
+    norm: float = Field(2.0, description="Norm of the ball: 2, inf, or any number > 1.", strict=False)
+    radii: tuple[float, ...] = Field(
         (),
-        "Radii: collapse (search until half of the metric is lost), table4 (the paper's), or numbers separated by "
-        "commas.",
-        text="collapse",
+        description="Radii: collapse (search until half of the metric is lost), table4 (the paper's), or numbers "
+        "separated by commas.",
+        json_schema_extra={"text": "collapse"},
     )
-    steps: int = option(10, "Number of ascent steps of an attack, K.")
-    restarts: int = option(1, "Number of further attacks, from random points of the ball.")
-    draws: int = option(1, "Number of random corruptions at each radius.")
-    judged: int | None = option(
-        None, "Number of test examples for the metric. Default: all.", panel="The examples", ge=1
-    )
+    steps: int = Field(10, description="Number of ascent steps of an attack, K.")
+    restarts: int = Field(1, description="Number of further attacks, from random points of the ball.")
+    draws: int = Field(1, description="Number of random corruptions at each radius.")
+    judged: int | None = Field(None, description="Number of test examples for the metric. Default: all.", ge=1)
 
     @field_validator("radii", mode="before")
     @classmethod
@@ -129,16 +127,6 @@ class Attack(Analysis):
         marks = [{"y": floor, "text": f"chance: {_shown(floor)}"}] if higher and floor else []
         axes = {"x": f"radius in {ball}", "y": _metric(record), "log": "x" if higher else "xy"}
         return axes | {"title": f"attacked in {ball}", "marks": marks}
-
-    def measures(self, record: AnalysisRecord) -> dict[str, str]:
-        """The radius at which half is lost, or without a search the metric under the largest attack."""
-        found, metric, ball = record.found, record.run.metric.name, norm_name(self.norm)
-        if self.radii:
-            last = max(found["points"], key=lambda point: float(point["radius"]))
-            return {f"the {metric} at {ball} radius {last['radius']:g}": _shown(last["metric"])}
-        above = f" above the {_shown(found['floor'])} of a model that knows nothing" if found["floor"] else ""
-        lost = f"half of the {metric}{above} is lost" if found["higher_is_better"] else f"{metric} is doubled"
-        return {f"the {ball} radius at which {lost}": _half(record)}
 
 
 def _metric(record: AnalysisRecord) -> str:

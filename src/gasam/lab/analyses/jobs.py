@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gasam.lab.training.finished import find, load
 
 @dataclass
 class AnalysisJob(Job):
-    """The analysis of one run. For another machine, `files` are those of all runs that it needs."""
+    """The analysis of one run; `files` are those of the run, for a machine that does not have them."""
 
     analysis: Any = None
     run: Path = Path()
@@ -56,12 +55,22 @@ def measure_all(
         cpu: Use the CPU even if there is a GPU.
     """
     here = isinstance(engine, LocalEngine)
-    jobs = [_job(analysis, run, folder, origin, cpu, here) for run in runs]
+    jobs = []
+    for run in runs:
+        known = replace(find(run), data=origin)
+        name = analysis.name(known.record.model_copy(update={"name": known.name}))
+        job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
+        job.run, file = Path(f"{known.folder}.json"), folder / f"{name}.json"
+        if file.exists():
+            job.record = record.read_analysis(file)
+        elif not here:
+            job.data, job.files = known.read_data(), read_files(known.folder.parent, known.name)
+        jobs.append(job)
     if not here:
         do_all(jobs, folder, engine, on_event, measured)
     for job in jobs:
         if job.record is None and here:
-            job.record = measured(job, folder, partial(lambda job, text: on_event(job, ("update", text)), job))
+            job.record = measured(job, folder, lambda text, job=job: on_event(job, ("update", text)))
             on_event(job, ("done", job.record))
     return jobs
 
@@ -74,8 +83,6 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
         if job.files is not None:
             run = Path(place) / run.name
             write_files(Path(place), run.stem, job.files, job.files)
-            others = {name: Path(place) / f"{other.stem}.json" for name, other in _named_runs(analysis).items()}
-            analysis = analysis.model_copy(update=others)
         loaded = load(run, job.origin, cpu=job.cpu)
         try:
             found = analysis.measure(loaded, progress)
@@ -93,28 +100,6 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
             versions=record.versions(),
             **code,
         )
-        record.write(folder / f"{job.name}.json", made)
-        progress.file.unlink(missing_ok=True)
-        return record.read_analysis(folder / f"{job.name}.json")
-
-
-def _job(analysis: Analysis, run: Path, folder: Path, origin: Origin, cpu: bool, here: bool) -> AnalysisJob:
-    known = replace(find(run), data=origin)
-    name = analysis.name(known.record.model_copy(update={"name": known.name}))
-    job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
-    job.run = Path(f"{known.folder}.json")
-    file = folder / f"{name}.json"
-    if file.exists():
-        job.record = record.read_analysis(file)
-    elif not here:
-        job.data = known.read_data()
-        job.files = {}
-        for each in (known, *map(find, _named_runs(analysis).values())):
-            job.files |= read_files(each.folder.parent, each.name)
-    return job
-
-
-def _named_runs(analysis: Analysis) -> dict[str, Path]:
-    """The options that name other runs."""
-    values = {name: getattr(analysis, name) for name in type(analysis).model_fields}
-    return {name: value for name, value in values.items() if isinstance(value, Path)}
+    record.write(folder / f"{job.name}.json", made)
+    progress.file.unlink(missing_ok=True)
+    return record.read_analysis(folder / f"{job.name}.json")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from gasam.analysis.sharpness import sharpness
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name, option
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 from gasam.perturbation import Perturbation
@@ -23,18 +23,20 @@ class Sharpness(Analysis):
     kind = command = "sharpness"
     title = "Sharpness"
 
-    epsilons: Annotated[tuple[float, ...], BeforeValidator(as_numbers)] = option(
-        (0.01, 0.05, 0.1), "Radii of the ball, separated by commas.", flag="epsilon", text="0.01,0.05,0.1"
+    epsilon: Annotated[tuple[float, ...], BeforeValidator(as_numbers)] = Field(
+        (0.01, 0.05, 0.1), description="Radii of the ball, separated by commas."
     )
-    norm: float = option(2.0, "Norm of the ball: 2, inf, or any number > 1.", text="2", strict=False)
-    steps: int = option(10, "Number of ascent steps, K.")
-    scale: str = option("one", "Scale T, e.g. gradient_strength.")
-    granularity: str = option("model", "Group of weights with its own T: element, filter, layer, module or model.")
-    draws: int = option(8, "Number of random points for the average, in each batch.")
+    norm: float = Field(2.0, description="Norm of the ball: 2, inf, or any number > 1.", strict=False)
+    steps: int = Field(10, description="Number of ascent steps, K.")
+    scale: str = Field("one", description="Scale T, e.g. gradient_strength.")
+    granularity: str = Field(
+        "model", description="Group of weights with its own T: element, filter, layer, module or model."
+    )
+    draws: int = Field(8, description="Number of random points for the average, in each batch.")
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         ball: Any = {name: getattr(self, name) for name in ("norm", "steps", "scale", "granularity")}
-        balls = [Perturbation(epsilon=epsilon, **ball) for epsilon in self.epsilons]
+        balls = [Perturbation(epsilon=epsilon, **ball) for epsilon in self.epsilon]
         subject, found = run.on(self.split, self.rows), list(progress.kept.get("balls", ()))
         for each in balls[len(found) :]:
             counting = progress.counting(f"ball {len(found) + 1}/{len(balls)}, batch")
@@ -65,12 +67,6 @@ class Sharpness(Analysis):
 
     def style(self, record: AnalysisRecord) -> dict[str, Any]:
         return {"title": "worst rise of the loss", "x": "epsilon", "y": "rise", "log": "xy"}
-
-    def measures(self, record: AnalysisRecord) -> dict[str, str]:
-        """The worst rise in the last ball."""
-        ball = record.found["balls"][-1]
-        walk = f"{norm_name(self.norm)}, T = {self.scale}, K = {self.steps}"
-        return {f"the worst rise of the loss ({walk}) at epsilon {ball['epsilon']:g}": _interval(ball["worst"])}
 
 
 def _interval(estimate: dict[str, Any] | None) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, example_count, option
+from pydantic import Field
+
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, example_count
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
@@ -21,10 +23,10 @@ class Spectrum(Analysis):
     kind = command = "spectrum"
     title = "Largest eigenvalues"
 
-    matrix: Literal["empirical_fisher", "fisher", "hessian"] = option(
-        "empirical_fisher", "Matrix: empirical_fisher (as in the paper), fisher or hessian."
+    matrix: Literal["empirical_fisher", "fisher", "hessian"] = Field(
+        "empirical_fisher", description="Matrix: empirical_fisher (as in the paper), fisher or hessian."
     )
-    k: int = option(50, "Number of eigenvalues.", ge=1)
+    k: int = Field(50, description="Number of eigenvalues.", ge=1)
 
     def measure(self, run: FinishedRun, progress: Progress) -> Found:
         from gasam.analysis.spectrum import top_eigenvalues
@@ -51,11 +53,3 @@ class Spectrum(Analysis):
 
     def style(self, record: AnalysisRecord) -> dict[str, Any]:
         return {"title": f"top of the {WORDS[self.matrix]}", "x": "number", "y": "eigenvalue", "log": "y"}
-
-    def measures(self, record: AnalysisRecord) -> dict[str, str]:
-        top = record.found["values"]
-        of = f"of the {WORDS[self.matrix]}"
-        return {
-            f"the largest eigenvalue {of}": f"{top[0]:.3g}",
-            f"the sum of the top {self.k} eigenvalues {of}": f"{sum(top):.3g}",
-        }

@@ -13,10 +13,11 @@ from rich.status import Status
 
 from gasam.lab.analyses import KINDS, Analysis, measure_all
 from gasam.lab.cli import options as opt
-from gasam.lab.cli.display import console, errors, failed_because, print_json, print_table, say
+from gasam.lab.cli.display import console, errors, failed_because, print_json, print_table
 from gasam.lab.cli.grouping import keyword, with_parameters
 from gasam.lab.cli.options import DataOptions, PlaceOptions
 from gasam.lab.engines.engine import Engine, Event, Job
+from gasam.lab.errors import checked
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.tasks import Origin
@@ -37,8 +38,7 @@ def generated(kind: type[Analysis]) -> Callable[..., None]:
     """Make the command of an analysis, with its options and the options that all analyses share."""
 
     def command(runs: list[Path], data: DataOptions, place: PlaceOptions, output: AnalysisOutput, **given: Any) -> None:
-        flags = {name: _described(kind, name)["flag"] or name for name in kind.model_fields}
-        analysis = kind.of(**{name: given[flag] for name, flag in flags.items()})
+        analysis = checked(kind, **given)
         with place.engine(output.cpu) as engine, errors.status("loading") as status:
             found = measured(analysis, runs, output.out, data.origin, engine, status, cpu=output.cpu)
         show(analysis, found, output)
@@ -82,15 +82,14 @@ def measured(
 
 
 def show(analysis: Analysis, found: Sequence[AnalysisRecord], output: AnalysisOutput) -> None:
-    """Print and save the table, the charts and the sentence."""
+    """Print and save the table and the charts."""
     labels = configuration_labels(found)
     files = analysis.save(found, labels, output.out)
-    table, sentence = analysis.table(found, labels), analysis.sentence(found, labels)
+    table = analysis.table(found, labels)
     if output.json:
-        print_json(table.as_json() | {"sentence": sentence, "files": files})
+        print_json(table.as_json() | {"files": files})
         return
     print_table(table)
-    say(sentence)
     for file in files:
         console.print(f"saved: {file}", soft_wrap=True)
 
@@ -98,19 +97,14 @@ def show(analysis: Analysis, found: Sequence[AnalysisRecord], output: AnalysisOu
 def _parameters(kind: type[Analysis]) -> Iterator[inspect.Parameter]:
     """The fields of an analysis as parameters of a function signature, from which typer reads the options."""
     for name, field in kind.model_fields.items():
-        described = _described(kind, name)
         annotation, default = field.annotation, field.default
-        if described["text"]:
-            annotation, default = str, described["text"]
+        if isinstance(default, tuple):
+            extra = field.json_schema_extra
+            annotation = str
+            default = extra["text"] if isinstance(extra, dict) else ",".join(map(str, default))
         elif get_origin(annotation) is Literal:
             annotation = str  # one sentence for every wrong value, from the analysis
-        shown = typer.Option(help=field.description, rich_help_panel=described["panel"] or None)
-        yield keyword(described["flag"] or name, default, Annotated[annotation, shown])
-
-
-def _described(kind: type[Analysis], name: str) -> dict[str, str]:
-    extra = kind.model_fields[name].json_schema_extra
-    return extra if isinstance(extra, dict) else {}  # type: ignore[return-value]
+        yield keyword(name, default, Annotated[annotation, typer.Option(help=field.description)])
 
 
 COMMANDS = [generated(kind) for kind in KINDS.values() if kind.command]

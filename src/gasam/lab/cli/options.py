@@ -71,9 +71,6 @@ class DataOptions:
     test: Annotated[str | None, option(DATA, "Your test file. Default: a tenth of --train is held out.")] = None
     text_column: Annotated[str, option(DATA, "Column with the text (classify).")] = "text"
     label_column: Annotated[str, option(DATA, "Column with the label (classify).")] = "label"
-    delimiter: Annotated[
-        str | None, option(DATA, "Character between two fields of your CSV files, or tab. Default: a comma (classify).")
-    ] = None
     drop_empty: Annotated[
         bool, option(DATA, "Leave out rows with an empty field (classify, translate).", "--drop-empty")
     ] = False

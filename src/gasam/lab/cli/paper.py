@@ -110,11 +110,10 @@ def _figure(
 
     study = FIGURES[name]
     folder = output.out / "gradient-norms" if bool(study.norms) else output.out
-    chosen = study.usual_tasks(origin) if tasks is None else tasks
-    if tasks is None and chosen != study.tasks:
-        say(f"- {', '.join(chosen)} instead of {', '.join(study.tasks)}, whose data is missing", errors)
     with place.engine(output.cpu) as engine:
-        done = run_many(study.plans(size, chosen, seeds, origin), folder, engine, output.cpu, bool(study.norms))
+        done = run_many(
+            study.plans(size, tasks or study.tasks, seeds, origin), folder, engine, output.cpu, bool(study.norms)
+        )
         failed = [failure(job) for job in done if job.record is None]
         for each in failed:
             say(f"failed: {each['run']}: {each['error']}", errors)
@@ -137,10 +136,10 @@ def _show(finding: FigureResult, place: Path, json: bool) -> None:
     saved = [str(file) for file in finding.save(place)]
     if json:
         tables = [table.as_json() for table in finding.tables]
-        print_json({"title": finding.title, "sentence": finding.sentence, "tables": tables, "files": saved})
+        print_json({"title": finding.title, "tables": tables, "files": saved})
         return
+    say(finding.title)
     for table in finding.tables:
         print_table(table)
-    say(f"{finding.title}: {finding.sentence}")
     for file in saved:
         console.print(f"saved: {file}", soft_wrap=True)

@@ -18,7 +18,6 @@ from gasam.lab.errors import InputError, InterruptedWithoutResumeError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from gasam.lab.data.files import InputFile
     from gasam.lab.families.family import PredictionOptions
     from gasam.lab.training.finished import FinishedRun
 
@@ -35,18 +34,12 @@ Inputs = Annotated[
     ),
 ]
 Column = Annotated[str | None, typer.Option(help="Column with the text. Default: the column that the run used.")]
-Delimiter = Annotated[
-    str | None, typer.Option(help="Character between the fields of a CSV or TSV file, or tab. Default: comma or tab.")
-]
 Words = Annotated[int | None, opt.option(TEXT, "Add at most this many words to each line; 0 for none. Default: 10.")]
 Temperature = Annotated[
     float | None, opt.option(TEXT, "Draw the words at this temperature. Default: take the most likely ones.")
 ]
 Seed = Annotated[
     int | None, opt.option(TEXT, "Draw the words with this seed, at temperature 1 unless --temperature is given.")
-]
-Batch = Annotated[
-    int | None, opt.option(opt.RUN, "Number of inputs that the model reads at once. Default: as in evaluation.")
 ]
 JsonLines = Annotated[bool, opt.option(opt.RUN, "Print JSON lines, with the line number of each input.", "--json")]
 Out = Annotated[Path | None, opt.option(opt.RUN, "Write the predictions to this file. Default: print them.")]
@@ -58,11 +51,9 @@ def predict(
     run: Run,
     file: Inputs = "-",
     text_column: Column = None,
-    delimiter: Delimiter = None,
     words: Words = None,
     temperature: Temperature = None,
     seed: Seed = None,
-    batch: Batch = None,
     json: JsonLines = False,
     out: Out = None,
     cpu: opt.Cpu = False,
@@ -75,7 +66,6 @@ def predict(
     Example: `gasam predict runs/NAME.json reviews.csv --text-column review --json --out classes.jsonl`
     """
     from gasam.lab.cli.display import errors
-    from gasam.lab.data.files import InputFile, parsed_delimiter
     from gasam.lab.training.finished import load
 
     if out is not None and out.is_dir():
@@ -84,12 +74,11 @@ def predict(
     try:
         with errors.status("loading the model"):
             loaded = load(run, cpu=cpu)
-        options = {"batch": batch, "words": words, "temperature": temperature, "seed": seed}
-        asked = loaded.prediction_options(**options, watch=counter.within)
+        asked = loaded.prediction_options(words=words, temperature=temperature, seed=seed)
         path = None if file == "-" else Path(file).expanduser()
-        source = InputFile(path, text_column or loaded.origin.text_column, parsed_delimiter(delimiter))
+        column = text_column or loaded.origin.text_column
         with _opened(out) as stream, counter:
-            total = _answer(loaded, source, asked, counter, stream, json)
+            total = _answer(loaded, path, column, asked, counter, stream, json)
     except KeyboardInterrupt:
         raise InterruptedWithoutResumeError(f"interrupted after {counter.done:,} inputs") from None
     if total is not None and not json:
@@ -98,16 +87,23 @@ def predict(
 
 
 def _answer(
-    run: FinishedRun, source: InputFile, asked: PredictionOptions, counter: Counter, stream: TextIO, json: bool
+    run: FinishedRun,
+    path: Path | None,
+    column: str,
+    asked: PredictionOptions,
+    counter: Counter,
+    stream: TextIO,
+    json: bool,
 ) -> str | None:
     """Write the predictions of all inputs, and return what is said about all of them together."""
     from gasam.lab.cli.display import errors
+    from gasam.lab.data.files import STANDARD_INPUT
 
-    typed = source.path is None and sys.stdin.isatty()
+    typed = path is None and sys.stdin.isatty()
     if typed:
         errors.print("type one input per line; Ctrl-D ends")
     whole = run.family.whole_input(run.model)
-    numbered = run.family.read_inputs(source)
+    numbered = run.family.read_inputs(path, column)
     for line, found in run.answers(numbered, asked, whole=whole, at_once=1 if typed else None):
         if json and found is not None:
             stream.write(_json_line({"line": line} | found))
@@ -117,7 +113,7 @@ def _answer(
             stream.flush()
         counter.add(blank=found is None)
     if counter.done == counter.blank:
-        raise InputError(f"{source.name} has no inputs: give at least one line that is not blank")
+        raise InputError(f"{path or STANDARD_INPUT} has no inputs: give at least one line that is not blank")
     total = None if whole is None else whole.result()
     if total is not None and json:
         stream.write(_json_line({"whole_input": total}))
@@ -170,20 +166,17 @@ class Counter:
         if self.live is not None:
             self.live.stop()
 
-    def within(self, ahead: int) -> None:
-        """Report inputs that are predicted but not written yet."""
+    def add(self, blank: bool) -> None:
         from gasam.lab.cli.display import errors
 
-        now = time.monotonic()
-        if self.live is not None:
-            self.live.update(self.live.task_ids[0], completed=self.done + ahead)
-        elif self.shown and now - self.reported > SECONDS_BETWEEN_REPORTS:
-            self.reported = now
-            errors.print(f"inputs done: {self.done + ahead:,}")
-
-    def add(self, blank: bool) -> None:
         self.done += 1
         self.blank += blank
+        now = time.monotonic()
+        if self.live is not None:
+            self.live.update(self.live.task_ids[0], completed=self.done)
+        elif self.shown and now - self.reported > SECONDS_BETWEEN_REPORTS:
+            self.reported = now
+            errors.print(f"inputs done: {self.done:,}")
 
     @property
     def summary(self) -> str:

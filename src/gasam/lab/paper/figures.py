@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gasam.analysis.robustness import TABLE4
-from gasam.lab import output, record, tasks
+from gasam.lab import output, record
 from gasam.lab.analyses import Analysis
 from gasam.lab.analyses.attack import Attack
 from gasam.lab.analyses.shift import Mixtures, Shift, ShiftedLine, check_images
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.errors import InputError
 from gasam.lab.output import Chart, Table
 from gasam.lab.record import AnalysisRecord, Record
 from gasam.lab.report.comparison import configuration_labels
@@ -23,6 +22,7 @@ from gasam.lab.tasks import Origin
 from gasam.lab.training import plan
 from gasam.lab.training.plan import Plan
 
+METHODS = ("baseline", "ga-sam")
 PAPER = {
     "none": ("30.60", "31.15"),
     "L2, 0.05": ("30.26", "30.90"),
@@ -39,17 +39,16 @@ Measure = Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
 
 @dataclass(frozen=True)
 class FigureResult:
-    """The result of a figure: its numbers, its charts, its tables, and one sentence that says what they show."""
+    """The result of a figure: its tables, its charts, and the numbers of both."""
 
     title: str
-    data: dict[str, Any]
+    tables: Sequence[Table]
     charts: Sequence[Chart]
-    sentence: str
-    tables: Sequence[Table] = ()
+    data: dict[str, Any]
 
     def save(self, place: Path) -> list[Path]:
         numbers = place.with_name(f"{place.name}.json")
-        write_json(numbers, {"title": self.title, "sentence": self.sentence} | self.data)
+        write_json(numbers, {"title": self.title} | self.data)
         return [numbers, *output.save(self.charts, place)]
 
 
@@ -61,28 +60,15 @@ class Figure:
         title: Its title.
         tasks: The paper's tasks; users may name others.
         analyses: What is measured in each size.
-        substitutes: The tasks to use if the data of `tasks` is missing.
         methods: The methods to train.
         norms: Which norms are shown instead of analyses: "whole" or "layers".
     """
 
     title: str
     tasks: tuple[str, ...]
-    analyses: Mapping[str, Sequence[Analysis]]
-    substitutes: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ("baseline", "ga-sam")
+    analyses: Mapping[str, Sequence[Analysis]] = field(default_factory=dict)
+    methods: tuple[str, ...] = ("baseline",)
     norms: str = ""
-
-    def usual_tasks(self, origin: Origin) -> tuple[str, ...]:
-        """The paper's tasks, or the substitutes if the data of one of them is missing."""
-        try:
-            for task in self.tasks:
-                tasks.find(task).source(origin)
-        except InputError:
-            if self.substitutes:
-                return self.substitutes
-            raise
-        return self.tasks
 
     def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
         """The runs that the figure needs."""
@@ -103,28 +89,21 @@ class Figure:
             size: The size of the runs.
             files: The files of their records.
             records: The records.
-            measure: Runs an analysis on some of the files.
+            measure: Runs an analysis on the files.
         """
         if self.norms:
             return self._norms(records)
-        measured: list[tuple[Analysis, list[AnalysisRecord]]] = []
-        for analysis in self.analyses[size]:
-            # A search for the radius of half needs a metric of which half can be lost.
-            search = isinstance(analysis, Attack) and not analysis.radii
-            clean = measured[0][1] if search and measured else []
-            able = [file for file, each in zip(files, clean, strict=True) if has_half(each)] if clean else files
-            if able:
-                measured.append((analysis, measure(analysis, able)))
-        last, shown = measured[-1]
-        labels = configuration_labels([each for _, found in measured for each in found])
+        measured = [(analysis, measure(analysis, files)) for analysis in self.analyses[size]]
+        labels = configuration_labels(measured[0][1])
         tables = [analysis.table(found, labels) for analysis, found in measured]
+        charts = [chart for analysis, found in measured for chart in analysis.charts(found, labels)]
         data: dict[str, Any] = {"records": [record.as_json(each) for _, found in measured for each in found]}
-        if isinstance(last, Attack):
+        if isinstance(measured[0][0], Attack):
             rows = [{"corruption": name, "Baseline": ours, "GA-SAM": walk} for name, (ours, walk) in PAPER.items()]
             note = "Absolute radii are those of the paper's 59 million weights."
             tables.append(Table("The paper's Table 4: BLEU on en-vi", rows, [note]))
             data["paper"] = PAPER
-        return FigureResult(self.title, data, last.charts(shown, labels), last.sentence(shown, labels), tables)
+        return FigureResult(self.title, tables, charts, data)
 
     def _norms(self, records: Sequence[Record]) -> FigureResult:
         panels: dict[str, dict[str, list[float]]] = {}
@@ -135,16 +114,14 @@ class Figure:
                 continue
             sides = {f"{name}: {side}": layers_of(run, side) for side in ("encoder", "decoder")}
             panels |= {title: layers for title, layers in sides.items() if layers} or {name: layers_of(run, "")}
-        clauses = [
-            f"{title}: the mean gradient norm is "
-            + ", ".join(
-                f"{fmean(norms):.3g} in {name} ({norms[0]:.3g} in the first epoch and {norms[-1]:.3g} in the last)"
-                for name, norms in lines.items()
-            )
-            for title, lines in panels.items()
+        rows = [
+            {"of": title, "line": name}
+            | {"mean": f"{fmean(norms):.3g}", "first epoch": f"{norms[0]:.3g}", "last epoch": f"{norms[-1]:.3g}"}
+            for title, panel in panels.items()
+            for name, norms in panel.items()
         ]
         data = {"norms": panels, "runs": [run.name for run in records]}
-        return FigureResult(self.title, data, [*map(norm_chart, panels, panels.values())], "; ".join(clauses))
+        return FigureResult(self.title, [Table("Mean |g|", rows)], [norm_chart(*each) for each in panels.items()], data)
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -152,35 +129,30 @@ FIGURES: Mapping[str, Figure] = {
         "Figure 1: training loss, test loss and shifted training loss",
         ("mnist",),
         {
-            "paper": [ShiftedLine(rows=10_000, epochs=20, points=61)],
-            "small": [ShiftedLine(rows=2000, epochs=5, points=31)],
-            "tiny": [ShiftedLine(rows=100, epochs=1, points=7)],
+            "paper": [ShiftedLine(epochs=20, points=20)],
+            "small": [ShiftedLine(epochs=5, points=10)],
+            "tiny": [ShiftedLine(epochs=1, points=2)],
         },
-        substitutes=("digits",),
-        methods=("baseline",),
     ),
     "figure2": Figure(
         "Figure 2: the length of the shift against the share of shifted data",
         ("mnist",),
         {
-            "paper": [Mixtures(rows=10_000, epochs=20, trials=100, controls=10)],
-            "small": [Mixtures(rows=2000, epochs=5, trials=100, controls=5)],
-            "tiny": [Mixtures(rows=100, epochs=1, trials=5, controls=2)],
+            "paper": [Mixtures(epochs=20, trials=100, controls=10)],
+            "small": [Mixtures(epochs=5, trials=100, controls=5)],
+            "tiny": [Mixtures(epochs=1, trials=5, controls=2)],
         },
-        substitutes=("digits",),
-        methods=("baseline",),
     ),
     "figure3": Figure(
         "Figure 3: largest eigenvalues of the empirical Fisher matrix",
         ("imdb", "ptb", "en-vi", "de-en"),
         {"paper": [Spectrum(rows=1024)], "small": [Spectrum(rows=512)], "tiny": [Spectrum(rows=64, k=10)]},
+        METHODS,
     ),
-    "figure4": Figure("Figure 4: gradient norms over training", ("en-vi",), {}, (), ("baseline",), norms="whole"),
+    "figure4": Figure("Figure 4: gradient norms over training", ("en-vi",), norms="whole"),
     "figure5": Figure(
         "Figure 5: gradient norms of the layers of encoder and decoder",
         ("en-vi",),
-        {},
-        methods=("baseline",),
         norms="layers",
     ),
     "table4": Figure(
@@ -194,15 +166,10 @@ FIGURES: Mapping[str, Figure] = {
                 "tiny": Attack(rows=16, restarts=0, judged=4),
             }.items()
         },
+        METHODS,
     ),
 }
 """Every figure by its name. Table 4 has the paper's radii, and a search for the radius at which half is lost."""
-
-
-def has_half(analysed: AnalysisRecord) -> bool:
-    """Whether the clean metric is better than guessing, so that half of it can be lost."""
-    found = analysed.found
-    return not found["higher_is_better"] or float(found["clean_metric"]) > found["floor"]
 
 
 def layers_of(run: Record, side: str) -> dict[str, list[float]]:
