@@ -116,7 +116,7 @@ def scale_of_groups(
     """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
     by_model = groups.granularity == "model"
 
-    def joined(values: Any) -> Tensor:
+    def joined(values: Any) -> Any:
         return values.sum(0, keepdim=True) if by_model else values
 
     group = Group(

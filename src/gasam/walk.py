@@ -108,7 +108,8 @@ class _Ascent:
         plan, groups = self.plan, self.groups
         method = plan.method if plan.method is not None and plan.method.has_direction else None
         sums = self._read(clean, is_climbed=method is None, is_first=True)
-        self._clean_squares, self._weight_squares = sums["gradient"], sums.get("weights")
+        self._clean_squares = sums["gradient"]
+        self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
         self._clean_scale = self._scale
         for piece, gradient in groups.each(self._parts) if self.detailed else ():
             piece.buffer("clean gradient").copy_(gradient)
@@ -278,7 +279,7 @@ class _Ascent:
         """What reduces the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
         if self.plan.cap is None:
             return self._one
-        norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()  # type: ignore[union-attr]
+        norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
         limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
         self._capped = norms > limits
         return torch.where(self._capped, limits * inverse(norms), 1.0)
@@ -317,7 +318,7 @@ class _Ascent:
 
     def _rms_weight(self) -> Tensor:
         """The root mean square of all weights that take part."""
-        return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()  # type: ignore[union-attr]
+        return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()
 
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
@@ -329,7 +330,6 @@ class _Ascent:
             trace.finite = math.isfinite(loss)
         if not self.measured:
             return trace
-        assert weights is not None
         report = trace.groups = Measured(
             labels=groups.names,
             offsets=trace.offsets[-1] if trace.offsets else groups.sizes * 0,
