@@ -76,7 +76,7 @@ def predict(
             loaded = load(run, cpu=cpu)
         asked = loaded.prediction_options(words=words, temperature=temperature, seed=seed)
         path = None if file == "-" else Path(file).expanduser()
-        column = text_column or loaded.origin.text_column
+        column = text_column or loaded.description.origin.text_column
         with _opened(out) as stream, counter:
             total = _answer(loaded, path, column, asked, counter, stream, json)
     except KeyboardInterrupt:
