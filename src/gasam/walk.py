@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -275,7 +276,7 @@ class _Ascent:
         """T y, if each weight has its own T; else y."""
         return torch.mul(position, self._kept_scales[piece], out=piece.scratch) if self.by_element else position
 
-    def _shrinking(self, factor: Tensor, lengths: Tensor | None) -> Tensor:
+    def _shrinking(self, factor: Tensor, lengths: Any) -> Tensor:
         """What reduces the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
         if self.plan.cap is None:
             return self._one
@@ -316,7 +317,7 @@ class _Ascent:
         lengths = sums[-1] if lengths is None else lengths
         trace.offsets.append((factor.abs() * lengths.sqrt()).expand_as(groups.sizes))
 
-    def _rms_weight(self) -> Tensor:
+    def _rms_weight(self) -> Any:
         """The root mean square of all weights that take part."""
         return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()
 
