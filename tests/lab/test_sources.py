@@ -16,7 +16,6 @@ from gasam.lab.cli.listings import get_data
 from gasam.lab.data import published as download
 from gasam.lab.data.corpus import cache_directory, data_directory
 from gasam.lab.data.files import lines
-from gasam.lab.data.published import HubSplit
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import TASKS, Origin
 from local_layout import (
@@ -185,9 +184,7 @@ EXAMPLES = {
 
 
 def load(repository, configuration, split):
-    asked = repository, configuration, split
-    parts = [(task, part) for task in EXAMPLES for part in FILES[task].parts if isinstance(part, HubSplit)]
-    task = next(task for task, part in parts if (part.repository, part.configuration, part.split) == asked)
+    task = next(task for task in EXAMPLES if any(part.place.startswith(repository) for part in FILES[task].parts))
     return [EXAMPLES[task](number) for number in range(FEW)]
 
 
