@@ -45,4 +45,4 @@ groups = [{"params": model[0].parameters(), "perturb": False}, {"params": model[
 sharp = SharpBackward(groups, ga_sam(1e-4), detailed=True)
 sharp(lambda: cross_entropy(model(x), y))
 print(sharp.last)  # also prints |a| / |w| of each group, and the share of the offset that rounding leaves
-assert len(sharp.last.detail.labels) == 2
+assert len(sharp.last.groups.labels) == 2

@@ -163,62 +163,56 @@ class SharpBackward:
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
         plan, clock, watch, method = self.perturbation, self.clock, self._watch, self.perturbation.own_fold
-        strength = 1.0 if clock.schedule is None else clock.strength()
+        strength = clock.strength()
         walks = self.could_walk and strength > 0
         between = self.could_walk and not walks and clock.between_walks and method is not None and method.between_walks
-        fold = self._fold(strength if walks else clock.strength_of_walk(), by_closure) if walks or between else None
+        compares = self.detailed and not self.per_worker  # whose last gradient is not alone in `.grad`
+        seen = fold = None
+        if walks or between:
+            fold = Fold(
+                [p for p in self.parameters if p.requires_grad],
+                plan,
+                self.kept,
+                weight=clock.weight,
+                strength=strength if walks else clock.strength_of_walk(),
+                apart=compares,
+                by_closure=by_closure,
+            )
 
         def run_and_fold(k: int) -> Pass:
-            assert fold is not None
-            last = between or k == plan.steps
-            seen = run(k, fold.before(k), last)
-            fold.gradient_scales.append(seen.gradient_scale)
-            return seen._replace(alone=fold.apart) if last else seen
+            nonlocal seen
+            seen = run(k, fold.before(k), between or k == plan.steps)  # type: ignore[union-attr]
+            return seen
 
         try:
-            if fold is None:
-                trace = Trace([run.plain()], plain=self._reason_for_no_walk(), loss_scale=self.loss_scale(by_closure))
-            elif between:
-                seen = run_and_fold(0)
-                trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
-            else:
+            if walks:
                 trace = walk(
                     self.weights,
                     plan,
                     run_and_fold,
                     strength=strength,
                     kept=self.kept,
-                    measured=watch.measures_next,
-                    detailed=self.detailed,
+                    measured=self.detailed or watch.measures_next,
+                    detailed=compares,
                 )
-            if fold is not None:
-                fold.finish(trace.finite)
+            elif between:
+                seen = run_and_fold(0)
+                trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
+            else:
+                why = OFF if not self.could_walk else BETWEEN if clock.between_walks else WAITING
+                trace = Trace([run.plain()], plain=why, loss_scale=self.loss_scale(by_closure))
+            if fold is not None and seen is not None:
+                fold.finish(trace.finite, seen.magnitude)
             trace.strength, trace.step = strength, clock.state.step
             if walks:
                 watch.add(trace)
-            if count and clock.schedule is not None:
+            if count:
                 clock.state = clock.after(trace.losses[0], trace.loss_scale)
         except BaseException:
             if fold is not None:
                 fold.undo()
             raise
         self.last, self.knows_function = trace, True
-
-    def _fold(self, strength: float, by_closure: bool) -> Fold:
-        return Fold(
-            [p for p in self.parameters if p.requires_grad],
-            self.perturbation,
-            self.kept,
-            weight=1.0 if self.clock.schedule is None else self.clock.weight,
-            strength=strength,
-            apart=self.detailed and not self.per_worker,
-            by_closure=by_closure,
-        )
-
-    def _reason_for_no_walk(self) -> str:
-        if not self.could_walk:
-            return OFF
-        return BETWEEN if self.clock.between_walks else WAITING
 
     def around_passes(self, k: int, last: bool) -> Any:
         """`around`; for a method's fold also synchronised, because it needs the reduced gradient of every pass."""

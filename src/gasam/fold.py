@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import repeat, zip_longest
 from typing import Any
 
 import torch
@@ -76,7 +76,6 @@ class Fold:
             self._factors = [1.0] * (steps + 1)
         self.apart = apart or method is not None or (by_closure and any(self._shares[:-1]))
         self._passes = 0
-        self.gradient_scales: list[Tensor | float] = []  # of the passes, for a method
         self._gradients: list[list[Tensor | None]] = []  # of the passes, for a method
         self._total: list[Tensor | None] = []  # sum of the gradients that count so far; empty before the first
         callers = [] if by_closure else list(map(get_gradient, parameters))
@@ -95,14 +94,16 @@ class Fold:
         return self._factors[k]
 
     @torch.no_grad()
-    def finish(self, finite: Tensor | bool = True) -> None:
-        """After the last pass: what `.grad` lacks. `finite` is whether the step may change what a method keeps."""
-        if not self.apart:
-            return
-        self._take(self._passes - 1)
-        if self._method is not None:
-            self._combine(self._method, finite)
-        self._put_back()
+    def finish(self, finite: Tensor | bool = True, factor: Tensor | float = 1.0) -> None:
+        """After the last pass: what `.grad` lacks.
+
+        For a method: whether the step may change what it keeps, and the gradients divided by those of the mean loss.
+        """
+        if self.apart:
+            self._take(self._passes - 1)
+            if self._method is not None:
+                self._combine(self._method, finite, factor)
+            self._put_back()
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -127,36 +128,29 @@ class Fold:
         """Add the gradient of pass k to the total if it counts, and clear `.grad`."""
         ratio = self._shares[k] / self._factors[k]
         counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
+        is_alone = self._steps == 1 and not self.apart and not self._callers
         if self._method is not None:
             self._gradients.append(_copies(map(get_gradient, self._parameters)))
-        elif counts and not self._stays(k):
+        elif counts and is_alone and not overlap(list(map(get_gradient, self._parameters))):
+            for parameter in self._parameters if ratio != 1 else ():
+                if parameter.grad is not None:
+                    own = parameter.grad.detach()
+                    parameter.grad = own.mul_(ratio) if _can_be_written(own) else own * ratio
+            return  # it stays in `.grad`, where autograd adds the last one
+        elif counts:
             self._total = self._total or [None] * len(self._parameters)
             for i, parameter in enumerate(self._parameters):  # one at a time, to free memory early
                 if parameter.grad is not None:
                     self._total[i] = _added(self._total[i], parameter.grad.detach(), ratio)
                 parameter.grad = None
-        elif counts:
-            for parameter in self._parameters if ratio != 1 else ():
-                if parameter.grad is not None:
-                    own = parameter.grad.detach()
-                    parameter.grad = own.mul_(ratio) if _can_be_written(own) else own * ratio
-            return
         self._clear()
 
-    def _stays(self, k: int) -> bool:
-        """Whether the gradient can stay in `.grad`, where autograd adds the last one."""
-        if k > 0 or self._steps > 1 or self.apart or self._callers:
-            return False
-        return not overlap(list(map(get_gradient, self._parameters)))
-
-    def _combine(self, method: Method, finite: Tensor | bool) -> None:
+    def _combine(self, method: Method, finite: Tensor | bool, factor: Tensor | float) -> None:
         """Call the method's fold, with lists of the parameters that have a gradient in any pass."""
         here = [i for i, each in enumerate(zip(*self._gradients, strict=True)) if any(g is not None for g in each)]
-        parameters, scales = [self._parameters[i] for i in here], self.gradient_scales
-        lists = list[Any]()
-        for each, scale in zip(self._gradients, scales, strict=True):
-            vectors = [dense_gradient(p, each[i]) for p, i in zip(parameters, here, strict=True)]
-            lists.append(vectors if scale is scales[-1] else scaled(vectors, _magnitude(scales[-1] / scale)))
+        parameters, lists = [self._parameters[i] for i in here], list[Any]()
+        for each in self._gradients:
+            lists.append([dense_gradient(p, each[i]) for p, i in zip(parameters, here, strict=True)])
             each.clear()
         lists += [None] * (self._steps + 1 - len(lists))
 
@@ -164,7 +158,7 @@ class Fold:
             return torch.as_tensor(finite) & torch.stack([dot(g, g) for g in lists if g is not None]).sum().isfinite()
 
         clean = [g.clone() for g in lists[0]] if self._weight != 1 else []
-        with self._kept.bound(parameters, _magnitude(scales[-1]), may_keep):
+        with self._kept.bound(parameters, factor, may_keep):
             found = method.fold(lists, self._kept, self._strength)
         check_result(found, parameters, f"{type(method).__name__}.fold")
         if clean:  # g_0 + v (fold - g_0)
@@ -179,16 +173,16 @@ class Fold:
         if not self._callers and not self._total:
             return
         self._restore_callers()
-        nothing: list[Any] = [None] * len(self._parameters)
-        callers, copies, totals = self._callers or nothing, self._copies or nothing, self._total or nothing
-        for parameter, own, copy, total in zip(self._parameters, callers, copies, totals, strict=True):
-            parameter.grad = total
-            if own is not None and _can_be_written(own):
+        lists: Any = self._parameters, self._callers, self._copies, self._total
+        for parameter, own, copy, total in zip_longest(*lists):
+            if own is None:
+                parameter.grad = total
+            elif not _can_be_written(own):
+                parameter.grad = copy if total is None else copy + total
+            else:
                 parameter.grad = own
                 if total is not None:
                     own.detach().add_(total)
-            elif own is not None:
-                parameter.grad = copy if total is None else copy + total
         self._total = []
 
 
@@ -206,10 +200,6 @@ def _added(total: Tensor | None, gradient: Tensor, factor: float) -> Tensor:
     if total.is_sparse and not gradient.is_sparse:
         return gradient * factor + total
     return total.add_(gradient, alpha=factor)
-
-
-def _magnitude(scale: Tensor | float) -> Tensor | float:
-    return scale.abs() if isinstance(scale, Tensor) else abs(scale)
 
 
 def _can_be_written(gradient: Tensor) -> bool:

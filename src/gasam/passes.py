@@ -29,14 +29,16 @@ class Pass(NamedTuple):
         loss: The loss, detached, as a scalar tensor.
         gradient_scale: The gradient in `.grad` divided by the gradient of the mean loss.
         loss_scale: `loss` divided by the mean loss; None if it is not known.
-        alone: Whether `.grad` holds the gradient of this pass only. Before the last pass, earlier gradients may have
-            been put back.
     """
 
     loss: Tensor
     gradient_scale: Tensor | float = 1.0
     loss_scale: Tensor | float | None = 1.0
-    alone: bool = True
+
+    @property
+    def magnitude(self) -> Tensor | float:
+        """`gradient_scale` without its sign, which does not matter."""
+        return abs(self.gradient_scale)
 
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:

@@ -103,7 +103,7 @@ def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any)
 
 def _row(size: float, traces: Sequence[Any]) -> Row:
     cosines = dict[str, list[float]]()
-    for groups in (trace.detail for trace in traces):
+    for groups in (trace.groups for trace in traces):
         # Gradients that are only rounding noise, relative to those of the whole model, have no meaningful cosine.
         usual = (groups.gradient_norms.square().sum() / groups.sizes.sum().clamp(min=1)).sqrt()
         has_signal = groups.gradient_norms > 1e-5 * usual * groups.sizes.sqrt()
@@ -114,5 +114,5 @@ def _row(size: float, traces: Sequence[Any]) -> Row:
     metrics = [trace.metrics() for trace in traces]
     means = (fmean(each[key] for each in metrics) for key in ("predicted_rise", "rise", "perturbation_ratio", "capped"))
     predicted, rise, ratio, capped = means
-    largest, largest_ratio = max((trace.detail.largest_ratio() for trace in traces), key=lambda each: each[1])
+    largest, largest_ratio = max((trace.groups.largest_ratio() for trace in traces), key=lambda each: each[1])
     return Row(size, predicted, rise, ratio, largest_ratio, largest, capped, lowest, name)

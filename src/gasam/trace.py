@@ -116,11 +116,6 @@ class Trace:
         return [torch.zeros_like((norms or self.losses)[0])] * (len(self.losses) - len(norms)) + norms
 
     @property
-    def detail(self) -> Measured | None:
-        """The same as `groups`; None without `detailed=True`."""
-        return None if self.groups is None or self.groups.cosines is None else self.groups
-
-    @property
     def sharpness(self) -> Tensor:
         """L(w + a_K) - L(w)."""
         return self.losses[-1] - self.losses[0]
@@ -206,7 +201,7 @@ class Trace:
         if self.strength != 1:
             parts.append(f"strength {self.strength:.2g}")
         line = "; ".join(parts)
-        return line if self.detail is None else f"{line}\n{self.detail}"
+        return line if self.groups is None or self.groups.cosines is None else f"{line}\n{self.groups}"
 
 
 def _is_too_small(trace: Trace, groups: Measured) -> Tensor:

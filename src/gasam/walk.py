@@ -49,7 +49,7 @@ def walk(
         start: Draws a random first point, which is visited after w; K ascent steps follow.
         kept: What the plan's method keeps between steps.
         measured: Also measure what only the report needs.
-        detailed: Also compare the clean with the last gradient.
+        detailed: Also compare the clean gradient with the last one, which `.grad` must hold alone.
     """
     with weights.walk():
         seen = run(0)
@@ -133,8 +133,8 @@ class _Ascent:
     def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
         """Measure the gradient of a pass, and what its direction needs if T is not part of it, with one collective."""
         groups, plan = self.groups, self.plan
-        scale = seen.gradient_scale  # its sign does not matter
-        self._scale = scale.abs().to(self._one) if isinstance(scale, Tensor) else abs(scale)
+        scale = seen.magnitude
+        self._scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
         self._parts = self._gradients = groups.split(groups.gradients())  # dropped when the weights move
         steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
         reads_weights = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
@@ -341,7 +341,7 @@ class _Ascent:
             predicted_rise=self._rise,
             at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
-        if self.detailed and seen is not None and seen.alone:
+        if self.detailed and seen is not None:
             clean, last = self._clean_squares.sqrt(), self._read(seen, is_climbed=False)["gradient"].sqrt()
             pairs = groups.each(self._parts)
             both = groups.sums(1, [[products(own, piece.buffer("clean gradient"))] for piece, own in pairs])[0]

@@ -236,7 +236,7 @@ def labels_of(given, model, walk=WALK):
     x, y = batch()
     sharp = SharpBackward(given, walk, detailed=True)
     sharp(lambda: cross_entropy(model(x), y))
-    return sharp.last.detail.labels
+    return sharp.last.groups.labels
 
 
 def test_parameters_may_be_given_in_many_forms():

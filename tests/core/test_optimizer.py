@@ -217,7 +217,7 @@ class TestGroups:
         base = torch.optim.SGD(model.named_parameters(), lr=0.1)
         optimizer = SharpnessAware(base, perturbation, detailed=True)
         train(model, optimizer, 1)
-        assert list(optimizer.last.detail.labels) == ["0", "2"]
+        assert list(optimizer.last.groups.labels) == ["0", "2"]
 
 
 class TestDistributedCheckpoint:

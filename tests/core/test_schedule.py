@@ -249,7 +249,7 @@ def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():
         optimizer, names = torch.optim.SGD(model.parameters(), lr=0.1), []
         for step in range(7):
             sharp(loss_of(quick, seed=step))
-            names += sharp.last.detail.labels[:1] if sharp.last.detail else []
+            names += sharp.last.groups.labels[:1] if sharp.last.groups else []
             optimizer.step()
             optimizer.zero_grad()
         assert model[1].num_batches_tracked == 7

@@ -130,7 +130,7 @@ class TestDetail:
             gradients.append(torch.autograd.grad(value, list(model.parameters()), retain_graph=True))
             return value
 
-        detail = entry(model, ga_sam(0.3, steps=steps), factor, loss, detailed=True)[0].detail
+        detail = entry(model, ga_sam(0.3, steps=steps), factor, loss, detailed=True)[0].groups
         for i, (clean, last) in enumerate(zip(gradients[0], gradients[-1], strict=True)):
             cosine = (clean * last).sum() / (clean.norm() * last.norm())
             assert error(detail.cosines[i], cosine) < EXACT
@@ -149,7 +149,7 @@ class TestDetail:
 
         walk = ga_sam(0.01, norm=2.0, granularity=granularity)
         trace, _ = through_backward(model, walk, loss=loss, detailed=True)
-        ratios = dict(zip(trace.detail.labels, trace.detail.ratios.tolist(), strict=True))
+        ratios = dict(zip(trace.groups.labels, trace.groups.ratios.tolist(), strict=True))
         assert list(ratios) == labels
         if granularity == "layer":
             expected = [((moved - home).norm() / home.norm()).item() for home, moved in zip(*places, strict=True)]
@@ -198,7 +198,7 @@ class TestRangeTest:
             sharp = sharp_after(sam(size), detailed=True)
             assert row.measured == pytest.approx(sharp.metrics()["rise"])
             assert row.predicted == pytest.approx(sharp.metrics()["predicted_rise"])
-            assert row.lowest_cosine == pytest.approx(float(sharp.last.detail.cosines.min()))
+            assert row.lowest_cosine == pytest.approx(float(sharp.last.groups.cosines.min()))
         assert found.turning_point() is None
 
     def test_group_that_turns_is_named(self):
