@@ -38,7 +38,8 @@ class Pass(NamedTuple):
     @property
     def magnitude(self) -> Tensor | float:
         """`gradient_scale` without its sign, which does not matter."""
-        return abs(self.gradient_scale)
+        scale = self.gradient_scale
+        return scale.abs() if isinstance(scale, Tensor) else abs(scale)
 
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:

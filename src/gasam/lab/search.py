@@ -401,7 +401,7 @@ class Driver:
         jobs = {job.name: job for job in prepare(planned, self.folder)}
         names = [plan.name(self.data_hash) for plan in planned]
         for name, (values, _) in zip(names, wanted, strict=True):
-            jobs[name].groups = in_words(values)
+            jobs[name].detail = in_words(values)
             jobs[name].data = jobs[name].data and jobs[name].data.without_test()
         do_all([*jobs.values()], self.folder, self.engine, self._heard, partial(train, cpu=self.cpu, test=False))
         for job in jobs.values():
@@ -418,14 +418,14 @@ class Driver:
         """
         self.watch(job, event)
         kind, update = event
-        if kind != "update" or job.groups not in self.reporting or update.valid is None or update.note:
+        if kind != "update" or job.detail not in self.reporting or update.valid is None or update.note:
             return
         ended, settings, family = update.epoch - 1, job.plan.settings, job.plan.definition.family
-        trial, last = self.reporting[job.groups]
+        trial, last = self.reporting[job.detail]
         step = 10 * ended // update.epochs
         if step <= last:
             return
-        self.reporting[job.groups] = trial, step
+        self.reporting[job.detail] = trial, step
         same_direction = family.followed.higher_is_better == family.metric.higher_is_better
         trial.report(update.valid if same_direction else -update.valid, step)
         patience = settings.halve_after + 2 if settings.schedule == "halving" else 0

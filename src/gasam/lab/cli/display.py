@@ -55,7 +55,7 @@ def say(text: str, to: Console = console, style: str | None = None) -> None:
 
 def label(job: Job) -> str:
     name = f"{job.plan.task_name} {job.plan.walk.method} seed {job.plan.seed}"
-    return f"{name}, {job.groups}" if job.groups else name
+    return f"{name}, {job.detail}" if job.detail else name
 
 
 def failed_because(job: Job) -> str:
