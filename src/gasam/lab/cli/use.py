@@ -1,0 +1,139 @@
+"""The commands `gasam predict` and `gasam report`, which use finished runs."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from gasam.lab.cli.options import RUNS, command
+from gasam.lab.data.files import InputFile, parsed_delimiter
+from gasam.lab.display import console, errors, print_json, print_table, say
+from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+from gasam.lab.report import html as page
+from gasam.lab.report.comparison import counted, run_list
+from gasam.lab.storage import replaced
+from gasam.lab.training.finished import load
+
+
+@command
+def predict(
+    run: Path,
+    file: str = "-",
+    *,
+    text_column: str | None = None,
+    delimiter: str | None = None,
+    words: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    out: Path | None = None,
+    cpu: bool = False,
+    json: bool = False,
+) -> None:
+    """Use a trained model: print one line for each input.
+
+    Text classification and images: the class, and the probabilities of the most likely classes. Translation: the
+    translation. Language models: the perplexity of the line, and words that may follow it.
+
+    Example: `gasam predict runs/NAME.json reviews.csv --text-column review --json --out classes.jsonl`
+
+    Args:
+        run: Record of a finished run, runs/NAME.json, or its folder.
+        file: File with one input per line, or .csv, .tsv or .jsonl with a column of texts; .gz too. For images: lines
+            of pixels from 0 to 255, or an idx file. - is standard input.
+        text_column: Column with the text. Default: the column that the run used.
+        delimiter: Character between the fields of a CSV or TSV file, or tab. Default: comma or tab.
+        words: For language models: add at most this many words to each line; 0 for none. Default: 10.
+        temperature: Draw the words at this temperature. Default: take the most likely ones.
+        seed: Draw the words with this seed, at temperature 1 unless --temperature is given.
+        batch: Number of inputs that the model reads at once. Default: as in evaluation.
+        json: Print JSON lines, with the line number of each input.
+        out: Write the predictions to this file. Default: print them.
+    """
+    if out is not None and out.is_dir():
+        raise InputError(f"--out must name a file, but {out} is a folder")
+    # Standard output is left alone, because it holds the predictions.
+    columns = SpinnerColumn(), TextColumn("inputs done: {task.completed:,}"), TimeElapsedColumn()
+    hidden = not errors.is_terminal or (out is None and sys.stdout.isatty())
+    progress = Progress(*columns, console=errors, transient=True, redirect_stdout=False, disable=hidden)
+    bar = progress.add_task("predicting", total=None)
+    done = blank = 0
+
+    def write(value: Any) -> None:
+        text = json_format.dumps(value, ensure_ascii=False, allow_nan=False) if json else loaded.family.line(value)
+        stream.write(f"{text}\n")
+
+    try:
+        with errors.status("loading the model"):
+            loaded = load(run, cpu=cpu)
+        options = loaded.prediction_options(
+            batch=batch, words=words, temperature=temperature, seed=seed,
+            watch=lambda ahead: progress.update(bar, completed=done + ahead),
+        )  # fmt: skip
+        path = None if file == "-" else Path(file).expanduser()
+        source = InputFile(path, text_column or loaded.origin.text_column, parsed_delimiter(delimiter))
+        typed = path is None and sys.stdin.isatty()
+        if typed:
+            say("type one input per line; Ctrl-D ends")
+        whole = loaded.family.whole_input(loaded.model)
+        with nullcontext(None) if out is None else replaced(out) as partial, progress:
+            with nullcontext(sys.stdout) if partial is None else partial.open("w", encoding="utf-8") as stream:
+                numbered = loaded.family.read_inputs(source)
+                for line, found in loaded.answers(numbered, options, whole=whole, at_once=1 if typed else None):
+                    if found is not None:
+                        write({"line": line} | found if json else found)
+                    elif not json:  # a blank line stays blank, so that lines keep their numbers
+                        stream.write("\n")
+                    done, blank = done + 1, blank + (found is None)
+                    if typed:
+                        stream.flush()
+                if done == blank:
+                    raise InputError(f"{source.name} has no inputs: give at least one line that is not blank")
+                total = None if whole is None else whole.result()
+                if total is not None and json:
+                    write({"whole_input": total})
+                stream.flush()
+    except KeyboardInterrupt:
+        raise InterruptedWithoutResumeError(f"interrupted after {done:,} inputs") from None
+    if total is not None and not json:
+        say(f"perplexity of the whole input: {loaded.family.line(total)}")
+    left_out = f"; {counted(blank, 'blank line')} without one" if blank else ""
+    say(counted(done - blank, "prediction") + left_out + ("" if out is None else f"; saved: {out}"))
+
+
+@command
+def report(
+    folder: Path = RUNS, *, html: Path | None = None, csv: bool = False, json: bool = False
+) -> None:
+    """List the runs in a folder, and write an HTML page about them with charts and tables. Nothing is trained.
+
+    Examples: `gasam report runs --html results.html`, `gasam report runs --csv`
+
+    Args:
+        folder: Folder with records.
+        html: File to write. Default: report.html in the folder.
+        csv: Print the list of runs as CSV with all columns.
+    """
+    if csv and json:
+        raise InputError("give either --csv or --json")
+    file = folder / page.PAGE if html is None else html
+    with errors.status("writing the report"):
+        comparisons, runs, faults = page.write_folder(folder, file)
+    for fault in faults:
+        say(f"not listed: {fault}", style="red")
+    table = run_list(runs, f"Runs in {folder}")
+    if csv:
+        sys.stdout.write(table.csv())
+    elif json:
+        answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in comparisons]
+        print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
+    else:
+        print_table(table)
+        for each in comparisons:
+            say(f"{each.title}: {each.answer}", console)
+        console.print(f"saved: {file}", soft_wrap=True)
