@@ -17,7 +17,7 @@ from gasam.fold import Fold, Overflow
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
-from gasam.perturbation import Perturbation, check_perturbation, check_schedule, or_recommended
+from gasam.perturbation import Perturbation, chosen
 from gasam.schedule import Clock, Schedule, StrengthOfStep
 from gasam.torch_private import get_gradient
 from gasam.trace import BETWEEN, OFF, WAITING, Trace, Watch
@@ -94,9 +94,7 @@ class SharpBackward:
         in_place: bool = False,
     ) -> None:
         around = passes.plainly if around is None else around
-        self.perturbation, schedule = or_recommended(perturbation, schedule)
-        check_perturbation(self.perturbation)
-        check_schedule(self.perturbation, schedule)
+        self.perturbation, schedule = chosen(perturbation, schedule)
         passes.check_around(around)
         self.model = model if isinstance(model, nn.Module) else None
         self.per_worker = includes(around, per_worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -58,8 +58,8 @@ class frozen_batchnorm:  # noqa: N801
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
-            return ExitStack() if last else self._watched()
-        return self._frozen()
+            return nullcontext() if last else self._watched()
+        return restored({key: buffer for key, buffer in _buffers(self.model).items() if key in self._changed})
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -68,58 +68,59 @@ class frozen_batchnorm:  # noqa: N801
         The first one compares the values of all buffers, because torch does not detect every write. Later ones compare
         torch's version counters, and include "running_" buffers in case a module leaves evaluation mode.
         """
-        before = dict(_buffers(self.model))
+        before = _buffers(self.model)
         versions = {key: _version(buffer) for key, buffer in before.items()}
         values = {key: _copy(buffer) for key, buffer in before.items()} if self._known is None else {}
         yield
-        after = dict(_buffers(self.model))
+        after = _buffers(self.model)
         if self._known is None:
             self._known = {key for key in after if not _equal(after[key], values.get(key))}
         written = {key for key, buffer in after.items() if versions.get(key) != _version(buffer)}
         self._changed = self._known | written | {key for key in after if key[1].startswith("running_")}
 
-    @contextmanager
-    def _frozen(self) -> Iterator[None]:
-        saved = [(*key, buffer, _copy(buffer)) for key, buffer in _buffers(self.model) if key in self._changed]
-        try:
-            yield
-        finally:
-            _restore(saved)
+
+Buffers = dict[tuple[nn.Module, str], Tensor | None]
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor | None]]:
-    for module in model.modules():
-        for name, buffer in list(buffers_of(module).items()):
-            yield (module, name), buffer
+def _buffers(model: nn.Module) -> Buffers:
+    return {(module, name): buffer for module in model.modules() for name, buffer in buffers_of(module).items()}
+
+
+@contextmanager
+def restored(buffers: Buffers) -> Iterator[None]:
+    """Restore buffers and their values after the block. A buffer that can't be written is replaced by a copy."""
+    values = {key: _copy(buffer) for key, buffer in buffers.items()}
+    try:
+        yield
+    finally:
+        for (module, name), buffer in buffers.items():
+            value = values[module, name]
+            if buffer is not None and value is not None:
+                if _alike(buffer, value) and not is_expanded(buffer):
+                    buffer.detach().copy_(value)
+                else:
+                    buffer = value
+            buffers_of(module)[name] = buffer
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:
     return None if buffer is None or buffer.is_meta else buffer.detach().clone()
 
 
+def _alike(buffer: Tensor, value: Tensor) -> bool:
+    return buffer.shape == value.shape and buffer.dtype == value.dtype
+
+
 def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
     """Whether a buffer still has this value. NaN counts as a change."""
     if buffer is None or value is None or buffer.is_meta:
         return True
-    return buffer.shape == value.shape and buffer.dtype == value.dtype and torch.equal(buffer.detach(), value)
+    return _alike(buffer, value) and torch.equal(buffer.detach(), value)
 
 
 def _version(buffer: Tensor | None) -> tuple[int, int]:
     """An identifier that changes when the buffer is written or replaced."""
     return id(buffer), 0 if buffer is None or buffer.is_inference() else version(buffer)
-
-
-def _restore(saved: Sequence[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> None:
-    """Restore each module's buffers and their values. A buffer that can't be written is replaced by a copy."""
-    for module, name, buffer, value in saved:
-        buffers = buffers_of(module)
-        if buffer is None or value is None:
-            buffers[name] = buffer
-        elif buffer.shape == value.shape and buffer.dtype == value.dtype and not is_expanded(buffer):
-            buffers[name] = buffer
-            buffer.detach().copy_(value)
-        else:
-            buffers[name] = value
 
 
 class together:  # noqa: N801
@@ -147,13 +148,12 @@ def includes(around: Around, kind: type) -> bool:
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Restore the gradients, the model's buffers and the random number generators after the block."""
     gradients, random = [parameter.grad for parameter in parameters], _generator_states()
-    buffers = [] if model is None else [(*key, buffer, _copy(buffer)) for key, buffer in _buffers(model)]
     try:
-        yield
+        with restored({} if model is None else _buffers(model)):
+            yield
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        _restore(buffers)
         _set_generator_states(random)
 
 
@@ -164,9 +164,7 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     """`around`, plus `frozen_batchnorm` if the model is given, has buffers, and `batchnorm` is "clean pass"."""
     if batchnorm not in get_args(Statistics):
         raise ValueError(f"batchnorm must be 'clean pass' or 'every pass', got {batchnorm!r}")
-    if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm):
-        return around
-    if not any(buffers_of(module) for module in model.modules()):
+    if model is None or batchnorm == "every pass" or includes(around, frozen_batchnorm) or not _buffers(model):
         return around
     return together(frozen_batchnorm(model), around)
 
@@ -174,10 +172,8 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
 def _accelerators() -> list[tuple[Any, int]]:
     """(device module, index) of every accelerator in use. Does not initialise any other."""
     device = torch.accelerator.current_accelerator()
-    if device is None:
-        return []
-    module = torch.get_device_module(device)
-    if hasattr(module, "is_initialized") and not module.is_initialized():
+    module = None if device is None else torch.get_device_module(device)
+    if module is None or not getattr(module, "is_initialized", lambda: True)():
         return []
     return [(module, i) for i in range(torch.accelerator.device_count())]
 
@@ -186,12 +182,12 @@ def _generator_states() -> list[Tensor]:
     return [torch.get_rng_state(), *(module.get_rng_state(index) for module, index in _accelerators())]
 
 
-def standing() -> int:
-    """A checksum of the states of the random number generators. Computing it does not advance them."""
-    return zlib.crc32(b"".join(bytes(state.tolist()) for state in _generator_states()))
-
-
 def _set_generator_states(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     for (module, index), state in zip(_accelerators(), states[1:], strict=False):
         module.set_rng_state(state, index)
+
+
+def standing() -> int:
+    """A checksum of the states of the random number generators. Computing it does not advance them."""
+    return zlib.crc32(b"".join(bytes(state.tolist()) for state in _generator_states()))

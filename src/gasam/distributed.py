@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.torch_private import awaits_first_reduction, fsdp_modules, local
-
-if TYPE_CHECKING:
-    from gasam.passes import Around
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -34,20 +31,11 @@ def sharding(tensor: Any) -> Any:
     return (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
 
 
-def by_sharding(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Sort the tensors by sharding, unsharded ones last. The order is the same in all processes."""
-    order: list[Any] = sorted(dict.fromkeys(map(sharding, tensors)), key=lambda each: each is None)
-    return [tensor for each in order for tensor in tensors if sharding(tensor) == each]
-
-
 def over_processes(here: Tensor, own_sharding: Any, how: str = "sum") -> Tensor:
-    """The "sum" or "max" over the processes of this sharding: one collective, with the same bits in every process.
-
-    torch.distributed is imported here because most models are not sharded.
-    """
+    """The "sum" or "max" over the processes of this sharding: one collective, with the same bits in every process."""
     if own_sharding is None:
         return here
-    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard  # most models don't need it
 
     mesh, placements = own_sharding
     pending: list[Placement] = [Partial(how) if isinstance(p, Shard) else Replicate() for p in placements]
@@ -68,12 +56,10 @@ def first_row(tensor: Any) -> int:
 
     Each process has ceil(rows / processes) rows, except the last ones, which have fewer or none.
     """
-    if is_sharded(tensor):
-        for dimension, placement in enumerate(tensor.placements):
-            if placement.is_shard():
-                mesh, rows = tensor.device_mesh, tensor.shape[0]
-                rows_of_each = math.ceil(rows / mesh.size(dimension))
-                return int(min(rows, rows_of_each * mesh.get_local_rank(dimension)))
+    for dimension, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
+        if placement.is_shard():
+            mesh, rows = tensor.device_mesh, tensor.shape[0]
+            return int(min(rows, math.ceil(rows / mesh.size(dimension)) * mesh.get_local_rank(dimension)))
     return 0
 
 
@@ -109,9 +95,7 @@ def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
     if isinstance(model, DistributedDataParallel):
         return model.process_group
     meshes = {shard[0] for shard in map(sharding, tensors) if shard is not None}
-    if len(meshes) == 1 and next(iter(meshes)).ndim == 1:
-        return next(iter(meshes)).get_group()
-    return None
+    return meshes.pop().get_group() if [mesh.ndim for mesh in meshes] == [1] else None
 
 
 class per_worker:  # noqa: N801
@@ -122,8 +106,7 @@ class per_worker:  # noqa: N801
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("per_worker", model)
-        self.model = model
+        self.model = _checked("per_worker", model)
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if last:
@@ -143,29 +126,29 @@ class shared_walk:  # noqa: N801
     already. The passes before the last are always reduced, and the last one follows your `no_sync`.
     """
 
+    reduces_last = False
+
     def __init__(self, model: DistributedDataParallel) -> None:
-        _check_distributed("shared_walk", model)
-        self.model = model
-
-    def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else synchronised(self.model)(k, last)
-
-
-def synchronised(model: DistributedDataParallel) -> Around:
-    """Every pass is reduced over the workers, even in `no_sync`."""
+        self.model = _checked("shared_walk", model)
 
     @contextmanager
-    def around(k: int, last: bool) -> Iterator[None]:
-        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    def __call__(self, k: int, last: bool) -> Iterator[None]:
+        before = self.model.require_backward_grad_sync
+        self.model.require_backward_grad_sync = before or not last or self.reduces_last
         try:
             yield
         finally:
-            model.require_backward_grad_sync = before
-
-    return around
+            self.model.require_backward_grad_sync = before
 
 
-def _check_distributed(name: str, model: object) -> None:
+class synchronised(shared_walk):  # noqa: N801
+    """Every pass is reduced, also the last one in `no_sync`."""
+
+    reduces_last = True
+
+
+def _checked(name: str, model: object) -> DistributedDataParallel:
     if not isinstance(model, DistributedDataParallel):
         kind = type(model).__name__
         raise TypeError(f"{name} needs a DistributedDataParallel model, got {kind}: leave it out with FSDP")
+    return model

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -45,9 +44,10 @@ def of_type(name: str, device: str) -> str:
     except (RuntimeError, TypeError) as refused:
         return f"skipped, because torch does not train in this type on {device}: {str(refused).splitlines()[0]}"
     error = max(error_of(walk, getattr(torch, name), device) for walk in WALKS)
+    found = f"error {error:.1e} against the float64 reference (limit {LIMITS[name]:g})"
     if not error <= LIMITS[name]:  # a NaN is not <= anything
-        raise ArithmeticError(f"error {error:.1e} against the float64 reference, the limit is {LIMITS[name]:g}")
-    return f"weights restored; error {error:.1e} against the float64 reference (limit {LIMITS[name]:g})"
+        raise ArithmeticError(found)
+    return f"weights restored; {found}"
 
 
 def problem(dtype: torch.dtype, device: str) -> tuple[nn.Module, Tensor, Tensor]:
@@ -97,6 +97,10 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
     return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
 
 
+def _flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1).cpu().double() for tensor in tensors])
+
+
 def synchronisation(name: str, device: str) -> str:
     """Run steps that may not read a value on the host: with fake tensors on the CPU, with torch's check on CUDA."""
     kind = torch.device(device).type
@@ -133,14 +137,13 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as refused:
-        reason = (str(refused).splitlines() or [""])[0]
-        parser.error(f"the device {device!r} can't be used ({reason}): give one of this machine, such as {usual!r}")
-    if find_spec("numpy") is None:
-        parser.error("the reference needs NumPy: run `pip install numpy`")
-    print(f"gasam {gasam.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    print(f"{platform.platform()}, {platform.processor()}, device {device}")
-    print(f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, ", end="")
-    print(f"ONEDNN_MAX_CPU_ISA={os.environ.get('ONEDNN_MAX_CPU_ISA', '')}", flush=True)
+        parser.error(f"the device {device!r} can't be used: {refused}")
+    print(
+        f"gasam {gasam.__version__}, torch {torch.__version__}, Python {platform.python_version()}, device {device}\n"
+        f"{platform.platform()}, {platform.processor()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} threads, ONEDNN_MAX_CPU_ISA={os.environ.get('ONEDNN_MAX_CPU_ISA', '')}",
+        flush=True,
+    )
     failed = False
     for check, name in [(of_type, name) for name in LIMITS] + [(synchronisation, "no synchronisation")]:
         fine, text = in_own_process(check, name, device)
@@ -148,10 +151,6 @@ def main(words: Sequence[str] | None = None) -> int:
         failed |= not fine
     print("something failed: report it with the whole output above" if failed else "everything is fine")
     return int(failed)
-
-
-def _flat(tensors: Any) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1).cpu().double() for tensor in tensors])
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +75,9 @@ class FreeLB:
                 self.backward(loss)
             self.last = Trace([loss.detach().reshape(())], plain=OFF)
             return returned
-        steps = self.perturbation.steps
-        noises: list[Noise] = []
-        losses, norms, first = [], [], None
+        steps, noises, losses, norms, first = self.perturbation.steps, list[Noise](), [], [], None
         finite = torch.tensor(True)
+        # Random noise comes from a separate generator, so that the model draws the same numbers as in a plain pass.
         seed = standing() if self.start == "uniform" else None
         for k in range(steps + 1):
             with self.around(k, k == steps), self._noisy(noises, k, seed) as hooks:
@@ -107,7 +105,6 @@ class FreeLB:
                 handle.remove()
 
     def _new_noise(self, seed: int | None, number: int, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
-        """Random noise comes from a separate generator, so that the model draws the same numbers as in a plain pass."""
         padding = module.padding_idx if self.padding is None else self.padding
         mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
         kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
@@ -115,8 +112,7 @@ class FreeLB:
         values = torch.zeros_like(kept)
         if seed is not None:
             # Divided by m^(1/p), where m counts the numbers of an example, so that every draw lies in the ball.
-            count = kept.sum(dims, keepdim=True)
-            size = inverse(count.pow(1 / self.perturbation.norm)) * self.epsilon
+            size = inverse(kept.sum(dims, keepdim=True).pow(1 / self.perturbation.norm)) * self.epsilon
             generator = torch.Generator(values.device).manual_seed(seed + number)
             values.uniform_(-1, 1, generator=generator).mul_(kept * size)
         return Noise(values.requires_grad_(), kept, dims)
@@ -126,8 +122,7 @@ class FreeLB:
         """y = project(y + eta / epsilon d) per example, with y = noise / epsilon; zero if anything is not finite."""
         p, epsilon, stride = self.perturbation.norm, self.epsilon, self.perturbation.stride
         gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
-        for gradient in gradients:
-            finite = finite & gradient.isfinite().all()
+        finite = finite & torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         for noise, gradient in zip(noises, gradients, strict=True):
             toward = direction(gradient * noise.kept, p, noise.dims)
             y = project(noise.values / epsilon + stride * toward, p, noise.dims)
@@ -136,8 +131,7 @@ class FreeLB:
         return finite
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """The noise of one call of an embedding, a mask that is 0 on padding, and the dimensions of an example."""
 
     values: Tensor
@@ -149,10 +143,8 @@ class Hooks:
     """Adds noise to each call of an embedding. The first pass creates it; later passes use it in the same order."""
 
     def __init__(self, noises: list[Noise], make: Callable[[int, nn.Module, Tensor, Tensor], Noise] | None) -> None:
-        self.noises = noises
-        self.make = make
-        self.calls = 0
-        self.forward = True
+        self.noises, self.make = noises, make
+        self.calls, self.forward = 0, True
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():
@@ -167,9 +159,9 @@ class Hooks:
         return output + self.noises[self.calls - 1].values.to(output.dtype)
 
     def end_forward(self) -> None:
-        """Mark the end of the forward pass: later calls come from activation checkpointing in the backward pass."""
+        """Later calls come from activation checkpointing in the backward pass."""
         self.forward = False
-        if self.calls == 0 and not self.noises:
+        if not self.noises:
             raise RuntimeError(
                 "the loss function did not call the embeddings with gradients enabled: give FreeLB those that "
                 "the model uses; if torch.compile ran the model before, call torch.compiler.reset()"
@@ -179,9 +171,9 @@ class Hooks:
 def direction(h: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     """The unit direction of steepest ascent along h for each slice over `dims`; zero if h is not finite."""
     u = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
-    if p != math.inf:
-        u = (u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True))).nan_to_num(0.0, 0.0, 0.0)
-    return u
+    if p == math.inf:
+        return u
+    return (u * inverse(torch.linalg.vector_norm(u, p, dims, keepdim=True))).nan_to_num(0.0, 0.0, 0.0)
 
 
 def project(y: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:

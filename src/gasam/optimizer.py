@@ -61,12 +61,11 @@ class SharpnessAware(Optimizer):
         closure = signature(base.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
             raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}: choose another")
-        if model is not None and not isinstance(model, nn.Module):
+        if not isinstance(model, nn.Module | None):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if refused := options.keys() & {"backward", "accumulation"}:
             raise TypeError(f"SharpnessAware has no option {min(refused)!r}: the closure calls backward")
-        self.base = base
-        self.before_step = before_step
+        self.base, self.before_step = base, before_step
         self.__setstate__({})  # instead of Optimizer's constructor, which would create groups and a state
         self.sharp = SharpBackward(model or base.param_groups, perturbation, **options)
         self._update()
@@ -91,8 +90,8 @@ class SharpnessAware(Optimizer):
             # torch.distributed.checkpoint creates the state of a new optimizer by a step with learning rates of 0.
             if any(group.get("lr", 1) != 0 for group in self.param_groups):
                 raise RuntimeError(
-                    "SharpnessAware.step needs a closure that computes the loss and calls backward, because it runs "
-                    "K+1 passes: if you can't give one, use SharpBackward with the plain optimizer"
+                    "SharpnessAware.step needs a closure that computes the loss and calls backward: if you can't give "
+                    "one, use SharpBackward with the plain optimizer"
                 )
             return self.base.step()
         self._update()
@@ -115,13 +114,6 @@ class SharpnessAware(Optimizer):
             self.clock.state = after  # the base has stepped, so this step is counted
             return run.returned
 
-    def first_step(self, *args: object, **kwargs: object) -> None:
-        """Not supported: explains what to call instead of other libraries' `first_step` and `second_step`."""
-        raise RuntimeError(
-            "SharpnessAware has no first_step and second_step: call step(closure) once, with a closure that computes "
-            "the loss, calls backward and returns the loss"
-        )
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the base. If the walk can't use the group, the base is left unchanged."""
         self.base.add_param_group(param_group)
@@ -138,17 +130,15 @@ class SharpnessAware(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the base and of the walk. Groups keep their "perturb" if the saved groups have none."""
-        still = [group.get("perturb") for group in self.param_groups]
+        still = [{"perturb": group["perturb"]} if "perturb" in group else {} for group in self.param_groups]
         self.base.load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
-        for group, perturb in zip(self.param_groups, still, strict=True):
-            if perturb is not None:
-                group.setdefault("perturb", perturb)
+        for group, own in zip(self.param_groups, still, strict=True):
+            group |= own | group
         self._update()
         if _KEY in state_dict:
             self.sharp.load_state_dict(state_dict[_KEY])
         elif self.clock.schedule is not None:
-            message = f"the state dict has no {_KEY!r}, so the schedule begins again at step 0"
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(f"the state dict has no {_KEY!r}, so the schedule begins again at step 0", stacklevel=2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("base", "before_step", "sharp")}
@@ -207,7 +197,5 @@ def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
         raise TypeError(f"the closure must return the loss as a single number, got {type(returned).__name__}")
     if all(parameter.grad is None for parameter in parameters):
         check_reduced(parameters)
-        raise RuntimeError(
-            "the closure left no gradient on any parameter: it must call loss.backward() before it returns"
-        )
+        raise RuntimeError("the closure left no gradient on any parameter: it must call loss.backward()")
     return torch.as_tensor(returned).detach().reshape(())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -19,14 +19,6 @@ Risk = Literal["mean", "final"]
 PerturbModule = Callable[[nn.Module], float]
 """The strength of a module's own parameters in the walk: a factor of T; 0 means that they do not move."""
 Granularity = Literal["element", "filter", "layer", "module", "model"]
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
-
-
-class Size(TypedDict, total=False):
-    """The options that every preset passes on to `Perturbation`."""
-
-    budget: float | None
-    cap: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +69,7 @@ class Perturbation:
         check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
         check_at_least_zero("floor", self.floor)
         for name, value in (("cap", self.cap), ("step_size", self.step_size)):
-            if value is not None and not (_is_finite(value) and value > 0):
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a finite number > 0, or None, got {value!r}")
         if not is_number(self.norm) or not self.norm > 1:
             raise ValueError(f"norm must be a number > 1 or math.inf, got {self.norm!r}")
@@ -85,7 +77,7 @@ class Perturbation:
             raise ValueError(f"steps must be a whole number >= 1, got {self.steps!r}")
         if not callable(self.scale):
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")
-        _check_choice("granularity", self.granularity, GRANULARITIES)
+        _check_choice("granularity", self.granularity, get_args(Granularity))
         _check_choice("risk", self.risk, get_args(Risk))
         if self.perturb is not None and not callable(self.perturb):
             raise TypeError(f"perturb must be a function or None, got {self.perturb!r}")
@@ -117,18 +109,13 @@ class Perturbation:
         return 1.5 / self.steps if self.step_size is None or self.size == 0 else self.step_size / self.size
 
 
-def sam(epsilon: float | None = None, norm: float = 2.0, **size: Unpack[Size]) -> Perturbation:
-    """SAM: the loss after one ascent step, with T = 1."""
-    return _with_size(size, epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
+def sam(epsilon: float | None = None, norm: float = 2.0, **options: Any) -> Perturbation:
+    """SAM: the loss after one ascent step, with T = 1. Every preset accepts the other options of `Perturbation`."""
+    return _preset(options, epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
 
 
 def asam(
-    epsilon: float | None = None,
-    norm: float = 2.0,
-    eta: float = 0.0,
-    *,
-    unit_vectors: bool = False,
-    **size: Unpack[Size],
+    epsilon: float | None = None, norm: float = 2.0, eta: float = 0.0, *, unit_vectors: bool = False, **options: Any
 ) -> Perturbation:
     """Adaptive SAM: T = |w| + eta for each weight. Other arguments are those of `Perturbation`.
 
@@ -138,27 +125,33 @@ def asam(
     """
     check_at_least_zero("eta", eta)
     scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"
-    return _with_size(size, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
+    return _preset(options, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
 
 
-def layer_sam(epsilon: float | None = None, norm: float = 2.0, **size: Unpack[Size]) -> Perturbation:
+def layer_sam(epsilon: float | None = None, norm: float = 2.0, **options: Any) -> Perturbation:
     """Layer-SAM: the loss after one ascent step, with T = |w_i| / |g_i| for each tensor."""
-    return _with_size(size, epsilon=epsilon, norm=norm, scale="weight_over_gradient", risk="final")
+    return _preset(options, epsilon=epsilon, norm=norm, scale="weight_over_gradient", risk="final")
 
 
 def multi_step_defense(
-    epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **size: Unpack[Size]
+    epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **options: Any
 ) -> Perturbation:
     """Multi-step Defense: the mean loss over a walk of `steps` ascent steps, with T = 1."""
-    return _with_size(size, epsilon=epsilon, norm=norm, steps=steps, scale="one", granularity="model")
+    return _preset(options, epsilon=epsilon, norm=norm, steps=steps, scale="one", granularity="model")
 
 
-def ga_sam(epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **size: Unpack[Size]) -> Perturbation:
+def ga_sam(epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **options: Any) -> Perturbation:
     """GA-SAM: the mean loss over a walk of `steps` ascent steps, in which tensors with weak gradients move further.
 
     The paper gives epsilon, as in `ga_sam(1e-4)`. `ga_sam(budget=0.1, cap=0.01)` is easier to choose.
     """
-    return _with_size(size, epsilon=epsilon, norm=norm, steps=steps)
+    return _preset(options, epsilon=epsilon, norm=norm, steps=steps)
+
+
+def _preset(options: dict[str, Any], **preset: Any) -> Perturbation:
+    if "rho" in options:
+        raise TypeError(f"rho is called epsilon here: write sam(epsilon={options['rho']!r})")
+    return Perturbation(**preset | options)
 
 
 def recommended() -> tuple[Perturbation, Schedule]:
@@ -171,36 +164,31 @@ def recommended() -> tuple[Perturbation, Schedule]:
     return ga_sam(budget=0.1, cap=0.01), Schedule(progress=0.2)
 
 
-def or_recommended(
+def chosen(
     perturbation: Perturbation | None, schedule: Schedule | StrengthOfStep | None
 ) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
-    """The user's choice, or the recommended perturbation; its usual schedule, unless the user gave one."""
+    """The user's choice, checked, or the recommended perturbation; its usual schedule, unless the user gave one."""
     if perturbation is None:
-        default, usual = recommended()
-        return default, usual if schedule is None else schedule
-    method = getattr(perturbation, "method", None)
-    return perturbation, method.usual_schedule if method and schedule is None else schedule
-
-
-def _with_size(size: Mapping[str, Any], **options: Any) -> Perturbation:
-    if "rho" in size:
-        raise TypeError(f"rho is called epsilon here: write sam(epsilon={size['rho']!r})")
-    if unknown := size.keys() - Size.__annotations__.keys():
-        raise TypeError(f"a preset has no option {min(unknown)!r}: use dataclasses.replace")
-    return Perturbation(**size, **options)
-
-
-def check_perturbation(value: object) -> None:
-    if not isinstance(value, Perturbation):
-        name = getattr(value, "__name__", repr(value))
-        raise TypeError(f"perturbation must be a Perturbation such as ga_sam(1e-4), got {name}")
-    if value.budget and value.cap is None:
+        perturbation, usual = recommended()
+        return perturbation, usual if schedule is None else schedule
+    check_perturbation(perturbation)
+    if perturbation.budget and perturbation.cap is None:
         warnings.warn(
             "a budget without a cap does not bound epsilon, which grows as the gradient vanishes: add a cap, as in "
             "ga_sam(budget=0.1, cap=0.01)",
             UserWarning,
             stacklevel=3,
         )
+    if schedule is None and perturbation.method is not None:
+        schedule = perturbation.method.usual_schedule
+    check_schedule(perturbation, schedule)
+    return perturbation, schedule
+
+
+def check_perturbation(value: object) -> None:
+    if not isinstance(value, Perturbation):
+        name = getattr(value, "__name__", repr(value))
+        raise TypeError(f"perturbation must be a Perturbation such as ga_sam(1e-4), got {name}")
 
 
 def check_schedule(perturbation: Perturbation, schedule: object) -> None:
@@ -209,25 +197,16 @@ def check_schedule(perturbation: Perturbation, schedule: object) -> None:
     if method is None or not method.between_walks:
         return
     if not isinstance(schedule, Schedule) or schedule.every < 2 or schedule.weight != 1:
-        name = type(method).__name__
         raise ValueError(
-            f"{name} changes the steps between walks, got {schedule}: give a Schedule with every >= 2 and weight=1, as "
-            "in Schedule(every=5, weight=1)"
+            f"{type(method).__name__} changes the steps between walks, got {schedule}: give a Schedule with every >= 2 "
+            "and weight=1, as in Schedule(every=5, weight=1)"
         )
 
 
-def _is_finite(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def check_at_least_zero(name: str, value: float) -> None:
-    if not (_is_finite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-
-
-def check_below_one(name: str, value: float) -> None:
-    if not (_is_finite(value) and 0 <= value < 1):
-        raise ValueError(f"{name} must be a number in [0, 1), got {value!r}")
+def check_at_least_zero(name: str, value: object, below: float = math.inf) -> None:
+    if not (is_number(value) and 0 <= value < below):
+        kind = "a finite number >= 0" if below == math.inf else f"a number in [0, {below:g})"
+        raise ValueError(f"{name} must be {kind}, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: Collection[str], otherwise: str = "") -> None:

@@ -28,41 +28,26 @@ class Row:
     largest_ratio: float  # largest |a_i|/|w_i| of a group
     largest: str  # the group with the largest ratio
     capped: float  # share of the groups that the cap limits
-    cosines: dict[str, float]  # between the clean and the displaced gradient, by group; without rounding noise
-
-    @property
-    def lowest_cosine(self) -> float:
-        return min(self.cosines.values(), default=1.0)
+    lowest_cosine: float  # between the clean and the displaced gradient of a group; of rounding noise it says nothing
+    lowest: str  # the group with the lowest cosine
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`: "budget" or "epsilon", the names of all groups, and a row for each size.
-
-    Printing it shows a table.
-    """
+    """The result of `range_test`: "budget" or "epsilon", and a row for each size. Printing it shows a table."""
 
     unit: str
-    groups: tuple[str, ...]
     rows: tuple[Row, ...]
-
-    @property
-    def without_signal(self) -> list[str]:
-        """Groups whose gradient is only rounding noise, so that they have no meaningful cosines."""
-        return [name for name in self.groups if not any(name in row.cosines for row in self.rows)]
 
     def turning_point(self) -> tuple[float, str] | None:
         """The smallest size at which the gradient of a group turns (its cosine is below 0), and this group."""
-        turned = [row for row in self.rows if row.lowest_cosine < 0]
-        return (turned[0].size, min(turned[0].cosines, key=turned[0].cosines.__getitem__)) if turned else None
+        return next(((row.size, row.lowest) for row in self.rows if row.lowest_cosine < 0), None)
 
     def __str__(self) -> str:
         lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"]
         for row in self.rows:
             numbers = (row.size, row.predicted, row.measured, row.ratio, row.largest_ratio)
             lines.append(" ".join(f"{n:10.3g}" for n in numbers) + f" {row.lowest_cosine:14.3f}  {row.largest}")
-        if names := self.without_signal:
-            lines.append(f"Left out, because their gradient is only rounding noise: {', '.join(names)}.")
         if turn := self.turning_point():
             lines.append(f"The gradient of {turn[1]} turns at {self.unit} {turn[0]:.3g}: stay well below it.")
         else:
@@ -94,22 +79,19 @@ def range_test(
     plan, batches = sharp.perturbation, list(batches)
     if plan.size == 0:
         raise ValueError(f"range_test needs a perturbation with epsilon or budget > 0, got {plan}")
-    sizes = [plan.size * multiple for multiple in SIZES] if sizes is None else sizes
-    if not batches or not sizes or min(sizes) <= 0:
+    sizes = [plan.size * multiple for multiple in SIZES] if sizes is None else sorted(sizes)
+    if not batches or not sizes or sizes[0] <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
-    unit, groups, rows = "epsilon" if plan.budget is None else "budget", dict[str, None](), list[Row]()
-    probe = copy.copy(sharp)
+    unit, rows, probe = "epsilon" if plan.budget is None else "budget", list[Row](), copy.copy(sharp)
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
     probe.kept, probe.around = copy.deepcopy(sharp.kept), together(same_noise(), sharp.around)
     with unchanged_state(sharp.model, sharp.parameters):
-        for size in sorted(sizes):
+        for size in sizes:
             step_size = None if plan.step_size is None else plan.step_size * size / plan.size
             changed: dict[str, Any] = {unit: size, "step_size": step_size}
             probe.perturbation = replace(plan, **changed)
-            found = [_walk(probe, loss_function, batch) for batch in batches]
-            groups |= {name: None for trace in found for name in trace.detail.labels}
-            rows.append(_row(size, found))
-    return RangeTest(unit, tuple(groups), tuple(rows))
+            rows.append(_row(size, [_walk(probe, loss_function, batch) for batch in batches]))
+    return RangeTest(unit, tuple(rows))
 
 
 def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any) -> Any:
@@ -121,16 +103,16 @@ def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any)
 
 def _row(size: float, traces: Sequence[Any]) -> Row:
     cosines = dict[str, list[float]]()
-    for trace in traces:
-        details = trace.detail
+    for groups in (trace.detail for trace in traces):
         # Gradients that are only rounding noise, relative to those of the whole model, have no meaningful cosine.
-        usual = (details.gradient_norms.square().sum() / details.sizes.sum().clamp(min=1)).sqrt()
-        has_signal = details.gradient_norms > 1e-5 * usual * details.sizes.sqrt()
-        for name, cosine, counts in zip(details.labels, details.cosines.tolist(), has_signal, strict=True):
+        usual = (groups.gradient_norms.square().sum() / groups.sizes.sum().clamp(min=1)).sqrt()
+        has_signal = groups.gradient_norms > 1e-5 * usual * groups.sizes.sqrt()
+        for name, cosine, counts in zip(groups.labels, groups.cosines.tolist(), has_signal, strict=True):
             if counts:
                 cosines.setdefault(name, []).append(cosine)
-    names = ("predicted_rise", "rise", "perturbation_ratio", "capped")
+    lowest, name = min(((fmean(each), name) for name, each in cosines.items()), default=(1.0, "no group"))
     metrics = [trace.metrics() for trace in traces]
-    predicted, rise, whole, capped = (fmean(each[name] for each in metrics) for name in names)
-    largest, ratio = max((trace.detail.largest_ratio() for trace in traces), key=lambda each: each[1])
-    return Row(size, predicted, rise, whole, ratio, largest, capped, {name: fmean(c) for name, c in cosines.items()})
+    means = (fmean(each[key] for each in metrics) for key in ("predicted_rise", "rise", "perturbation_ratio", "capped"))
+    predicted, rise, ratio, capped = means
+    largest, largest_ratio = max((trace.detail.largest_ratio() for trace in traces), key=lambda each: each[1])
+    return Row(size, predicted, rise, ratio, largest_ratio, largest, capped, lowest, name)

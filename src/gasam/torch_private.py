@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 _tensor: Any = Tensor
 get_gradient, set_gradient, set_data = _tensor.grad.__get__, _tensor.grad.__set__, _tensor.data.__set__
 
-copy_all = torch._foreach_copy_
-"""copy_all(targets, sources) copies each source to its target with few kernels. A loop of `copy_` is much slower."""
+copy_all = torch._foreach_copy_  # from sources to targets with few kernels; a loop of `copy_` is much slower
 
 
 def standard_gamma(shapes: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -73,14 +72,12 @@ def updates_running_statistics(node: Any) -> bool:
 
     Saved tensors are not unpacked, because activation checkpointing would then run the pass again.
     """
-    try:
-        if "BatchNorm" not in node.name() or not node._saved_training:
-            return False
-        kept = node._raw_saved_running_mean.data is not None
-    except AttributeError:
+    if "BatchNorm" not in node.name() or not getattr(node, "_saved_training", False):
+        return False
+    if getattr(node, "_raw_saved_running_mean", None) is None:
         return False
     try:
-        return kept or node._saved_running_mean is not None
+        return node._raw_saved_running_mean.data is not None or node._saved_running_mean is not None
     except RuntimeError:  # the backward pass of a closure has freed the saved tensors
         return True
 

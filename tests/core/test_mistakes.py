@@ -215,7 +215,6 @@ BAD_ARGUMENTS = [
     (lambda: SharpnessAware(torch.optim.LBFGS(network().parameters())), TypeError, "without a closure, got LBFGS"),
     (lambda: SharpnessAware(sgd(), model=[1]), TypeError, r"model must be an nn\.Module, got list"),
     (lambda: SharpnessAware(sgd(), WALK).step(), RuntimeError, "needs a closure .* use SharpBackward"),
-    (lambda: SharpnessAware(sgd(), WALK).first_step(), RuntimeError, r"no first_step .* call step\(closure\) once"),
     (lambda: frozen_batchnorm([1]), TypeError, "frozen_batchnorm needs the model, got list"),
     (lambda: per_worker(network()), TypeError, "DistributedDataParallel model, got Sequential"),
     (lambda: FreeLB(nn.Linear(2, 2), 0.1), TypeError, "nn.Embedding modules, got Linear"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gasam.lab.families.encoded import VERSION
+from gasam.lab.families.family import VERSION
 from gasam.lab.methods import APPENDIX
 from gasam.lab.record import Record
 from gasam.lab.tasks import find

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gasam.lab.data.corpus import Corpus
-from gasam.lab.families.classification import TextClassification, TextCNNSettings, accuracy, words
-from gasam.lab.families.encoded import WithheldError, encode
+from gasam.lab.families.classification import TextClassification, TextCNNSettings, words
+from gasam.lab.families.family import Encoded, WithheldError, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
 from gasam.lab.methods import walk_for
@@ -116,7 +116,8 @@ def test_accuracy_is_the_share_of_right_answers(rows):
     inputs, labels = torch.randn(rows, 6), torch.randint(0, 3, (rows,))
     model = nn.Linear(6, 3)
     found = (inputs.numpy() @ model.weight.detach().numpy().T + model.bias.detach().numpy()).argmax(axis=1)
-    assert accuracy(model, inputs, labels) == 100 * np.mean(found == labels.numpy())
+    family = TextClassification(CNN, Encoded({}, {"test": (inputs, labels)}, ""))
+    assert family.score(model, "test") == pytest.approx(100 * np.mean(found == labels.numpy()), rel=EXACT)
 
 
 def test_every_row_is_in_one_batch_of_an_epoch_and_seeds_change_the_order():

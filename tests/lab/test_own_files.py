@@ -67,18 +67,13 @@ def test_one_table_in_every_form_gives_one_corpus(tmp_path, name):
     assert not corpus.notes
 
 
-def test_columns_and_delimiters_are_chosen(tmp_path):
+def test_columns_are_chosen_and_delimiters_found(tmp_path):
     rows = [("10", "bad", "x"), ("9", "good", "y")]
-    for name, given_as in ((";", ";"), ("\t", "tab"), ("|", "|")):
-        path = write(tmp_path / "a.csv", table(rows, name, ("stars", " review ", "id")))
-        corpus = thrice("classify", path, text_column="review", label_column="stars", delimiter=given_as)
+    for delimiter in (",", ";", "\t", "|"):
+        path = write(tmp_path / "a.csv", table(rows, delimiter, ("stars", " review ", "id")))
+        corpus = thrice("classify", path, text_column="review", label_column="stars")
         assert corpus.train == [("bad", 1), ("good", 0)]
         assert corpus.classes == ("9", "10")  # sorted as numbers
-    expected = "--delimiter must be one character such as ';', or tab, got ';;'"
-    assert fault("classify", path, delimiter=";;") == expected
-    path = write(tmp_path / "a.jsonl", jsonl(TABLE))
-    expected = f"{path}: a JSONL file has no delimiter: leave out --delimiter"
-    assert fault("classify", path, delimiter=";") == expected
 
 
 def test_empty_rows_are_dropped_with_a_note(tmp_path):
@@ -86,8 +81,7 @@ def test_empty_rows_are_dropped_with_a_note(tmp_path):
     some = write(tmp_path / "some.csv", table([("a", "x"), ("", "y"), ("b", "y"), ("c", " "), (" ", "x")]))
     corpus = source("classify", some, full, full, drop_empty=True).read()
     assert corpus.train == corpus.test == [("a", 0), ("b", 1)]
-    expected = "some.csv: dropped 2 rows with an empty 'text', first at line 3 and 1 row with an empty 'label', first"
-    assert corpus.notes[0].startswith(expected)
+    assert corpus.notes == ("some.csv: dropped rows with an empty 'text' or 'label': 3, the first at line 3",)
     assert thrice("classify", full, drop_empty=True).notes == ()
     zeros = write(tmp_path / "zeros.jsonl", jsonl([("a", 0), ("b", 1)]))
     assert thrice("classify", zeros).classes == ("0", "1")
@@ -117,22 +111,18 @@ FAULTS = {
     "a field too many": ("a.csv", "text,label\na,x\nb,c,y\n", ", line 3: 3 fields, but the header has 2: quote a"),
     "after a field of three lines": ("a.csv", 'text,label\n"a\nb\nc",x\nb\n', ", line 5: 1 fields, but the header"),
     "a quote never closed": ("a.csv", 'text,label\na,x\n"b,y\nc,x\n', ", line 3: not a row of a table (unexpected end"),
-    "carriage returns": ("a.csv", "text,label\ra,x\r", ", line 1: a carriage return inside the line: save the file"),
+    "carriage returns": ("a.csv", "text,label\ra,x\r", ", line 1: not a row of a table (new-line character seen"),
     "a column in capitals": ("a.csv", "id,text,Label\n1,a,x\n",
-        ", line 1: no column 'label' among 'id', 'text', 'Label': use --label-column Label"),
+        ", line 1: no column 'label' among 'id', 'text', 'Label': name it with --label-column"),
     "columns unlike any": ("a.csv", "q,w,e\n1,a,x\n",
-        ", line 1: no column 'text' among 'q', 'w', 'e': use --text-column with one of these"),
-    "quoted semicolons": ("a.csv", '"text";"label"\na;x\n',
-        ", line 1: the header looks separated by ';': use --delimiter ';'"),
-    "tabs in a CSV": ("a.csv", "text\tlabel\na\tx\n",
-        ", line 1: the header looks separated by tab: use --delimiter tab"),
+        ", line 1: no column 'text' among 'q', 'w', 'e': name it with --text-column"),
     "a row without the column": ("a.jsonl", jsonl(TABLE[:1]) + '{"text": "b"}\n', ", line 2: no column 'label'"),
     "no JSON": ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', ", line 2: not JSON (Expecting value"),
     "JSON without end": ("a.jsonl", "[" * 100_000, ", line 1: not JSON ("),
     "no object": ("a.jsonl", '["a", 1]\n', ", line 1: a list, but a line must be an object with 'text', 'label'"),
     "half a character": ("a.jsonl", '{"text": "\\uD83D", "label": 1}\n', ", line 1: half of a surrogate pair"),
     "an empty text": ("a.csv", "text,label\na,x\n ,y\n",
-        " has 1 row with an empty 'text', first at line 3: fill them in, or use --drop-empty"),
+        " has rows with an empty 'text' or 'label': 1, the first at line 3: fill them in, or"),
     "text that is a number": ("a.jsonl", '{"text": 1.5, "label": 1}\n', ", line 1: 'text' is 1.5, but must be a"),
     "one class": ("a.csv", "text,label\na,x\nb,x\n", ": every row has the label 'x', but at least two"),
     "Latin-1": ("a.csv", "text,label\na,x\ncaf\u00e9,y\n".encode("latin-1"), ", line 3: byte 0xe9 at position 4"),
@@ -159,8 +149,8 @@ def test_missing_files_folders_and_no_file_at_all_are_told(tmp_path, task):
     good = write_lines(tmp_path / "a.txt", ["a"])
     pair = (lambda path: f"{good},{path}") if task == "translate" else str
     absent = tmp_path / "absent.csv"
-    assert fault(task, pair(good), pair(absent)) == f"{absent} does not exist: check --valid"
-    assert fault(task, pair(tmp_path)) == f"{tmp_path} is a folder, but --train must name a file"
+    assert fault(task, pair(good), pair(absent)) == f"{absent} is not a file: check --valid"
+    assert fault(task, pair(tmp_path)) == f"{tmp_path} is not a file: check --train"
     assert fault(task, None) == f"{task} needs a training file: give it with --train"
 
 
@@ -200,7 +190,7 @@ def test_half_a_pair_is_dropped_from_training_and_told_elsewhere(tmp_path):
     assert fault("translate", good, half, good).startswith(expected)
     corpus = source("translate", good, half, good, drop_empty=True).read()
     assert (corpus.train, corpus.valid) == ([("ja", "yes"), ("nein", "no")], [("ja", "yes")])
-    assert corpus.notes == ("a.de: dropped 1 pair with a blank line, first at line 2",)
+    assert corpus.notes == ("a.de: dropped pairs with a blank line: 1, the first at line 2",)
 
 
 def write_for(task, folder, rows=43):

@@ -16,11 +16,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gasam.lab import load
 from gasam.lab import record as records
-from gasam.lab.comparisons import comparison_plans
+from gasam.lab.api import comparison_plans
 from gasam.lab.data.corpus import SPLITS
-from gasam.lab.data.files import InputFile
+from gasam.lab.data.files import values
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import example_count, on_tensors
+from gasam.lab.families.family import example_count, on_tensors
 from gasam.lab.report.comparison import Comparison
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
@@ -362,8 +362,8 @@ def test_a_trained_model_predicts_from_its_folder_alone(line, tmp_path, command)
 def test_inputs_of_a_task_file_are_json_values_or_rows_by_column(tmp_path):
     (tmp_path / "a.jsonl").write_text('[1, 2]\n{"x": 3}\n')
     (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
-    assert [value for _, value in InputFile(tmp_path / "a.jsonl", "text").values()] == [[1, 2], {"x": 3}]
-    assert [value for _, value in InputFile(tmp_path / "a.csv", "text").values()] == [
+    assert [value for _, value in values(tmp_path / "a.jsonl")] == [[1, 2], {"x": 3}]
+    assert [value for _, value in values(tmp_path / "a.csv")] == [
         {"x": "1", "y": "2"},
         {"x": "3", "y": "4"},
     ]

@@ -13,7 +13,7 @@ from synthetic import record
 
 from gasam.lab.engines.engine import Job
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.encoded import WithheldError
+from gasam.lab.families.family import WithheldError
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.record import read as read_record
 from gasam.lab.search import (

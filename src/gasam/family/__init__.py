@@ -1,16 +1,14 @@
 """The sharpness-aware family: `Method`, what a published method changes in a step; one file for each method.
 
 Vectors are lists with one tensor for each parameter. Write formulas with `dot`, `norm`, `add` and `scaled`, which
-include the shards of all processes and never synchronise with the host. Files of methods are found by folder.
+include the shards of all processes and never synchronise with the host.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from gasam.scales import inverse
 from gasam.torch_private import local
 
 if TYPE_CHECKING:
-    from gasam.perturbation import Perturbation
     from gasam.schedule import Schedule
 
 __all__ = ["Kept", "Method", "Tensors", "add", "dot", "inverse", "norm", "scaled"]
@@ -123,9 +120,8 @@ class Kept:
             if len(tensors) != len(parameters) or shapes != [p.shape for p in parameters]:
                 raise ValueError(f"the saved {name!r} is for other parameters: load the state of the same model")
             loaded[name] = {p: _zeros(p) for p, t in zip(parameters, tensors, strict=True) if t is not None}
-            for parameter, tensor in zip(parameters, tensors, strict=True):
-                if tensor is not None:
-                    local(loaded[name][parameter]).copy_(local(tensor))
+            for own, tensor in zip(loaded[name].values(), (t for t in tensors if t is not None), strict=True):
+                local(own).copy_(local(tensor))
         self._kept = loaded
 
 
@@ -190,21 +186,3 @@ def _on(factor: Tensor | float, like: Tensor) -> Tensor | float:
 
 def _zeros(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter, dtype=wide(parameter.dtype), requires_grad=False)
-
-
-class Member(NamedTuple):
-    """A method of the family: the title and the sentence from the first line of its file, and its preset."""
-
-    title: str
-    about: str
-    preset: Callable[..., Perturbation]
-
-
-def members() -> dict[str, Member]:
-    """The methods of this folder by name."""
-    found = {}
-    for each in pkgutil.iter_modules(__path__):
-        module = import_module(f"{__name__}.{each.name}")
-        title, _, about = str(module.__doc__).partition("\n")[0].partition(": ")
-        found[each.name] = Member(title, about.rstrip("."), getattr(module, each.name))
-    return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add
-from gasam.perturbation import Perturbation, Size, check_at_least_zero, check_below_one, sam
+from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class FriendlySAM(Method):
 
     def __post_init__(self) -> None:
         check_at_least_zero("sigma", self.sigma)
-        check_below_one("decay", self.decay)
+        check_at_least_zero("decay", self.decay, below=1)
 
     def direction(self, g: Tensors, kept: Kept) -> Tensors:
         """g_0 - sigma m,  m <- decay m + (1 - decay) g_0"""
@@ -25,16 +25,16 @@ class FriendlySAM(Method):
 
 
 def friendly_sam(
-    epsilon: float | None = None, norm: float = 2.0, *, sigma: float = 1.0, decay: float = 0.9, **size: Unpack[Size]
+    epsilon: float | None = None, norm: float = 2.0, *, sigma: float = 1.0, decay: float = 0.9, **options: Any
 ) -> Perturbation:
     """Friendly-SAM: SAM that climbs g_0 - sigma m, where m is a running mean of the clean gradients.
 
     Li et al., "Friendly Sharpness-Aware Minimization", CVPR 2024, Algorithm 1. m begins at zero, and is the mean over
     the calls that walk, so micro-batches count one by one. With `per_worker` each worker keeps the mean of its own
-    gradients. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
+    gradients.
 
     Args:
         sigma: The share of the running mean that is removed. 0 means SAM.
         decay: lambda, the decay of the running mean.
     """
-    return replace(sam(epsilon, norm, **size), method=FriendlySAM(sigma, decay))
+    return replace(sam(epsilon, norm, **options), method=FriendlySAM(sigma, decay))

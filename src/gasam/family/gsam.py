@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse, scaled
-from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
+from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,15 @@ class GSAM(Method):
         return add(scaled(g_1, 1 + self.alpha * along), g_0, -self.alpha)
 
 
-def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **size: Unpack[Size]) -> Perturbation:
+def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4, **options: Any) -> Perturbation:
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
     Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1: the gradient
     is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all parameters, where g_1 is the gradient of the last pass. The
     paper lets the radius follow the learning rate; give a schedule for that. Can't be used with `per_worker`.
-    `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
 
     Args:
         alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The
             paper searches from 0.01 to 0.4.
     """
-    return replace(sam(epsilon, norm, **size), method=GSAM(alpha))
+    return replace(sam(epsilon, norm, **options), method=GSAM(alpha))

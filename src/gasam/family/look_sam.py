@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse
 from gasam.family import norm as norm_of
-from gasam.perturbation import Perturbation, Size, check_at_least_zero, sam
+from gasam.perturbation import Perturbation, check_at_least_zero, sam
 from gasam.schedule import Schedule
 
 
@@ -31,18 +31,16 @@ class LookSAM(Method):
         return g_1  # type: ignore[no-any-return]
 
 
-def look_sam(
-    epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.7, **size: Unpack[Size]
-) -> Perturbation:
+def look_sam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.7, **options: Any) -> Perturbation:
     """LookSAM: SAM on every k-th step, and its kept orthogonal component in the steps between.
 
     Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, Algorithm 1, over all
     parameters at once. A step with a walk uses g_1 and keeps g_v, the component of g_1 that is orthogonal to g_0; the
     steps between use g_0 + alpha |g_0| / |g_v| g_v. Without a schedule k is 5; for another k give `Schedule(every=k,
-    weight=1)`. Can't be used with `per_worker`. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
+    weight=1)`. Can't be used with `per_worker`.
 
     Args:
         alpha: Length of the kept component in the steps between, relative to the gradient. The schedule's strength
             multiplies it.
     """
-    return replace(sam(epsilon, norm, **size), method=LookSAM(alpha))
+    return replace(sam(epsilon, norm, **options), method=LookSAM(alpha))

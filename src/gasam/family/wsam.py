@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add, scaled
-from gasam.perturbation import Perturbation, Size, check_below_one, sam
+from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class WSAM(Method):
     gamma: float
 
     def __post_init__(self) -> None:
-        check_below_one("gamma", self.gamma)
+        check_at_least_zero("gamma", self.gamma, below=1)
 
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """g_0 + v (g_1 - g_0)"""
@@ -23,17 +23,17 @@ class WSAM(Method):
         return add(scaled(g_1, v), g_0, 1 - v)
 
 
-def wsam(epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9, **size: Unpack[Size]) -> Perturbation:
+def wsam(epsilon: float | None = None, norm: float = 2.0, *, gamma: float = 0.9, **options: Any) -> Perturbation:
     """WSAM: the clean loss plus the sharpness L(w + a) - L(w), with the weight v = gamma / (1 - gamma).
 
     Yue et al., "Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization Term", KDD 2023, section
     3: the gradient is g_0 + v (g_1 - g_0), where g_1 is that of the last pass. The paper's decoupled form, which adds
     v (g_1 - g_0) after the optimizer's update, is the same for SGD without momentum. A large gamma multiplies the noise
     between the passes: in a model with dropout share the masks (`same_noise`) or lower gamma. Can't be used with
-    `per_worker`. `epsilon`, `norm`, `budget` and `cap` are those of `Perturbation`.
+    `per_worker`.
 
     Args:
         gamma: Weight of the sharpness, from 0 (plain training) over 0.5 (SAM) to below 1. The paper recommends 0.8 to
             0.95.
     """
-    return replace(sam(epsilon, norm, **size), method=WSAM(gamma))
+    return replace(sam(epsilon, norm, **options), method=WSAM(gamma))

@@ -18,7 +18,7 @@ from gasam.backward import METHOD, SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
-from gasam.perturbation import Perturbation, check_perturbation, or_recommended
+from gasam.perturbation import Perturbation, chosen
 from gasam.scales import Weight, one, weight_rms
 from gasam.schedule import Schedule, StrengthOfStep
 
@@ -60,8 +60,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
         schedule: Schedule | StrengthOfStep | None = None,
         **kwargs: Any,
     ) -> None:
-        self.perturbation, self.schedule = or_recommended(perturbation, schedule)
-        check_perturbation(self.perturbation)
+        self.perturbation, self.schedule = chosen(perturbation, schedule)
         self._sharp: SharpBackward | None = None
         self._made_for: nn.Module | None = None
         self._seen = _Seen()

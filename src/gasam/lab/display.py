@@ -24,7 +24,7 @@ errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def say(text: str, to: Console = errors, style: str | None = None) -> None:
-    """Print a sentence. On a terminal lines end between words, but a command in backticks can be copied in one piece."""
+    """Print a sentence. On a terminal lines end between words, but a command in backticks stays in one piece."""
     if to.is_terminal:
         whole = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
         text = textwrap.fill(whole, to.width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from inspect import signature
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 from torch import nn
 
+import gasam.family
 from gasam import (
     FreeLB,
     Perturbation,
@@ -24,7 +27,6 @@ from gasam import (
     sam,
     same_noise,
 )
-from gasam.family import members
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import Family
 from gasam.passes import plainly
@@ -101,10 +103,18 @@ _CHANGED = tuple(
     Method(name, title, f"GA-SAM with {part}", replace(ga_sam(0), **option))
     for name, (title, part, option) in _ABLATED.items()
 )
-_FOUND = tuple(
-    Method(name.replace("_", "-"), member.title, member.about, member.preset(0), make=member.preset)
-    for name, member in members().items()
-)
+
+
+def _found() -> Iterator[Method]:
+    """The methods of the folder `gasam/family`: each file's preset, and the title and sentence of its first line."""
+    for file in pkgutil.iter_modules(gasam.family.__path__):
+        module = import_module(f"gasam.family.{file.name}")
+        title, _, about = str(module.__doc__).partition("\n")[0].partition(": ")
+        preset = getattr(module, file.name)
+        yield Method(file.name.replace("_", "-"), title, about.rstrip("."), preset(0), make=preset)
+
+
+_FOUND = tuple(_found())
 METHODS = {method.name: method for method in (*_ALL, *_CHANGED, *_FOUND)}
 FAMILY = (*TABLE1, *(method.name for method in _FOUND))
 """The methods of `--methods family`."""

@@ -40,7 +40,7 @@ def _run() -> int:
     from gasam.lab.errors import InputError, InterruptedWithoutResumeError
 
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="gasam", standalone_mode=False)
     except TyperException as error:
         return _say(refusal(error), 2)
     except InputError as error:

@@ -67,7 +67,10 @@ def data(*, get: str | None = None, data_dir: Path | None = None, json: bool = F
     Args:
         get: Download the missing files of this task from the Hugging Face hub or the web. Needs gasam[download].
     """
-    directory, known = data_directory(data_dir), {name: task.published for name, task in TASKS.items() if task.published}
+    directory, known = (
+        data_directory(data_dir),
+        {name: task.published for name, task in TASKS.items() if task.published},
+    )
     if get is not None:
         if get not in known:
             raise InputError(f"the data of {get!r} cannot be downloaded: name one of {', '.join(known)}")

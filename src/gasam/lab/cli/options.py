@@ -90,7 +90,8 @@ class Choice(NamedTuple):
         if get_origin(kind) is Literal or any(get_origin(each) is Literal for each in several):
             kind = str | None  # one sentence for every wrong value, from the model
         elif several == {int, float}:
-            kind, shown["parser"] = str | None, TypeAdapter(int | float).validate_python  # type: ignore[assignment]
+            kind, shown["metavar"] = str | None, "NUMBER"
+            shown["parser"] = TypeAdapter(int | float).validate_python
         if list in (get_origin(each) for each in several):
             shown["metavar"] = "NAME=VALUE"
         told = typer.Option(f"--{self.name.replace('_', '-')}", **shown)
@@ -168,10 +169,8 @@ class Settings:
         except InputError as error:
             reason = str(error).removesuffix("; delete it and run again")
             raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
-        wanted = name_of(task), size or find(task).default_size
-        if (found.task, found.size) != wanted:
-            of, used = (f"{name}, size {of_size}" for name, of_size in ((found.task, found.size), wanted))
-            raise InputError(f"{self.settings_from} has the settings of {of}: use it with this task and size, not {used}")
+        if (found.task, found.size) != (name_of(task), size or find(task).default_size):
+            raise InputError(f"{self.settings_from} is of {found.task}, size {found.size}: use it with these")
         return found.changes | given
 
 

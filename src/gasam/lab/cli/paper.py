@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-
-import typer
+from typing import Any
 
 from gasam.lab import api
 from gasam.lab.cli.measuring import measured
 from gasam.lab.cli.options import RUNS, Place, command, listed
-from gasam.lab.cli.training import show
+from gasam.lab.cli.training import exit_if_failed, show
 from gasam.lab.display import console, print_json, print_table, say
 from gasam.lab.errors import InputError
-from gasam.lab.methods import Walks
 from gasam.lab.paper import tables
 from gasam.lab.paper.figures import FIGURES
 from gasam.lab.tasks import SIZE_NAMES, Origin
@@ -48,13 +47,37 @@ def reproduce(
     if size not in SIZE_NAMES:
         raise InputError(f"the paper's tables and figures are run in the sizes paper, small and tiny, got {size}")
     if seeds is not None and seeds < 1:
-        raise InputError(f"--seeds must be a whole number >= 1, got {seeds}")
+        raise InputError(f"seeds must be a whole number >= 1, got {seeds}")
     if walks not in (None, *WALKS):
         raise InputError(f"--walks must be {', '.join(WALKS)}, got {walks!r}")
-    if study in FIGURES and walks is not None:
-        raise InputError(f"--walks is for tables: leave it out for {study}")
-    chosen, numbers = None if tasks is None else listed("--tasks", tasks), None if seeds is None else range(1, seeds + 1)
-    origin = Origin(data_dir)
+    chosen = None if tasks is None else listed("--tasks", tasks)
+    origin, numbers = Origin(data_dir), None if seeds is None else range(1, seeds + 1)
     if study not in FIGURES:
-        usual: Walks = "paper" if size == "paper" else "recommended"
-        source: Walks | Path = out if walks == "tuned" else "paper" if walks == "paper" else usual
+        walks = walks or ("paper" if size == "paper" else "recommended")
+        source: Any = out if walks == "tuned" else walks
+        table = tables.load(study)
+        with place.engine(cpu, jobs) as engine:
+            done = api.run_all(table.plans(size, chosen, numbers, source, origin), out, engine, cpu=cpu)
+        found = [job.record for job in done if job.record is not None]
+        beside, name = table.beside(found, size, source), "-".join([study, size, *(chosen or ()), walks])
+        show(beside, done, api.save(beside, found, out / "tables" / name) if found else [], json)
+        return
+    if walks is not None:
+        raise InputError(f"--walks is for tables: leave it out for {study}")
+    figure = FIGURES[study]
+    folder = out / "gradient-norms" if figure.norms else out
+    plans = figure.plans(size, chosen or figure.tasks, numbers or (1,), origin)
+    with place.engine(cpu, jobs) as engine:
+        done = api.run_all(plans, folder, engine, cpu=cpu, gradient_norms=bool(figure.norms))
+        exit_if_failed(done)
+        files, records = [folder / f"{job.name}.json" for job in done], [job.record for job in done]
+        measure = partial(measured, folder=out / "analysis", origin=origin, engine=engine, cpu=cpu)
+        result = figure.find(size, files, records, measure)
+    saved = result.save(out / "figures" / f"{study}-{size}")
+    if json:
+        shown = [each.as_json() for each in result.tables]
+        print_json({"title": result.title, "tables": shown, "files": [str(file) for file in saved]})
+        return
+    say(result.title, console)
+    for each in result.tables:
+        print_table(each, saved if each is result.tables[-1] else ())

@@ -72,7 +72,10 @@ def compare(
         html.write(files[-1], found, times)
     show(table, done, files, json)
     if not json and task in TASKS and TASKS[task].kind.startswith("twin"):
-        say("This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`", console)
+        say(
+            "This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`",
+            console,
+        )
 
 
 def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> dict[str, dict[str, Any]]:
@@ -88,13 +91,19 @@ def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> 
 
 
 def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -> None:
-    """Print the table and where it is saved; name the runs that failed, and exit with code 1 if there are any."""
-    failed = [job for job in jobs if job.record is None]
+    """Print the table and where it is saved, then the runs that failed."""
     if json:
+        failed = [job for job in jobs if job.record is None]
         told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed]
         print_json(table.as_json() | {"failed": told})
     else:
         print_table(table, files)
+    exit_if_failed(jobs)
+
+
+def exit_if_failed(jobs: Sequence[Job]) -> None:
+    """Name the runs that failed, and exit with code 1 if there are any."""
+    failed = [job for job in jobs if job.record is None]
     for job in failed:
         say(f"failed: {label(job)}: {job.error}")
     if failed:

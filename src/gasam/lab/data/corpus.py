@@ -143,7 +143,7 @@ def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ..
     for name in names:
         if not (directory / name).is_file():
             raise InputError(
-                f"{task} needs {name}, which is not in {directory}: run `gasam data get {task}`, "
+                f"{task} needs {name}, which is not in {directory}: run `gasam data --get {task}`, "
                 "or set --data-dir or GASAM_DATA to a folder that has it"
             )
     return tuple(directory / name for name in names)

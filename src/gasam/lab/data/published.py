@@ -122,7 +122,7 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
             reason = said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"[:200]
             raise InputError(
                 f"the data of {task} is incomplete because the download from {part} failed ({reason}): run "
-                f"`gasam data get {task}` with an internet connection, or copy {names} into {directory} "
+                f"`gasam data --get {task}` with an internet connection, or copy {names} into {directory} "
                 f"({published.form})"
             ) from error
         for name, data in zip(part.files, made, strict=True):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gasam.lab import record as records
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import Encoded
+from gasam.lab.families.family import Encoded
 from gasam.lab.record import Record
 from gasam.lab.storage import Checkpoints, replaced
 from gasam.lab.training.loop import OnUpdate

@@ -30,7 +30,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gasam.lab.engines.engine import Event, Job, Work, read_files, write_files
 from gasam.lab.engines.ray_node import Depot, Message, execute, node_versions, version_difference
 from gasam.lab.errors import InputError
-from gasam.lab.families import encoded
 from gasam.lab.storage import Checkpoints
 
 FORWARDED = re.compile(r"GASAM_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|ONEDNN_.*|ATEN_CPU_CAPABILITY|CUBLAS_WORKSPACE_CONFIG")
@@ -117,7 +116,7 @@ class RayEngine:
             key = job.plan.data_key, frozenset(job.data.splits)
             if key not in self.data:
                 stream = BytesIO()
-                encoded.save(job.data, stream)
+                job.data.save(stream)
                 self.data[key] = ray.put(stream.getvalue())
             data.append(self.data[key])
         started = self.execute.remote(number, task, data, str(folder), self.versions, self.depot)

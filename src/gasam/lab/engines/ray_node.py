@@ -20,7 +20,7 @@ import gasam
 from gasam.lab import record as records
 from gasam.lab.engines.engine import Files, files_below, message_of
 from gasam.lab.errors import InputError
-from gasam.lab.families import encoded
+from gasam.lab.families.family import Encoded
 from gasam.lab.tasks.own_model import give_text
 from gasam.lab.training.plan import give_data
 
@@ -112,7 +112,7 @@ def execute(
             if text is not None:
                 give_text(job.plan.task, text)
             for reference in data:
-                give_data(job.plan, encoded.load(BytesIO(fetched(reference))))
+                give_data(job.plan, Encoded.load(BytesIO(fetched(reference))))
             torch.set_num_threads(threads)
             kind, value = "done", work(job, Path(place), reporter.update)
         except (Exception, KeyboardInterrupt) as error:

@@ -16,11 +16,21 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, Sizes, around, drawn, one_line
+from gasam.lab.families.family import (
+    UNKNOWN,
+    Family,
+    PredictionOptions,
+    Recipe,
+    Score,
+    Share,
+    Sizes,
+    Vocabulary,
+    around,
+    drawn,
+    one_line,
+)
 from gasam.lab.record import Metric
 
-EVALUATED_AT_ONCE = 250
 SHOWN_CLASSES = 3
 PADDING = "<pad>"
 BREAK = re.compile(r"<br\s*/?>")
@@ -57,6 +67,7 @@ class Classification(Family[Settings]):
     """Classification of examples; `data[split]` is (inputs, labels)."""
 
     metric = Metric("accuracy", higher_is_better=True, unit="%")
+    inputs_at_once = 250
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """The indices of all rows in random order, in batches."""
@@ -80,51 +91,40 @@ class Classification(Family[Settings]):
         return [(inputs[some], labels[some]) for some in chosen]
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        inputs, labels = self.data[split]
-        value, count = accuracy(model, inputs[:rows], labels[:rows]), len(labels[:rows])
-        share = (value / 100 * count + 1) / (count + 2)  # add-one smoothing, so that the error is not 0 at 0 or 100 %
-        return Score(value, 100 * math.sqrt(share * (1 - share) / count))
+        inputs, labels = (part[:rows] for part in self.data[split])
+        right, count = int((self._scores(model, inputs).argmax(dim=1) == labels).sum()), len(labels)
+        share = (right + 1) / (count + 2)  # add-one smoothing, so that the error is not 0 at 0 or 100 %
+        return Score(100 * right / count, 100 * math.sqrt(share * (1 - share) / count))
+
+    @torch.no_grad()
+    def _scores(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The scores of all classes, on the CPU."""
+        device = next(model.parameters()).device
+        return torch.cat([model(some.to(device)).cpu() for some in torch.split(inputs, self.inputs_at_once)])
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The accuracy of always predicting the most frequent class."""
         labels = self.data[split][1][:rows]
         return 100 * int(labels.bincount().max()) / len(labels)
 
-    @property
-    def prediction_batch(self) -> int:
-        return EVALUATED_AT_ONCE
-
     @abstractmethod
     def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
         """Encode inputs for the model."""
 
-    @torch.no_grad()
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         """The most likely class of each input, and the probabilities of all classes."""
-        device, batch = next(model.parameters()).device, options.batch or self.prediction_batch
-        classes, found = self.data.shared["classes"], list[dict[str, Any]]()
-        for start in range(0, len(inputs), batch):
-            scores = model(self.input_tensor(inputs[start : start + batch]).to(device)).double().cpu()
-            for best, shares in zip(scores.argmax(dim=1).tolist(), scores.softmax(dim=1).tolist(), strict=True):
-                found.append({"class": classes[best], "probabilities": dict(zip(classes, shares, strict=True))})
-            options.watch(len(found))
-        return found
+        classes = self.data.shared["classes"]
+        shares = self._scores(model, self.input_tensor(inputs)).double().softmax(dim=1)
+        return [
+            {"class": classes[best], "probabilities": dict(zip(classes, row, strict=True))}
+            for best, row in zip(shares.argmax(dim=1).tolist(), shares.tolist(), strict=True)
+        ]
 
     def line(self, prediction: Mapping[str, Any]) -> str:
         """The class, a tab, and the most likely classes with their probabilities."""
         ranked = sorted(prediction["probabilities"].items(), key=lambda item: -item[1])[:SHOWN_CLASSES]
         shares = ", ".join(f"{one_line(name)} {share:.4f}" for name, share in ranked)
         return f"{one_line(prediction['class'])}\t{shares}"
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, rows: int = EVALUATED_AT_ONCE) -> float:
-    device = next(model.parameters()).device
-    right = sum(
-        (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
-        for x, y in zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True)
-    )
-    return 100 * int(right) / len(labels)
 
 
 class TextCNNSettings(ClassifierSettings):

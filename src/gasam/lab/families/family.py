@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
+from accelerate.utils import recursively_apply, send_to_device
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 
 from gasam.analysis.objective import Objective
-from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.files import InputFile
+from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
+from gasam.lab.data.files import texts
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.encoded import Encoded
 from gasam.lab.record import Metric
+from gasam.lab.storage import replaced, save_tensors
 
 Settings = TypeVar("Settings", bound="Recipe")
-T = TypeVar("T")
+VERSION = 5
+"""The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
+FORMAT = 4
+"""The version of the cache's files. Increase it if their layout changes."""
+UNKNOWN = "<unk>"
 
 
 class Score(NamedTuple):
@@ -94,50 +103,130 @@ def drawn(count: int, of: int) -> Tensor:
     return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
 
 
-def ignore_count(done: int) -> None:
-    """Ignore progress."""
-
-
 class PredictionOptions(BaseModel):
-    """The options of a prediction.
+    """The options of a language model's predictions.
 
     Args:
-        batch: Number of inputs that the model reads at once; a language model reads one line at a time.
-        words: Maximum number of words that a language model adds to each text; by default 10.
+        words: Maximum number of words to add to each text.
         temperature: 0 takes the most likely word each time; above 0 words are drawn, at 1 with their probabilities.
-        seed: Seed of drawn words.
-        watch: Called with the number of inputs of the call that are done.
+        seed: Seed of drawn words; alone it asks for drawn words, at temperature 1.
     """
 
     model_config = STRICT
 
-    batch: PositiveInt | None = None
     words: NonNegativeInt | None = None
     temperature: NonNegativeFloat | None = None
     seed: NonNegativeInt | None = None
-    watch: Callable[[int], None] = ignore_count
-
-    @property
-    def continues(self) -> bool:
-        """Whether an option of continuations is given."""
-        return any(value is not None for value in (self.words, self.temperature, self.seed))
-
-    @property
-    def drawing_temperature(self) -> float:
-        """The temperature; a seed alone asks for drawn words, at temperature 1."""
-        return float(self.seed is not None) if self.temperature is None else self.temperature
-
-
-class WholeInput(Protocol):
-    """Collects what a family says about all inputs together, in their order."""
-
-    def add(self, inputs: Sequence[Any]) -> None: ...
-
-    def result(self) -> dict[str, Any] | None: ...
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+class WithheldError(LookupError):
+    """A search asked for the test split, which it must not see."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A corpus as tensors, with the hash of the corpus and notes to show next to results.
+
+    Args:
+        shared: What was learnt from the training split, such as a vocabulary.
+        splits: The examples of each split, in the family's own form.
+    """
+
+    shared: Mapping[str, Any]
+    splits: Mapping[Split, Any]
+    hash: str
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, split: Split) -> Any:
+        if split not in self.splits:
+            raise WithheldError(f"the {split} split is withheld: a search must not see it")
+        return self.splits[split]
+
+    def without_test(self) -> Encoded:
+        """The data without its test split, for searches. `shared` was learnt from the training split only."""
+        return replace(self, splits={split: part for split, part in self.splits.items() if split != "test"})
+
+    def save(self, file: Path | BinaryIO) -> None:
+        save_tensors(vars(self), file)
+
+    @staticmethod
+    def load(file: Path | BinaryIO) -> Encoded:
+        """Read encoded data. Loading never runs code from the file."""
+        return Encoded(**torch.load(file, weights_only=True))
+
+
+def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directory: Path) -> Encoded:
+    """Read the encoded data from the cache in this folder, or encode it and write it there."""
+    if family.task_text is not None:  # a task file reads its own data
+        return encode(family, source.read(), settings)
+    chosen = {name: value for name, value in settings if name in settings.encoding}
+    key = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
+    file = directory / f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+    try:
+        return Encoded.load(file)
+    except FileNotFoundError:
+        pass
+    except Exception:  # a damaged file is made again; the kind of error depends on the damage
+        file.unlink(missing_ok=True)
+    data = encode(family, source.read(), settings)
+    with replaced(file) as partial:
+        data.save(partial)
+    return data
+
+
+def encode(family: type[Family[Any]], corpus: Corpus, settings: Recipe) -> Encoded:
+    """Encode a corpus. `family.learn` gets only the training split."""
+    chosen = {split: family.select(split, corpus.split(split), settings) for split in SPLITS}
+    shared = family.learn(replace(corpus, train=chosen["train"], valid=[], test=[]), settings)
+    splits = {split: family.encode(split, examples, shared, settings) for split, examples in chosen.items()}
+    notes = [*corpus.notes]
+    if settings.rows is not None and settings.rows < len(corpus.train):
+        notes.append(f"{settings.rows:,} of the {len(corpus.train):,} training examples are used in this size")
+    return Encoded(shared, splits, corpus.digest(), (*notes, *family.notes(corpus, splits, settings)))
+
+
+class Vocabulary:
+    """Numbers the words, `specials` first. Other words become <unk>, which must be one of the words."""
+
+    def __init__(self, words: Iterable[str], specials: Sequence[str] = ()) -> None:
+        self.words = list(dict.fromkeys([*specials, *words]))
+        self.numbers = {word: number for number, word in enumerate(self.words)}
+        self.unknown = self.numbers[UNKNOWN]
+
+    @classmethod
+    def most_frequent(cls, texts: Iterable[Sequence[str]], size: int, specials: Sequence[str]) -> Vocabulary:
+        """The specials and the most frequent words, `size` in all; equally frequent words are in alphabetical order."""
+        counts = Counter(word for words in texts for word in words)
+        ranked = sorted(counts.keys() - set(specials), key=lambda word: (-counts[word], word))
+        return cls(ranked[: max(0, size - len(specials))], specials)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        return [self.numbers.get(word, self.unknown) for word in words]
+
+
+def on_tensors(change: Callable[[Tensor], Any], batch: Any) -> Any:
+    """A batch, tensors in tuples, lists and dictionaries of any depth, with every tensor changed."""
+    return recursively_apply(change, batch)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    return send_to_device(batch, device, non_blocking=True)
+
+
+def tensors(batch: Any) -> list[Tensor]:
+    """All tensors of a batch."""
+    found: list[Tensor] = []
+    on_tensors(found.append, batch)
+    return found
+
+
+def example_count(batch: Any, dim: int = 0) -> int:
+    """The number of examples of a batch, from its first tensor that has the dimension `dim`; 0 without one."""
+    return next((tensor.shape[dim] for tensor in tensors(batch) if tensor.ndim > dim), 0)
 
 
 class Family(ABC, Generic[Settings]):
@@ -156,8 +245,6 @@ class Family(ABC, Generic[Settings]):
     """The dimension of batches and of embeddings' outputs that indexes examples."""
     continues_text: ClassVar[bool] = False
     """Whether predictions have the options of continuations."""
-    batches_at_once: ClassVar[int] = 1
-    """How many batches of inputs `predict` gets in one call, so that it can sort them by length."""
 
     def __init_subclass__(cls) -> None:
         if "metric" in cls.__dict__ and "followed" not in cls.__dict__:
@@ -253,22 +340,22 @@ class Family(ABC, Generic[Settings]):
         return {}
 
     @property
-    def prediction_batch(self) -> int:
-        """How many inputs the model reads at once when it predicts."""
+    def inputs_at_once(self) -> int:
+        """How many inputs `predict` gets in one call for a file."""
         return self.settings.batch
 
-    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
-        """The inputs of a file with their line numbers; None for a blank one, which gets no prediction."""
-        return ((line, text or None) for line, text in file.texts())
+    def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
+        """The inputs of a file, or of standard input, with their line numbers; None for a blank one."""
+        return texts(path, column)
 
+    @abstractmethod
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         """What the model, in eval mode, says about each input, as JSON values, in the order of the inputs."""
-        raise InputError(f"{type(self).__name__} has no predictions: its models can be trained and analysed only")
 
     def line(self, prediction: Mapping[str, Any]) -> str:
         """A prediction as one line of text."""
         return json.dumps(prediction, ensure_ascii=False)
 
-    def whole_input(self, model: nn.Module) -> WholeInput | None:
-        """Collects what is said about all inputs together; None if there is nothing to say."""
+    def whole_input(self, model: nn.Module) -> Any:
+        """Collects inputs with `add`, and says with `result` what is said about all of them; None if nothing is."""
         return None

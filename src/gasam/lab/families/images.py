@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.data.files import InputFile, fault_at
+from gasam.lab.data.files import STANDARD_INPUT, ending, fault_at, idx, lines, values
 from gasam.lab.errors import InputError
 from gasam.lab.families.classification import Classification, ClassifierSettings
 from gasam.lab.families.family import Sizes
@@ -49,13 +52,12 @@ class ImageClassification(Classification[MLPSettings]):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(self.settings.dropout)]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], len(self.data.shared["classes"])))
 
-    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
-        """One image per line as numbers, JSONL with lists of pixels, or an idx file."""
-        for line, image in file.images():
+    def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
+        for line, image in _images(path, column):
             try:
                 yield line, self._pixels(image) if image else None
             except InputError as error:
-                raise fault_at(file.name, line, str(error)) from None
+                raise fault_at(path or STANDARD_INPUT, line, str(error)) from None
 
     def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
         return torch.from_numpy(numpy.stack([self._pixels(image) for image in inputs]))
@@ -75,6 +77,26 @@ class ImageClassification(Classification[MLPSettings]):
             fault = f"{pixels[~whole][0]:g}"
             raise InputError(f"pixels must be whole numbers from 0 (background) to 255, as in training, got {fault}")
         return pixels.astype(numpy.uint8)
+
+
+def _images(path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
+    """The line number and the pixels of each image: bytes of an idx file, a list of a JSONL file, or texts of a line.
+
+    A first line with letters is a header.
+    """
+    if path is not None and ("ubyte" in path.name or ending(path) == ".idx"):
+        (count, *sides), pixels = idx(path, dimensions=3)
+        size = math.prod(sides)
+        yield from ((i + 1, pixels[size * i : size * (i + 1)]) for i in range(count))
+    elif path is not None and ending(path) == ".jsonl":
+        for number, value in values(path):
+            if isinstance(value, dict) and column not in value:
+                raise fault_at(path, number, f"no {column!r} in this object: name the pixels with --text-column")
+            yield number, value[column] if isinstance(value, dict) else value
+    else:
+        for number, line in enumerate(lines(path), start=1):
+            if number > 1 or not re.search("[A-Za-z]", line):
+                yield number, line.replace(",", " ").split()
 
 
 class Brightness(nn.Module):

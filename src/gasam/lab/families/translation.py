@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -23,8 +23,17 @@ from torch.nn.utils.rnn import pad_sequence
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import UNKNOWN, Vocabulary
-from gasam.lab.families.family import Family, PredictionOptions, Recipe, Score, Share, drawn, ignore_count, one_line
+from gasam.lab.families.family import (
+    UNKNOWN,
+    Family,
+    PredictionOptions,
+    Recipe,
+    Score,
+    Share,
+    Vocabulary,
+    drawn,
+    one_line,
+)
 from gasam.lab.record import Metric
 
 Side = Literal["source", "target"]
@@ -85,7 +94,7 @@ class Translation(Family[TransformerSettings]):
     metric = Metric("BLEU", higher_is_better=True)
     followed = Metric("perplexity", higher_is_better=False)
     settings_type = TransformerSettings
-    batches_at_once = 160  # 10,240 sentences, sorted by length as in evaluation
+    inputs_at_once = 20 * TRANSLATED_AT_ONCE  # sorted by length
 
     @classmethod
     def has_normalisation(cls) -> bool:
@@ -112,24 +121,19 @@ class Translation(Family[TransformerSettings]):
 
         Validation and test also keep the text, because BLEU is computed from text.
         """
-        sources, targets = ([pair[side] for pair in examples] for side in (0, 1))
-        source_lines, target_lines = (
-            Subwords(saved).encode(text) for saved, text in zip(shared["subwords"], (sources, targets), strict=True)
-        )
-        longest = [max(len(s), len(t)) for s, t in zip(source_lines, target_lines, strict=True)]
+        texts = [pair[0] for pair in examples], [pair[1] for pair in examples]
+        lines = [Subwords(saved).encode(side) for saved, side in zip(shared["subwords"], texts, strict=True)]
         if split != "train":
-            if max(longest, default=0) > POSITIONS:
-                raise InputError(
-                    f"the {split} split has a text of {max(longest):,} tokens, but {POSITIONS:,} is the limit: split "
-                    "it into sentences, or remove it"
-                )
-            numbers = {"source": joined(source_lines), "target": joined(target_lines)}
-            return numbers | {"source_text": sources, "target_text": targets}
-        kept = [row for row, length in enumerate(longest) if length <= settings.length]
+            _check_lengths(f"the {split} split", *lines)
+            return dict(zip(SIDES, map(joined, lines), strict=True)) | {
+                "source_text": texts[0],
+                "target_text": texts[1],
+            }
+        kept = [pair for pair in zip(*lines, strict=True) if max(map(len, pair)) <= settings.length]
         if not kept:
             raise InputError(f"no training pair has at most {settings.length} tokens in both languages: raise length")
-        numbers = {"source": joined([source_lines[row] for row in kept])}
-        return numbers | {"target": joined([target_lines[row] for row in kept]), "dropped": len(examples) - len(kept)}
+        numbers = dict(zip(SIDES, map(joined, zip(*kept, strict=True)), strict=True))
+        return numbers | {"dropped": len(examples) - len(kept)}
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
@@ -178,14 +182,16 @@ class Translation(Family[TransformerSettings]):
         return padded(source), padded(target)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
-        return smoothed_cross_entropy(*self._scores(model, *batch), self.settings.smoothing), None
+        return cross_entropy(*self._scores(model, *batch), label_smoothing=self.smoothing), None
+
+    @property
+    def smoothing(self) -> float:
+        return torch_smoothing(self.settings.smoothing, len(self.subwords[1]))
 
     def objective(self) -> Objective:
         """An example is a sentence; its loss is the mean over its words. Training uses the mean over all words."""
-        smoothing = spread(self.settings.smoothing, len(self.subwords[1]))
-        return Objective(
-            lambda model, batch: logits(model, *batch), CrossEntropy(ignored=PAD, label_smoothing=smoothing)
-        )
+        loss = CrossEntropy(ignored=PAD, label_smoothing=self.smoothing)
+        return Objective(lambda model, batch: logits(model, *batch), loss)
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
         batches = self._packed(split, drawn(rows, len(self.data[split]["source"][1])))
@@ -201,7 +207,7 @@ class Translation(Family[TransformerSettings]):
         """The perplexity without label smoothing. BLEU needs a beam search, so only the final weights get it."""
         device = next(model.parameters()).device
         total, count = 0.0, 0
-        for rows in by_length(self.lines["valid", "source"], TRANSLATED_AT_ONCE):
+        for rows in by_length(self.lines["valid", "source"]):
             source, target = self._pairs("valid", rows)
             scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
@@ -209,48 +215,29 @@ class Translation(Family[TransformerSettings]):
         return math.exp(min(total / count, 100.0))
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        lines, references = self.translate(model, split, rows), self.data[split]["target_text"][:rows]
-        return Score(bleu(lines, references)[0], bleu_error(lines, references))
+        lines = self.translate(model, self.lines[split, "source"][:rows])
+        return bleu(lines, self.data[split]["target_text"][:rows], draws=1000)[0]
 
     def remarks(self) -> dict[str, Any]:
         """The signature of BLEU, and the BLEU of copying the source without translation."""
         test = self.data["test"]
-        value, signature = bleu(test["source_text"], test["target_text"])
-        return {"bleu_signature": signature, "bleu_of_copying": value}
-
-    def translate(self, model: nn.Module, split: Split, rows: int | None = None) -> list[str]:
-        return self._translated(model, self.lines[split, "source"][:rows])
-
-    @property
-    def prediction_batch(self) -> int:
-        return TRANSLATED_AT_ONCE
+        copied, signature = bleu(test["source_text"], test["target_text"])
+        return {"bleu_signature": signature, "bleu_of_copying": copied.value}
 
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         lines = self.subwords[0].encode(inputs)
-        for text, line in zip(inputs, lines, strict=True):
-            if len(line) > POSITIONS:
-                raise InputError(
-                    f"a text of {len(line):,} tokens is too long to translate, {POSITIONS:,} is the limit: "
-                    f"split it into sentences ({text[:40]!r}...)"
-                )
-        found = self._translated(model, lines, options.batch or self.prediction_batch, options.watch)
-        return [{"translation": text} for text in found]
+        _check_lengths("the input", lines)
+        return [{"translation": text} for text in self.translate(model, lines)]
 
     def line(self, prediction: Mapping[str, Any]) -> str:
         return one_line(prediction["translation"])
 
     @torch.no_grad()
-    def _translated(
-        self,
-        model: nn.Module,
-        lines: Sequence[Tensor],
-        batch: int = TRANSLATED_AT_ONCE,
-        watch: Callable[[int], None] = ignore_count,
-    ) -> list[str]:
+    def translate(self, model: nn.Module, lines: Sequence[Tensor]) -> list[str]:
         """Translate source lines by beam search, in batches of similar length."""
         device = next(model.parameters()).device
         translations: dict[int, str] = {}
-        for rows in by_length(lines, batch):
+        for rows in by_length(lines):
             source = padded([lines[row] for row in rows]).to(device)
             found = model.generate(  # type: ignore[operator]
                 input_ids=source,
@@ -260,19 +247,22 @@ class Translation(Family[TransformerSettings]):
                 do_sample=False,
             )
             translations.update(zip(rows, self.subwords[1].decode(found.tolist()), strict=True))
-            watch(len(translations))
         return [translations[row] for row in sorted(translations)]
 
 
-def smoothed_cross_entropy(scores: Tensor, right: Tensor, smoothing: float) -> Tensor:
-    """fairseq's smoothed loss: the right word has probability 1 - smoothing, the V - 1 others share the rest evenly."""
-    return cross_entropy(scores, right, label_smoothing=spread(smoothing, scores.shape[1]))
+def _check_lengths(where: str, *sides: Sequence[Tensor]) -> None:
+    longest = max((len(line) for lines in sides for line in lines), default=0)
+    if longest > POSITIONS:
+        raise InputError(
+            f"{where} has a text of {longest:,} tokens, but {POSITIONS:,} is the limit: split it into sentences"
+        )
 
 
-def spread(smoothing: float, words: int) -> float:
+def torch_smoothing(smoothing: float, words: int) -> float:
     """The value of torch's `label_smoothing` that gives fairseq's smoothing.
 
-    torch spreads it over all V words, including the right one, so it must be V / (V - 1) times as large.
+    fairseq gives the right word the probability 1 - smoothing, and the V - 1 others share the rest evenly. torch
+    spreads it over all V words, including the right one, so it must be V / (V - 1) times as large.
     """
     return smoothing * words / (words - 1)
 
@@ -316,15 +306,15 @@ def padded(lines: list[Tensor]) -> Tensor:
     return pad_sequence(lines, batch_first=True, padding_value=PAD).long()
 
 
-def by_length(lines: Sequence[Tensor], rows: int) -> list[list[int]]:
-    """Batches of `rows` row numbers of similar length, to reduce padding."""
+def by_length(lines: Sequence[Tensor]) -> list[list[int]]:
+    """Batches of row numbers of similar length, to reduce padding."""
     order = sorted(range(len(lines)), key=lambda row: len(lines[row]))
-    return [order[start : start + rows] for start in range(0, len(order), rows)]
+    return [order[start : start + TRANSLATED_AT_ONCE] for start in range(0, len(order), TRANSLATED_AT_ONCE)]
 
 
-def joined(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
+def joined(lines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
-    return torch.cat(lines), torch.tensor([len(line) for line in lines])
+    return torch.cat(list(lines)), torch.tensor([len(line) for line in lines])
 
 
 def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
@@ -337,23 +327,18 @@ def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
     return list(rows.tensor_split(cuts[1:]))
 
 
-def bleu(lines: list[str], references: list[str]) -> tuple[float, str]:
-    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature."""
+def bleu(lines: list[str], references: list[str], draws: int = 1) -> tuple[Score, str]:
+    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature.
+
+    The standard error is that of sacrebleu's bootstrap over sentences; there is none for a single one, or one draw.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize="none", force=True)
-    score = float(metric.corpus_score(lines, [references]).score)
-    return score, str(metric.get_signature())
-
-
-def bleu_error(lines: list[str], references: list[str]) -> float | None:
-    """The standard error of BLEU, by sacrebleu's bootstrap over sentences; None for a single sentence."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    if len(lines) < 2:
-        return None
-    score = BLEU(tokenize="none", force=True).corpus_score(lines, [references], n_bootstrap=1000)
-    return float(score._ci) / 1.96  # half of the 95% interval
+    drawn_again = draws > 1 and len(lines) > 1
+    found = metric.corpus_score(lines, [references], n_bootstrap=draws if drawn_again else 1)
+    error = float(found._ci) / 1.96 if drawn_again else None  # half of the 95% interval
+    return Score(float(found.score), error), str(metric.get_signature())
 
 
 class Subwords:
@@ -392,8 +377,7 @@ def _words(lines: Sequence[str], size: int, shipped: Sequence[str]) -> Tokenizer
         vocabulary = Vocabulary(shipped, SPECIALS)
     else:
         allowed = set(shipped)
-        texts = (line.split() for line in lines)
-        known = ([word for word in words if not allowed or word in allowed] for words in texts)
+        known = ([word for word in line.split() if not allowed or word in allowed] for line in lines)
         vocabulary = Vocabulary.most_frequent(known, size, SPECIALS)
     tokenizer = Tokenizer(WordLevel(vocabulary.numbers, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -406,9 +390,7 @@ def _byte_pairs(lines: Sequence[str], size: int) -> Tokenizer:
     The trainer numbers the last letters of words in the order of a hash table, which varies, and breaks ties by these
     numbers. Declaring them as special tokens fixes their numbers, and so all tokens.
     """
-    lines = [
-        line for line in lines if len(line) <= LONGEST_WORD or max(map(len, line.split()), default=0) <= LONGEST_WORD
-    ]
+    lines = [line for line in lines if max(map(len, line.split()), default=0) <= LONGEST_WORD]
     endings = sorted({f"{word[-1]}{WORD_END}" for line in lines for word in line.split()})
     trainer = BpeTrainer(
         vocab_size=size, special_tokens=[*SPECIALS, *endings], end_of_word_suffix=WORD_END, show_progress=False

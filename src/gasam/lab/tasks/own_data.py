@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split, cut, permuted
-from gasam.lab.data.files import aligned, fault_at, lines, parsed_delimiter, rows
+from gasam.lab.data.files import aligned, fault_at, lines, rows
 from gasam.lab.errors import InputError
 from gasam.lab.families.classification import TextClassification
 from gasam.lab.families.language import LanguageModel
@@ -16,25 +16,25 @@ from gasam.lab.tasks import imdb, ptb, translation
 from gasam.lab.tasks.task import Origin, Task
 
 Files = dict[Split, tuple[Path, ...]]
-Labelled = tuple[int, str, str]
-"""The line number, the text and the label of a row."""
 SHARE = 10
 """A split without a file gets this part of the training file, one tenth."""
 
 
 def classify(origin: Origin) -> Source:
     """Labelled texts from CSV, TSV or JSONL files. The classes are the labels in the training file, sorted."""
-    files, columns = _files("classify", origin), (origin.text_column, origin.label_column)
-    delimiter = parsed_delimiter(origin.delimiter)
+    files = _files("classify", origin)
 
     def read() -> Corpus:
         notes: list[str] = []
-        found = {split: _labelled_rows(path, columns, delimiter, origin, notes) for split, (path,) in files.items()}
-        classes = _classes(files["train"][0], [label for _, _, label in found["train"]])
-        examples = {split: _indexed(files[split][0], table, classes) for split, table in found.items()}
+        found: dict[Split, list[tuple[str, str]]] = {}
+        classes: tuple[str, ...] = ()
+        for split, (path,) in files.items():  # the training split is the first
+            found[split] = _labelled(path, origin, classes, notes)
+            classes = classes or _classes(path, {label for _, label in found["train"]})
+        examples = {split: [(text, classes.index(label)) for text, label in table] for split, table in found.items()}
         return _divided(examples, files, classes=classes, notes=notes)
 
-    return _source("classify", read, files, origin, *columns, *[f"delimiter:{delimiter}"] * (delimiter is not None))
+    return _source("classify", read, files, origin)
 
 
 def lm(origin: Origin) -> Source:
@@ -45,7 +45,7 @@ def lm(origin: Origin) -> Source:
         examples = {split: [line.strip() for line in lines(path) if line.strip()] for split, (path,) in files.items()}
         return _divided(examples, files, in_order=True)
 
-    return _source("lm", read, files, Origin())
+    return _source("lm", read, files, origin)
 
 
 def translate(origin: Origin) -> Source:
@@ -70,46 +70,53 @@ def _files(task: str, origin: Origin, each: int = 1) -> Files:
             given = getattr(origin, split)
             raise InputError(f"--{split} must name two files separated by a comma, such as a.de,a.en, got {given!r}")
         for path in paths:
-            if path.is_dir():
-                raise InputError(f"{path} is a folder, but --{split} must name a file")
-            if not path.exists():
-                raise InputError(f"{path} does not exist: check --{split}")
+            if not path.is_file():
+                raise InputError(f"{path} is not a file: check --{split}")
     return files
 
 
-def _source(task: str, read: Any, files: Files, origin: Origin, *options: str) -> Source:
+def _source(task: str, read: Callable[[], Corpus], files: Files, origin: Origin) -> Source:
     """The source, with the names of the files and the options that the result depends on."""
-    named = [f"{split}:{path.name}" for split, paths in files.items() for path in paths]
-    given = [*options, *["drop_empty"] * origin.drop_empty, *named]
-    return Source(task, read, tuple(path for paths in files.values() for path in paths), options=repr(given))
+    named = [(split, path.name) for split, paths in files.items() for path in paths]
+    options = repr((origin.text_column, origin.label_column, origin.drop_empty, named))
+    return Source(task, read, tuple(path for paths in files.values() for path in paths), options=options)
 
 
-def _labelled_rows(
-    path: Path, columns: tuple[str, str], delimiter: str | None, origin: Origin, notes: list[str]
-) -> list[Labelled]:
-    """The rows of a table; rows with an empty field are refused, or dropped with a note."""
-    table: list[Labelled] = []
-    empty: dict[str, list[int]] = {}
-    for line, (text, label) in rows(path, columns, delimiter, ("--text-column", "--label-column")):
+def _labelled(path: Path, origin: Origin, classes: Sequence[str], notes: list[str]) -> list[tuple[str, str]]:
+    """The texts and labels of a table, of known `classes` if there are any.
+
+    Rows with an empty field are refused, or dropped with a note.
+    """
+    table: list[tuple[str, str]] = []
+    empty: list[int] = []
+    columns = (origin.text_column, origin.label_column)
+    for line, (text, label) in rows(path, columns, ("--text-column", "--label-column")):
         if not isinstance(text, str | None):
             raise fault_at(path, line, f"{columns[0]!r} is {text!r}, but must be a string")
         if not isinstance(label, str | int | None):
             raise fault_at(path, line, f"{columns[1]!r} is {label!r}, but must be a string or a whole number")
-        values = zip(columns, (text, label), strict=True)
-        missing = [column for column, value in values if value is None or not str(value).strip()]
-        for column in missing:
-            empty.setdefault(column, []).append(line)
-        if not missing:
-            table.append((line, str(text), str(label).strip()))
+        name = "" if label is None else str(label).strip()
+        if not name or not text or not text.strip():
+            empty.append(line)
+        elif classes and name not in classes:
+            known = ", ".join(map(repr, classes))
+            raise fault_at(path, line, f"label {name!r} is not in the training file, which has {known}")
+        else:
+            table.append((text, name))
     if empty:
-        counts = " and ".join(
-            f"{_counted(found, 'row')} with an empty {column!r}, first at line {found[0]}"
-            for column, found in empty.items()
-        )
+        counted = f"rows with an empty {columns[0]!r} or {columns[1]!r}: {len(empty):,}, the first at line {empty[0]}"
         if not origin.drop_empty:
-            raise InputError(f"{path} has {counts}: fill them in, or use --drop-empty")
-        notes.append(f"{path.name}: dropped {counts}")
+            raise InputError(f"{path} has {counted}: fill them in, or use --drop-empty")
+        notes.append(f"{path.name}: dropped {counted}")
     return table
+
+
+def _classes(path: Path, labels: set[str]) -> tuple[str, ...]:
+    """The distinct labels, sorted as numbers if all of them are whole numbers."""
+    if len(labels) == 1:
+        raise InputError(f"{path}: every row has the label {min(labels)!r}, but at least two classes are needed")
+    numbers = all(label.isascii() and label.isdecimal() for label in labels)
+    return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 
 def _pairs(split: Split, source: Path, target: Path, *, drop: bool, notes: list[str]) -> list[tuple[str, str]]:
@@ -120,34 +127,12 @@ def _pairs(split: Split, source: Path, target: Path, *, drop: bool, notes: list[
     pairs = aligned(source, target)
     half = [line for line, pair in enumerate(pairs, start=1) if any(pair) and not all(pair)]
     if half and drop:
-        notes.append(f"{source.name}: dropped {_counted(half, 'pair')} with a blank line, first at line {half[0]}")
+        notes.append(f"{source.name}: dropped pairs with a blank line: {len(half):,}, the first at line {half[0]}")
     elif half and split != "train":
         empty, other = (source, target) if pairs[half[0] - 1][1] else (target, source)
         fault = f"blank, but the same line of {other} is not: translate it, remove both, or use --drop-empty"
         raise fault_at(empty, half[0], fault)
     return [pair for pair in pairs if all(pair)]
-
-
-def _counted(found: list[int], noun: str) -> str:
-    return f"{len(found):,} {noun}{'' if len(found) == 1 else 's'}"
-
-
-def _classes(path: Path, labels: list[str]) -> tuple[str, ...]:
-    """The distinct labels, sorted as numbers if all of them are whole numbers."""
-    distinct = set(labels)
-    if len(distinct) == 1:
-        raise InputError(f"{path}: every row has the label {labels[0]!r}, but at least two classes are needed")
-    numbers = all(label.isascii() and label.isdecimal() for label in distinct)
-    return tuple(sorted(distinct, key=lambda label: (int(label) if numbers else 0, label)))
-
-
-def _indexed(path: Path, table: list[Labelled], classes: tuple[str, ...]) -> list[tuple[str, int]]:
-    indices = {label: index for index, label in enumerate(classes)}
-    for line, _, label in table:
-        if label not in indices:
-            known = ", ".join(map(repr, classes))
-            raise fault_at(path, line, f"label {label!r} is not in the training file, which has {known}")
-    return [(text, indices[label]) for _, text, label in table]
 
 
 def _divided(
@@ -160,12 +145,7 @@ def _divided(
 ) -> Corpus:
     """Make the corpus. Splits without a file are held out of the training examples, and a note says so.
 
-    Args:
-        examples: The examples of each split that has files.
-        files: The files of each split.
-        in_order: Whether the examples belong together in their order, so that they are not permuted.
-        classes: The names of the classes.
-        notes: Notes about examples that were left out.
+    Examples are permuted for this, unless they belong together `in_order`.
     """
     for split, found in examples.items():
         if not found:

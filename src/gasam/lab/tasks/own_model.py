@@ -26,10 +26,20 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 from gasam.analysis.objective import Objective
 from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
-from gasam.lab.data.files import InputFile
+from gasam.lab.data.files import values
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.encoded import example_count, on_tensors, tensors, to_device
-from gasam.lab.families.family import STRICT, Family, PredictionOptions, Recipe, Score, drawn
+from gasam.lab.families.family import (
+    STRICT,
+    Family,
+    PredictionOptions,
+    Recipe,
+    Score,
+    drawn,
+    example_count,
+    on_tensors,
+    tensors,
+    to_device,
+)
 from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
 
@@ -418,15 +428,15 @@ class OwnModel(Family[OwnSettings]):
         examples: Examples = self.data[split]
         return examples.batch(chosen, self.file.collate)
 
-    def read_inputs(self, file: InputFile) -> Iterator[tuple[int, Any]]:
-        return file.values()
+    def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
+        return values(path)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         """What the file's `predict` returns: a dictionary for each input, or a value under the name `prediction`."""
         if self.file.predict is None:
             raise InputError("the task file has no predictions: define predict(model, inputs) in it and train again")
-        found, size = list[Any](), options.batch or self.prediction_batch
+        found, size = list[Any](), self.inputs_at_once
         for some in (inputs[start : start + size] for start in range(0, len(inputs), size)):
             try:
                 values = list(self.file.predict(model, some))

@@ -28,7 +28,6 @@ class Origin:
         test: The user's test file; by default a tenth of the training file is held out.
         text_column: The column with the text, for classification.
         label_column: The column with the label, for classification.
-        delimiter: The character between the fields of a CSV or TSV file; by default a comma or a tab.
         drop_empty: Leave out examples with an empty field instead of refusing the file.
     """
 
@@ -38,7 +37,6 @@ class Origin:
     test: str | None = None
     text_column: str = "text"
     label_column: str = "label"
-    delimiter: str | None = None
     drop_empty: bool = False
 
     @property

@@ -21,9 +21,7 @@ from gasam.analysis.objective import Objective
 from gasam.lab import record as records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families import encoded
-from gasam.lab.families.encoded import Encoded, example_count, to_device
-from gasam.lab.families.family import Family, PredictionOptions, WholeInput
+from gasam.lab.families.family import VERSION, Encoded, Family, PredictionOptions, example_count, to_device
 from gasam.lab.record import Record
 from gasam.lab.storage import read_json
 from gasam.lab.tasks import Origin
@@ -117,7 +115,7 @@ class FinishedRun:
                 f"{self.name} cannot be used without its training data, because {self.folder / missing[0]} does not "
                 "exist: copy the whole folder"
             )
-        self._check_encoding(encoded.VERSION)
+        self._check_encoding()
         data = self.record.data
         return self.plan.family(Encoded(_read_encoding(self.folder / ENCODING), {}, data.hash, tuple(data.notes)))
 
@@ -160,7 +158,7 @@ class FinishedRun:
         except InputError as error:
             fault = error
         if fault is None and data.hash == self.record.data.hash:
-            self._check_encoding(data.version)
+            self._check_encoding()
             return data
         for file in self.description.files if self.description else ():
             if getattr(self.data, file.split) is None and file.fault:
@@ -173,11 +171,11 @@ class FinishedRun:
             "or with --train, --valid and --test"
         )
 
-    def _check_encoding(self, now: int) -> None:
+    def _check_encoding(self) -> None:
         then = self.record.data.encoding
-        if then != now:
+        if then != VERSION:
             raise InputError(
-                f"the encoding of {self.record.task} has changed since this run (now version {now}, then {then}): "
+                f"the encoding of {self.record.task} has changed since this run (now version {VERSION}, then {then}): "
                 "run it again with another --out, or use the gasam that trained it"
             )
 
@@ -228,9 +226,9 @@ class FinishedRun:
 
         Args:
             inputs: Texts; for images their pixels, whole numbers from 0 to 255, as lists, bytes or arrays.
-            options: `batch`, the number of inputs that the model reads at once. For language models also `words`, the
-                largest number of words to add to each text, by default 10; `temperature`, to draw these words instead
-                of taking the most likely ones; and `seed`, that of drawn words.
+            options: For language models: `words`, the largest number of words to add to each text, by default 10;
+                `temperature`, to draw these words instead of taking the most likely ones; and `seed`, that of drawn
+                words.
         """
         if isinstance(inputs, str | bytes):
             raise InputError(f"inputs must be a list, such as [{inputs[:20]!r}], got one {type(inputs).__name__}")
@@ -243,7 +241,7 @@ class FinishedRun:
     def prediction_options(self, **given: Any) -> PredictionOptions:
         """The options of predictions; raise if one is wrong, or is not for this model."""
         options = checked(PredictionOptions, **given)
-        if options.continues and not self.family.continues_text:
+        if options != PredictionOptions() and not self.family.continues_text:
             raise InputError(f"words, temperature and seed are for language models, but {self.name} is none")
         return options
 
@@ -252,7 +250,7 @@ class FinishedRun:
         numbered: Iterable[tuple[int, Any]],
         options: PredictionOptions,
         *,
-        whole: WholeInput | None = None,
+        whole: Any = None,
         at_once: int | None = None,
     ) -> Iterator[Answer]:
         """Predict inputs one after another, with only a few batches of them in memory.
@@ -260,10 +258,10 @@ class FinishedRun:
         Args:
             numbered: The inputs with their line numbers, such as `family.read_inputs` gives them.
             options: The options of the prediction.
-            whole: Collects what is said about all inputs together.
+            whole: What `family.whole_input` gives; it gets all inputs.
             at_once: Number of inputs that are read before the first is predicted; by default what the family needs.
         """
-        count = at_once or (options.batch or self.family.prediction_batch) * self.family.batches_at_once
+        count = at_once or self.family.inputs_at_once
         source = iter(numbered)
         while chunk := list(islice(source, count)):
             inputs = [value for _, value in chunk if value is not None]

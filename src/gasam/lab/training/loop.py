@@ -18,8 +18,7 @@ from torch import nn
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import example_count, on_tensors, to_device
-from gasam.lab.families.family import Family, Recipe
+from gasam.lab.families.family import Family, Recipe, example_count, on_tensors, to_device
 from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan

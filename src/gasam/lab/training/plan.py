@@ -10,8 +10,7 @@ from gasam import normalisation
 from gasam.lab import tasks
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.families.encoded import VERSION, Encoded, encoded
-from gasam.lab.families.family import Family, Recipe
+from gasam.lab.families.family import VERSION, Encoded, Family, Recipe, encoded
 from gasam.lab.methods import FAMILY, METHODS, Walk, Walks, find_method, walk_for
 from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 import gasam
 from gasam.lab.data.corpus import SPLITS, Split
+from gasam.lab.families.family import VERSION
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import TASK_COPY, is_file
@@ -135,7 +136,7 @@ def record_of(training: Training, scores: Mapping[str, Any], split: Split) -> Re
     plan, family, progress = training.plan, training.family, training.progress
     data = DataOfRun(
         hash=family.data.hash,
-        encoding=family.data.version,
+        encoding=VERSION,
         notes=list(family.data.notes),
         files=plan.origin.file_names,
     )
