@@ -158,31 +158,27 @@ def test_bad_places_are_told_in_one_sentence(options, sentence, command, monkeyp
 
 
 def test_files_are_sent_whole_in_the_order_of_writing_and_those_that_are_gone_are_deleted(tmp_path):
-    from gasam.lab.engines.ray_node import SentFiles, version_difference
+    from gasam.lab.engines.ray_node import Reporter
 
     job, driver, node = "task-tiny-1-0123", tmp_path / "driver", tmp_path / "node"
     for name in (".lock", "error.txt", "best.pt", "last.pt", ".last.pt.partial"):
         (driver / job).mkdir(parents=True, exist_ok=True)
         (driver / job / name).write_bytes(b"before")
     (driver / f".{job}.json").write_bytes(b"kept")
-    node.mkdir()
-    sent = SentFiles(node, read_files(driver, job))
-    assert read_files(node, job).keys() == {f"{job}/best.pt", f"{job}/last.pt", f".{job}.json"}
-    assert sent.changes() is None
+    files = read_files(driver, job)
+    write_files(node, "*", files, files)
+    reporter = Reporter(None, 0, "process", node)
+    assert read_files(node, "*").keys() == {f"{job}/best.pt", f"{job}/last.pt", f".{job}.json"}
+    assert reporter.changes()[0] == {}
     for name in (f"{job}/zebra.pt", f"{job}/last.pt", f"{job}.json"):
         (node / name).write_bytes(b"after")
     (node / job / "best.pt").unlink()
-    changes = sent.changes()
+    changes = reporter.changes()
     assert list(changes[0]) == [f"{job}/zebra.pt", f"{job}/last.pt", f"{job}.json"]
-    assert sent.changes() is None
+    assert reporter.changes()[0] == {}
     write_files(driver, job, *changes)
     assert read_files(driver, job) == read_files(node, job)
     assert (driver / job / ".lock").exists()
-
-    ours = {"torch": "2.0", "gasam": "1", "commit": "a" * 40}
-    assert version_difference(ours, ours | {"commit": None}) == ""
-    expected = "has torch 2.1 and we have 2.0: install the same versions on every node"
-    assert version_difference(ours, ours | {"torch": "2.1"}) == expected
 
 
 @pytest.mark.slow
@@ -230,20 +226,21 @@ def test_searches_analyses_and_clients(nodes, tmp_path):
     here, there = (json.loads(text) | {"file": ""} for text in found)
     assert here == there
 
-    [job] = jobs_of(tmp_path / "client", "ga-sam", epochs=EPOCHS)
-    process = comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={EPOCHS}")
+    epochs = 5 * EPOCHS  # a client is slow, and it has to notice a checkpoint before the run has ended
+    [job] = jobs_of(tmp_path / "client", "ga-sam", epochs=epochs)
+    process = comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}")
     wait_for((tmp_path / "client" / job.name / "last.pt").exists)
     process.send_signal(signal.SIGINT)
     told = ended(process, 130)[1]
     assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told
-    assert progress(tmp_path / "client", job)["epoch"] > 0
-    ended(comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={EPOCHS}"))
+    assert 0 < progress(tmp_path / "client", job)["epoch"] < epochs
+    ended(comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}"))
     run(job.plan, tmp_path / "whole", cpu=True)
     assert results(tmp_path / "client") == results(tmp_path / "whole")
 
     record = tmp_path / "client" / f"{job.name}.json"
-    for command, *options in (("sharpness",), ("landscape", "--to", record, "--points", 3)):
+    for command, *options in (("sharpness",), ("landscape", "--points", 3)):
         measured = []
         for where in ("local", "auto"):
             out = tmp_path / "analysis" / where
@@ -251,7 +248,7 @@ def test_searches_analyses_and_clients(nodes, tmp_path):
             files = sorted(out.glob("*-digits-tiny-ga-sam-*.json"))
             measured.append([json.loads(file.read_text())["found"] for file in files])
         assert measured[0] == measured[1]
-        assert len(measured[0]) == (1 if command == "sharpness" else 2)
+        assert len(measured[0]) == 1
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def measure_all(
     jobs = []
     for run in runs:
         known = replace(find(run), data=origin)
-        name = analysis.name(known.record.model_copy(update={"name": known.name}))
+        name = analysis.name(known.record)
         job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
         job.run, file = Path(f"{known.folder}.json"), folder / f"{name}.json"
         if file.exists():
@@ -88,11 +88,10 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
             found = analysis.measure(loaded, progress)
         except ValueError as error:  # invalid options, explained in one sentence
             raise InputError(str(error)) from None
-        of_the_run = loaded.record.model_dump(include=set(Summary.model_fields))
         made = AnalysisRecord(
             kind=analysis.kind,
             options=analysis.options(),
-            run=Summary(**of_the_run | {"name": loaded.name}),
+            run=Summary(**loaded.record.model_dump(include=set(Summary.model_fields))),
             examples=loaded.count(analysis.split, analysis.rows),
             found=plain_value(found),
             seconds=round(time.perf_counter() - begun, 2),

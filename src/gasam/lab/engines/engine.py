@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,9 +142,18 @@ Files = dict[str, bytes]
 """The content of files by their path in the folder of all jobs, for machines without access to it."""
 
 
+def names_of_files(folder: Path, job: str) -> list[str]:
+    """The files of a job in the folder of all jobs, "*" for any job: its record, its folder, an unfinished measurement.
+
+    Files that belong to the machine they are on, and those that are being written, are left out.
+    """
+    found = [file for pattern in (f"{job}.json", f".{job}.json", f"{job}/**/*") for file in folder.glob(pattern)]
+    names = [file.relative_to(folder).as_posix() for file in found if file.is_file() and file.name != "error.txt"]
+    return [name for name in dict.fromkeys(names) if "/." not in name]
+
+
 def read_files(folder: Path, job: str) -> Files:
-    """The files of a job in the folder of all jobs: its record, its own folder, and an unfinished measurement."""
-    return {name: (folder / name).read_bytes() for name in _files_of(folder, job) if "/." not in name}
+    return {name: (folder / name).read_bytes() for name in names_of_files(folder, job)}
 
 
 def write_files(folder: Path, job: str, files: Files, names: Collection[str]) -> None:
@@ -152,17 +161,6 @@ def write_files(folder: Path, job: str, files: Files, names: Collection[str]) ->
     for name, content in files.items():
         with replaced(folder / name) as partial:
             partial.write_bytes(content)
-    for name in _files_of(folder, job):
+    for name in names_of_files(folder, job):
         if name not in names:
             (folder / name).unlink(missing_ok=True)
-
-
-def files_below(folder: Path, pattern: str) -> Iterator[str]:
-    """The names of the files that match a pattern, without those that belong to the machine they are on."""
-    for file in folder.glob(pattern):
-        if file.is_file() and file.name not in (".lock", "error.txt"):
-            yield file.relative_to(folder).as_posix()
-
-
-def _files_of(folder: Path, job: str) -> list[str]:
-    return [name for pattern in (f"{job}.json", f".{job}.json", f"{job}/**/*") for name in files_below(folder, pattern)]

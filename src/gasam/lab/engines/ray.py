@@ -15,9 +15,9 @@ import re
 import signal
 import socket
 import tempfile
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ray.exceptions import RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gasam.lab.engines.engine import Event, Job, Work, read_files, write_files
-from gasam.lab.engines.ray_node import Depot, Message, execute, node_versions, version_difference
+from gasam.lab.engines.ray_node import Depot, execute, node_versions
 from gasam.lab.errors import InputError
 from gasam.lab.storage import Checkpoints
 
@@ -36,7 +36,7 @@ FORWARDED = re.compile(r"GASAM_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|ONEDNN_.*|ATEN_
 """The environment variables that every run gets: ours, and those that change its bits."""
 HOW_TO_START = "start one with `ray start --head`, and on other machines `ray start --address=HOST:6379`"
 MOST_STARTED = 200
-"""Jobs that are started or queued in the cluster at a time; each holds a lock, which is an open file."""
+"""Jobs that are started or queued in the cluster at a time."""
 MOST_RETRIES = 5
 """How often Ray starts a job again whose node died, or whose process did."""
 PATIENCE, STOPPING = 120.0, 60.0
@@ -45,14 +45,13 @@ PATIENCE, STOPPING = 120.0, 60.0
 
 @dataclass
 class Started:
-    """A job in the cluster: its folder, its lock, its Ray task, the number of its starts, and the files sent to it."""
+    """A job in the cluster: its folder, its Ray task, the name of the process that does it, and its lock."""
 
     job: Job
     folder: Path
-    lock: ExitStack
     task: Any
-    attempt: int = 0
-    files: Any = None
+    process: str | None = None
+    lock: ExitStack = field(default_factory=ExitStack)
     cancelled: bool = False
 
 
@@ -73,7 +72,7 @@ def connected(where: str, *, parallel: int | None, cpus: int, gpus: float | None
             signal.signal(number, handler)
     try:
         if gpus is None:
-            gpus = 1.0 if _nodes_for(0, 1e-3) and not cpu else 0.0
+            gpus = 1.0 if ray.cluster_resources().get("GPU") and not cpu else 0.0
         _check_nodes(cpus, gpus)
         yield RayEngine(parallel, cpus, gpus)
     finally:
@@ -88,10 +87,8 @@ class RayEngine:
         self.threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else cpus
         self.started: dict[int, Started] = {}
         self.numbers = itertools.count()
-        self.pending: list[tuple[Job, Event]] = []
         self.data: dict[Hashable, Any] = {}
-        self.asked: Any = None
-        self.versions = node_versions()
+        self.taken: Any = None
         self.execute = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=MOST_RETRIES)(execute)
         depot: Any = ray.remote(Depot)
         here = _on_node(ray.get_runtime_context().get_node_id())
@@ -99,43 +96,25 @@ class RayEngine:
 
     @property
     def running(self) -> int:
-        return len(self.started) + len(self.pending)
+        return len(self.started)
 
     def start(self, job: Job, folder: Path, work: Work) -> None:
-        lock = ExitStack()
-        try:
-            if job.exclusive:
-                lock.enter_context(Checkpoints(folder / job.name).locked())
-        except InputError as error:
-            self.pending += [(job, ("start", None)), (job, ("failed", str(error)))]
-            return
-        number, family = next(self.numbers), job.plan.definition.family
-        task = pickle.dumps((replace(job, data=None, record=None), work, self.threads, family.task_text))
-        data = []
-        if job.data is not None and family.task_text is None:  # a task file reads its own
-            key = job.plan.data_key, frozenset(job.data.splits)
-            if key not in self.data:
-                stream = BytesIO()
-                job.data.save(stream)
-                self.data[key] = ray.put(stream.getvalue())
-            data.append(self.data[key])
-        started = self.execute.remote(number, task, data, str(folder), self.versions, self.depot)
-        self.started[number] = Started(job, folder, lock, started)
+        number, text = next(self.numbers), job.plan.definition.family.task_text
+        task = pickle.dumps((replace(job, data=None, record=None), work, self.threads, text))
+        self.started[number] = Started(job, folder, self.execute.remote(number, task, str(folder), self.depot))
 
     def events(self) -> Sequence[tuple[Job, Event]]:
-        found, self.pending = self.pending, []
-        if found:
-            return found
         try:
-            self.asked = self.asked or self.depot.take.remote()
-            ray.wait([self.asked, *self._tasks()], num_returns=1)
-            if ray.wait([self.asked], timeout=0)[0]:
-                messages, self.asked = ray.get(self.asked), None
-                found += [event for message in messages for event in self._read(message)]
+            self.taken = self.taken or self.depot.take.remote()
+            ray.wait([self.taken, *self._tasks()], fetch_local=False)
+            found: list[tuple[Job, Event]] = []
+            if ray.wait([self.taken], timeout=0)[0]:
+                message, self.taken = ray.get(self.taken), None
+                found = self._read(*message)
+            return found + [event for number in self._ended() for event in self._finished(number)]
         except (RayError, ConnectionError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(f"the Ray cluster is gone ({reason}): start it, and run the same command again") from None
-        return found + [self._finished(number) for number in self._ended()]
 
     def cancel(self, job: Job) -> None:
         for started in self.started.values():
@@ -164,41 +143,57 @@ class RayEngine:
         ready = set(ray.wait(tasks, num_returns=len(tasks), timeout=0, fetch_local=False)[0]) if tasks else set()
         return [number for number, started in self.started.items() if started.task in ready]
 
-    def _read(self, message: Message) -> list[tuple[Job, Event]]:
-        """The events of one message. Those of a job that has ended, or of an earlier start, are ignored."""
-        started = self.started.get(message.job)
-        if started is None or message.attempt < started.attempt:
-            return []
-        if message.kind == "update":
-            return [(started.job, ("update", message.value))]
-        if message.kind == "files":
+    def _read(self, message: int, number: int, process: str, kind: str, value: Any) -> list[tuple[Job, Event]]:
+        """Answer a message, and give its events. Updates of a job that has ended or was started again are ignored."""
+        started, found, answer = self.started.get(number), list[tuple[Job, Event]](), None
+        if started is not None and kind == "start":
+            told = "its node died; it continues on another one from its last checkpoint"
+            found = [(started.job, ("start", None) if started.process is None else ("moved", told))]
+            answer = self._files_for(started, value)
+            started.process = process
+        elif started is not None and started.process == process:
+            update, [snapshot] = value
             with suppress(RayError):  # its node has just died
-                write_files(started.folder, started.job.name, *ray.get(message.value[0]))
-            return []
-        moved, started.attempt = started.attempt > 0, message.attempt
-        started.files = ray.put(read_files(started.folder, started.job.name))
-        self.depot.give.remote(message.job, [started.files])
-        told = "its node died; it continues on another one from its last checkpoint"
-        return [(started.job, ("moved", told) if moved else ("start", None))]
+                write_files(started.folder, started.job.name, *ray.get(snapshot))
+            found = [(started.job, ("update", update))]
+        self.depot.answer.remote(message, answer)
+        return found
 
-    def _finished(self, number: int) -> tuple[Job, Event]:
-        """Handle the end of a task: keep its files, and release its lock."""
+    def _files_for(self, started: Started, versions: Mapping[str, str | None]) -> list[Any] | InputError:
+        """References to what a process needs: the files that this machine has of its job, and its data."""
+        job, data = started.job, ray.put(None)
+        try:
+            _check_versions("the node of this run", versions)
+            if job.exclusive and started.process is None:
+                started.lock.enter_context(Checkpoints(started.folder / job.name).locked())
+        except InputError as error:
+            return error
+        if job.data is not None and job.plan.definition.family.task_text is None:  # a task file reads its own
+            key = job.plan.data_key, frozenset(job.data.splits)
+            if key not in self.data:
+                stream = BytesIO()
+                job.data.save(stream)
+                self.data[key] = ray.put(stream.getvalue())
+            data = self.data[key]
+        return [ray.put(read_files(started.folder, job.name)), data]
+
+    def _finished(self, number: int) -> list[tuple[Job, Event]]:
+        """The last events of a job; keep its files, and release its lock."""
         started = self.started.pop(number)
+        files = None
         with started.lock:
             try:
-                kind, value, snapshot = ray.get(started.task)
+                kind, value, files = ray.get(started.task)
             except WorkerCrashedError:
                 logs = "/tmp/ray/session_latest/logs"
-                return started.job, (
-                    "failed",
-                    f"its process crashed or was killed; Ray's logs are on its node in {logs}",
-                )
+                kind, value = "failed", f"its process crashed or was killed; Ray's logs are on its node in {logs}"
             except RayError as error:
-                kind, value, snapshot = "failed", str(error).strip() or type(error).__name__, None
-            if snapshot is not None:
-                write_files(started.folder, started.job.name, *snapshot)
-        cancelled = kind == "failed" and started.cancelled
-        return started.job, ("cancelled", None) if cancelled else (kind, value)
+                kind, value = "failed", str(error).strip() or type(error).__name__
+            if files is not None:
+                write_files(started.folder, started.job.name, files, files)
+        event = ("cancelled", None) if kind == "failed" and started.cancelled else (kind, value)
+        before = [("start", None)] if started.process is None else []
+        return [(started.job, each) for each in (*before, event)]
 
 
 def _found_on_this_machine() -> str:
@@ -219,38 +214,21 @@ def _check_answers(address: str) -> None:
     found = re.fullmatch(r"(?:ray://)?(?P<host>[^/:\s]+|\[[^\]]+\]):(?P<port>\d{1,5})", address)
     if found is None:
         raise InputError(f"--on must be local, ray, auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
-    host, port = found["host"].strip("[]"), int(found["port"])
-    if not _answers(host, port):
-        raise InputError(f"no Ray cluster answers at {address}: {HOW_TO_START}")
-    used = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    if host in ("localhost", "127.0.0.1", "::1") and "://" not in address and not _answers(used, port):
-        raise InputError(
-            f"the cluster at {address} has only the loopback address, for which Ray would try {used}: set the "
-            "environment variable RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
-        )
-
-
-def _answers(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=10).close()
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=10).close()
     except (OSError, OverflowError):
-        return False
-    return True
-
-
-def _nodes_for(cpus: float, gpus: float) -> list[dict[str, Any]]:
-    """The nodes that are large enough for a run."""
-    alive = (node for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
-    return [node for node in alive if all(node["Resources"].get(k, 0) >= n for k, n in (("CPU", cpus), ("GPU", gpus)))]
+        raise InputError(f"no Ray cluster answers at {address}: {HOW_TO_START}") from None
 
 
 def _check_nodes(cpus: float, gpus: float) -> None:
-    """Raise if no node is large enough, or if one has not the Python, torch and gasam of this process."""
-    nodes = _nodes_for(cpus, gpus)
+    """Raise if no node is large enough, or if one of those has not the Python, torch and gasam of this process."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    needed = {"CPU": cpus, "GPU": gpus}
+    nodes = [node for node in alive if all(node["Resources"].get(name, 0) >= n for name, n in needed.items())]
     if not nodes:
-        needed = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        told = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
         raise InputError(
-            f"none of the cluster's {len(_nodes_for(0, 0))} nodes has {needed}: lower --cpus-per-run or "
+            f"none of the cluster's {len(alive)} nodes has {told}: lower --cpus-per-run or "
             "--gpus-per-run, or add a node"
         )
     report = ray.remote(num_cpus=0, max_retries=0)(node_versions)
@@ -258,12 +236,17 @@ def _check_nodes(cpus: float, gpus: float) -> None:
     for node, answer in zip(nodes, asked, strict=True):
         place = f"node {node['NodeManagerAddress']} of the cluster"
         try:
-            difference = version_difference(node_versions(), ray.get(answer, timeout=PATIENCE))
+            _check_versions(place, ray.get(answer, timeout=PATIENCE))
         except (RayError, TimeoutError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise InputError(f"{place} cannot run gasam ({reason}): run `pip install 'gasam[ray]'` there") from None
-        if difference:
-            raise InputError(f"{place} {difference}")
+
+
+def _check_versions(place: str, theirs: Mapping[str, str | None]) -> None:
+    for name, version in node_versions().items():
+        if None not in (version, theirs[name]) and version != theirs[name]:
+            difference = f"has {name} {theirs[name]} and we have {version}"
+            raise InputError(f"{place} {difference}: install the same versions on every node")
 
 
 def _on_node(node: str) -> Any:

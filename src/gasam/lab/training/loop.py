@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ class Training:
     """One run in progress.
 
     All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `on_epoch` is called
-    with the curve when the checkpoint of the epoch is written.
+    with the row of an epoch when its checkpoint is written.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Training:
         self.walks = WalkMeans(self.accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
-        self.on_epoch: Callable[[Sequence[dict[str, Any]]], None] = lambda curve: None
+        self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
         self.code = code()
@@ -173,7 +173,7 @@ class Training:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
-                self.on_epoch(self.progress.curve)
+                self.on_epoch(self.progress.curve[-1])
                 interruption.stop_if_wanted()
 
     def train_epoch(self, interruption: Interruption) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import partial
 from typing import Any
 
 from accelerate import Accelerator
@@ -28,49 +27,43 @@ def check(name: str) -> None:
 
 
 class Tracker:
-    """Sends one run to a tracker. If the tracker fails, the run gets one note and continues without it."""
+    """Sends a run to a tracker, if one is named. If it fails, the run gets one note and continues without it."""
 
-    def __init__(self, name: str, run: str, accelerator: Accelerator, note: Callable[[str], None]) -> None:
-        self.name, self.run, self.accelerator, self.note = name, run, accelerator, note
-        self.failed = False
+    def __init__(self, name: str | None, accelerator: Accelerator, note: Callable[[str], None]) -> None:
+        self.name, self.accelerator, self.note = name, accelerator, note
 
-    def begin(self, config: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, run: str, config: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> None:
         """Start, and send the epochs that a resumed run has already: earlier files may lack some of them."""
-        options: dict[str, Any] = {RUN_NAMES[self.name]: self.run} if self.name in RUN_NAMES else {}
-        project = "gasam" if options else self.run
+        options: dict[str, Any] = {RUN_NAMES[self.name]: run} if self.name in RUN_NAMES else {}
+        project = "gasam" if options else run
         if self.name == "tensorboard":
             options["purge_step"] = 1  # hides what an earlier process wrote
         if self.name == "wandb":
-            options |= {"id": self.run, "resume": "allow"}
+            options |= {"id": run, "resume": "allow"}
         simple = bool | int | float | str
         values = {name: value if isinstance(value, simple) else json.dumps(value) for name, value in flat(config)}
-        started = partial(self.accelerator.init_trackers, project, None if curve else values, {self.name: options})
-        self._safely(started)
+        self._safely(self.accelerator.init_trackers, project, None if curve else values, {self.name: options})
         for row in curve:
-            self.send([row])
+            self.send(row, row["epoch"])
 
-    def send(self, curve: Sequence[Mapping[str, Any]]) -> None:
-        """Send the last epoch of the curve."""
-        self.log(curve[-1], curve[-1]["epoch"])
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
+    def send(self, values: Mapping[str, Any], step: int) -> None:
         numbers = {name: value for name, value in flat(values) if isinstance(value, int | float) and name != "epoch"}
-        self._safely(lambda: self.accelerator.log(numbers, step=step))
+        self._safely(self.accelerator.log, numbers, step)
 
-    def close(self) -> None:
+    def end(self) -> None:
         for tracker in self.accelerator.trackers:
             self._safely(tracker.finish)
 
-    def _safely(self, action: Callable[[], Any]) -> None:
-        if self.failed:
+    def _safely(self, action: Callable[..., Any], *arguments: Any) -> None:
+        if self.name is None:
             return
         try:
             with redirect_stdout(sys.stderr):  # some trackers print, and the standard output may be JSON
-                action()
+                action(*arguments)
         except Exception as error:  # whatever a tracker raises
-            self.failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.note(f"{self.name} failed ({reason}): training continues without it")
+            self.name = None
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
