@@ -283,7 +283,7 @@ def test_blank_lines_have_no_prediction_and_lines_keep_their_numbers(folder, com
     typed(text)
     shown = command("predict", place, "--cpu")
     assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
-    assert shown.err == "2 predictions; 2 blank lines have none\n"
+    assert shown.err == "2 predictions; 2 blank lines without one\n"
     typed(text)
     found = [json.loads(line) for line in command("predict", place, "--cpu", "--json").out.splitlines()]
     assert [each["line"] for each in found] == [1, 4]

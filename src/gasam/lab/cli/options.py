@@ -170,7 +170,9 @@ class Settings:
             reason = str(error).removesuffix("; delete it and run again")
             raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
         if (found.task, found.size) != (name_of(task), size or find(task).default_size):
-            raise InputError(f"{self.settings_from} is of {found.task}, size {found.size}: use it with these")
+            raise InputError(
+                f"{self.settings_from} has the settings of {found.task}, size {found.size}: use it with these"
+            )
         return found.changes | given
 
 

@@ -66,6 +66,8 @@ def compare(
     if found:
         [comparison] = Comparison.of(found.values())
         table = comparison.table(times)
+        if any(row.collapsed and row.walk.source != "tuned" for row in comparison.rows):
+            say("- a method collapsed: `gasam tune` finds a walk for it, which --tuned then uses")
         configurations = "\n".join(sorted(job.name for job in done if job.plan.seed == 1))  # the same for more seeds
         file = out / "tables" / f"{name}-{hashlib.sha256(configurations.encode()).hexdigest()[:8]}"
         files = [*api.save(table, [*found.values()], file), file.with_name(f"{file.name}.html")]

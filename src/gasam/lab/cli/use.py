@@ -64,7 +64,7 @@ def predict(
             trained = load(run, cpu=cpu)
         options = trained.prediction_options(words=words, temperature=temperature, seed=seed)
         path = None if file == "-" else Path(file).expanduser()
-        inputs = trained.family.read_inputs(path, text_column or trained.origin.text_column)
+        inputs = trained.family.read_inputs(path, text_column or trained.description.origin.text_column)
         if typed := path is None and sys.stdin.isatty():
             say("type one input per line; Ctrl-D ends")
         whole = trained.family.whole_input(trained.model)

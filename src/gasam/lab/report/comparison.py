@@ -311,8 +311,7 @@ class Comparison:
             if row.never_walked:
                 yield f"{row.label} never walked: its loss did not fall enough for the schedule. Train longer."
             if row.collapsed:
-                cure = f": run `gasam tune` for {row.method} with these settings, then compare with --tuned"
-                yield f"{row.label} collapsed{'' if row.walk.source == 'tuned' else cure}."
+                yield f"{row.label} collapsed."
 
     def table(self, step_times: Mapping[str, float] | None = None) -> Table:
         """A line for each row; `step_times` are relative to plain training, by the key of the record."""
