@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import memory, peer, report, spectrum, step, workers
+from benchmarks import memory, peer, report, step, workers
 from benchmarks.measure import commit
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -19,7 +19,6 @@ PARTS = {
     "peer": peer.run,
     "memory": lambda rounds: memory.run(),
     "workers": workers.run,
-    "spectrum": lambda rounds: spectrum.run(max(3, rounds // 15)),
 }
 
 
@@ -42,11 +41,7 @@ def main() -> None:
             "threads": threads,
             "cpu": platform.machine(),
         }
-        try:
-            results[name] = {"measured": PARTS[name](options.rounds), **machine, "shared": options.shared}
-        except ModuleNotFoundError as missing:
-            print(f"{name} is left as it was: {missing}", flush=True)
-            continue
+        results[name] = {"measured": PARTS[name](options.rounds), **machine, "shared": options.shared}
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     text = report.page(results)
     report.PAGE.write_text(text)

@@ -47,11 +47,11 @@ class Timed:
         self.seconds += time.perf_counter() - start
 
 
-def interleaved(candidates: dict[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each candidate in every round. Each round begins with another candidate."""
+def interleaved(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each candidate in every round but the first two, which warm up. Each begins with another candidate."""
     names = list(candidates)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-warm_up, rounds):
+    for turn in range(-2, rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             start = time.perf_counter()
             candidates[name]()

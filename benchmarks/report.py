@@ -57,26 +57,11 @@ def workers(measured: dict[str, dict[str, float]]) -> Iterator[Row]:
         yield batch, f"{found['two passes, ms']:.0f} ms", *(f"{ratio:.3f}" for ratio in ratios)
 
 
-def spectrum(measured: dict[str, Any]) -> Iterator[Row]:
-    names = {
-        "PyHessian": "PyHessian's 10",
-        "hessian, 10 at 1e-3": "10 of the Hessian, `tolerance=1e-3`",
-        "hessian, 50": "50 of the Hessian",
-        "empirical_fisher, 50": "50 of the empirical Fisher",
-    }
-    yield "values", "time", "error", "times faster"
-    for net, about in measured.items():
-        for way, name in names.items():
-            found = about["ways"][way]
-            yield f"{net}: {name}", f"{found['s']:.2f} s", f"{found['error']:.1e}", f"{found['times faster']:.2f}"
-
-
 SECTIONS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "overhead": overhead,
     "peer": peer,
     "memory": memory,
     "workers": workers,
-    "spectrum": spectrum,
 }
 
 

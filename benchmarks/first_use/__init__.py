@@ -3,8 +3,7 @@
 Twelve small training programs run with plain training, with `SharpBackward(model)` and with other perturbations.
 
     python -m benchmarks.first_use run       # train; finished runs are skipped
-    python -m benchmarks.first_use table     # the results on the test split, as Markdown
-    python -m benchmarks.first_use guide     # write this table into docs/guide.md
+    python -m benchmarks.first_use guide     # write the table of the results on the test split into docs/guide.md
     python -m benchmarks.first_use choose    # the variants compared on the validation split
 
 How the numbers were made:

@@ -6,9 +6,9 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,37 +37,32 @@ ACCURACY = Metric("accuracy, %", higher_is_better=True)
 PERPLEXITY = Metric("perplexity, lower is better", higher_is_better=False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Setup(ABC):
-    """One ordinary training program. The fields of a subclass are its configuration, which every record repeats.
+    """One ordinary training program.
 
-    Args:
-        epochs: E, the ordinary number of epochs. Plain training runs 2E, all other variants E.
-        batch: Rows of a batch.
-        learning_rate: Constant during training.
-        optimizer: "adam", "adamw" or "sgd".
-        weight_decay: As in torch.optim.
-        momentum: For "sgd" only.
-        clip: Largest norm of the gradient; None means no clipping.
-        dropout: Probability in every dropout layer of the model.
+    `epochs` is E, the ordinary number of epochs: plain training runs 2E, all other variants E. `batch` is the number of
+    rows of a batch, and `clip` the largest norm of the gradient; None means no clipping.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[Metric]
+    epochs: ClassVar[int]
+    batch: ClassVar[int]
+    clip: ClassVar[float | None] = None
 
-    epochs: int
-    batch: int
-    learning_rate: float
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    clip: float | None = None
-    dropout: float = 0.1
+    @cached_property
+    @abstractmethod
+    def data(self) -> dict[Split, Any]:
+        """The examples of each split."""
 
     @abstractmethod
     def model(self) -> nn.Module:
         """A new model; the global seed decides its initial weights."""
+
+    @abstractmethod
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer, with a constant learning rate."""
 
     @abstractmethod
     def batches(self, order: Generator) -> Iterable[Any]:
@@ -80,15 +75,6 @@ class Setup(ABC):
     @abstractmethod
     def score(self, model: nn.Module, split: Split) -> float:
         """The metric on a split. The caller puts the model into evaluation mode and disables gradients."""
-
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                trained, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
-            )
-        kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-        return kind(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
 
 
 def shuffled(rows: int, batch: int, order: Generator) -> tuple[Tensor, ...]:
@@ -133,33 +119,30 @@ def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> dict[s
         epochs: Number of epochs.
 
     Returns:
-        One value for each epoch of "validation", "test", "train_loss" (mean over the epoch's clean passes), "passes"
-        (forward and backward passes so far) and "seconds" (processor time of training so far, without evaluation).
+        One value for each epoch of "validation", "test" and "passes" (forward and backward passes so far).
     """
     torch.manual_seed(seed)
     order = Generator().manual_seed(seed)
     model = setup.model()
-    optimizer, sharp = setup.make_optimizer(model), make_sharp(model)
-    history: dict[str, list[float]] = {name: [] for name in ("validation", "test", "train_loss", "passes", "seconds")}
-    passes, seconds = 0, 0.0
+    optimizer, sharp = setup.optimizer(model.parameters()), make_sharp(model)
+    history: dict[str, list[float]] = {"validation": [], "test": [], "passes": []}
+    passes = 0
     for _ in range(epochs):
-        start = time.process_time()
-        loss, taken = _epoch(setup, model, optimizer, sharp, order)
-        passes, seconds = passes + taken, seconds + time.process_time() - start
+        passes += _epoch(setup, model, optimizer, sharp, order)
         model.eval()
         with torch.no_grad():
-            scores = setup.score(model, "valid"), setup.score(model, "test")
-        for name, value in zip(history, (*scores, loss, passes, seconds), strict=True):
-            history[name].append(value)
+            found = setup.score(model, "valid"), setup.score(model, "test"), passes
+        for values, value in zip(history.values(), found, strict=True):
+            values.append(value)
     return history
 
 
 def _epoch(
     setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, sharp: SharpBackward | None, order: Generator
-) -> tuple[float, int]:
-    """The lines that a user has. Returns the mean loss of the epoch and the number of passes."""
+) -> int:
+    """The lines that a user has. Returns the number of passes."""
     model.train()
-    losses, passes, carried = list[float](), 0, None
+    passes, carried = 0, None
     for batch in setup.batches(order):
         optimizer.zero_grad()
         loss_function = partial(setup.loss, model, batch, carried)
@@ -168,20 +151,21 @@ def _epoch(
             loss.backward()  # type: ignore[no-untyped-call]
             passes += 1
         else:
-            loss, carried = sharp(loss_function)
+            _, carried = sharp(loss_function)
             passes += 1 if sharp.last is None else len(sharp.last.losses)
         if setup.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
         optimizer.step()
-        losses.append(loss.item())
-    return math.fsum(losses) / len(losses), passes
+    return passes
 
 
 def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Record | None:
-    """Train one combination and append its record; None if it has one. Plain training takes 2E epochs."""
-    identity = {"setup": setup.name, "variant": variant, "seed": seed, "configuration": asdict(setup)}
-    identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
-    if any(all(record[key] == identity[key] for key in identity) for record in read(path)):
+    """Train one combination and append its record; None if it has one. Plain training takes 2E epochs.
+
+    After a change of a set-up, delete its records.
+    """
+    identity: Record = {"setup": setup.name, "variant": variant, "seed": seed}
+    if any(identity.items() <= record.items() for record in read(path)):
         return None
     start = time.process_time()
     history = train(setup, VARIANTS[variant], seed, setup.epochs * (2 if variant == PLAIN else 1))
@@ -189,8 +173,6 @@ def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Rec
     record = {
         **identity,
         "walk": None if sharp is None else f"{sharp.perturbation}, {sharp.clock.schedule}",
-        "title": setup.title,
-        "metric": asdict(setup.metric),
         "epochs": {name: [_rounded(value) for value in values] for name, values in history.items()},
         "seconds": round(time.process_time() - start, 1),
         "torch": torch.__version__,
@@ -206,7 +188,7 @@ def read(path: Path = RESULTS) -> list[Record]:
 
 
 def _rounded(value: float) -> float | None:
-    """Six significant digits; None for a loss that is not finite."""
+    """Six significant digits; None for a number that is not finite."""
     if not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -415,10 +415,10 @@ def test_a_node_without_the_file_uses_the_text_it_was_sent(line, tmp_path):
     code = """
 import pickle, sys
 from pathlib import Path
-from gasam.lab.tasks.own_model import give_text
+from gasam.lab.tasks.own_model import load_text
 from gasam.lab.training.run import run
 plan, text = pickle.load(sys.stdin.buffer)
-give_text(plan.task, text)
+load_text(plan.task, text)
 record = run(plan, Path(sys.argv[1]), cpu=True)
 print(record.name, record.test)
 """

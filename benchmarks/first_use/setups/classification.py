@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmarks.first_use import data
 from benchmarks.first_use.data import PADDING, Labelled, Vocabulary
@@ -22,21 +22,17 @@ from benchmarks.first_use.training import ACCURACY, Setup, Split, shuffled
 EVALUATED_AT_ONCE = 250
 
 
-@dataclass(frozen=True, kw_only=True)
 class Classification(Setup):
+    """Classification by a model that maps inputs to logits; `data` has inputs and labels of each split."""
+
     metric = ACCURACY
-
-    @cached_property
-    def data(self) -> dict[Split, Labelled]:
-        return self.read()
-
-    @abstractmethod
-    def read(self) -> dict[Split, Labelled]:
-        """The inputs and labels of each split."""
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
         scores: Tensor = model(inputs)
         return scores
+
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> Optimizer:
+        return Adam(weights, lr=1e-3)
 
     def batches(self, order: Generator) -> Iterable[Labelled]:
         inputs, labels = self.data["train"]
@@ -54,17 +50,13 @@ class Classification(Setup):
         return 100 * right / len(labels)
 
 
-CLASSES = 10
-SIDE = 8  # pixels of a side of scikit-learn's digits
-
-
-@dataclass(frozen=True, kw_only=True)
 class Digits(Classification):
     """Few training images, so that the task is not solved: the others are added to validation and test."""
 
-    rows: int = 400
+    rows = 400
 
-    def read(self) -> dict[Split, Labelled]:
+    @cached_property
+    def data(self) -> dict[Split, Labelled]:
         corpus = data.corpus("digits")
         half = (self.rows + len(corpus.train)) // 2
         examples: dict[Split, list[Any]] = {
@@ -72,88 +64,79 @@ class Digits(Classification):
             "valid": corpus.valid + corpus.train[self.rows : half],
             "test": corpus.test + corpus.train[half:],
         }
-        return {split: data.images(rows, (1, SIDE, SIDE)) for split, rows in examples.items()}
+        return {split: data.images(rows, (1, 8, 8)) for split, rows in examples.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitsCNN(Digits):
     """Three convolutions, each with a bias and BatchNorm after it: the biases have no effect and no gradient."""
 
     name = "digits-cnn"
     title = "CNN with BatchNorm, digits"
+    epochs = 25
+    batch = 16
 
-    epochs: int = 25
-    batch: int = 16
-    learning_rate: float = 0.01
-    optimizer: Literal["adam", "adamw", "sgd"] = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    dropout: float = 0.0
-    channels: tuple[int, ...] = (16, 32, 64)
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> Optimizer:
+        return SGD(weights, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
     def model(self) -> nn.Module:
-        first, second, third = self.channels
         return nn.Sequential(
-            *_convolution(1, first),
-            *_convolution(first, second),
+            *_convolution(1, 16),
+            *_convolution(16, 32),
             nn.MaxPool2d(2),
-            *_convolution(second, third),
+            *_convolution(32, 64),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            *([nn.Dropout(self.dropout)] if self.dropout else []),
-            nn.Linear(third, CLASSES),
+            *self.dropout(),
+            nn.Linear(64, 10),
         )
 
+    def dropout(self) -> list[nn.Module]:
+        return []
 
-@dataclass(frozen=True, kw_only=True)
+
 class DigitsDropoutCNN(DigitsCNN):
     """The same with dropout and a higher learning rate."""
 
     name = "digits-cnn-dropout"
     title = "CNN with BatchNorm and dropout, digits"
+    epochs = 20
 
-    epochs: int = 20
-    learning_rate: float = 0.02
-    dropout: float = 0.2
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> Optimizer:
+        return SGD(weights, lr=0.02, momentum=0.9, weight_decay=5e-4)
+
+    def dropout(self) -> list[nn.Module]:
+        return [nn.Dropout(0.2)]
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitsTransformer(Digits):
     name = "digits-transformer"
     title = "patch transformer, digits"
+    epochs = 40
+    batch = 32
+    rows = 800
 
-    epochs: int = 40
-    batch: int = 32
-    learning_rate: float = 1e-3
-    optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
-    weight_decay: float = 0.01
-    rows: int = 800
-    patch: int = 2
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> Optimizer:
+        return AdamW(weights, lr=1e-3, weight_decay=0.01)
 
     def model(self) -> nn.Module:
-        return PatchTransformer(self)
+        return PatchTransformer()
 
 
 class PatchTransformer(nn.Module):
-    """Patches as tokens with learned positions; the mean of all tokens is classified."""
+    """Patches of 2 x 2 as tokens with learned positions; the mean of all tokens is classified."""
 
-    def __init__(self, setup: DigitsTransformer) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(1, setup.width, setup.patch, stride=setup.patch)
-        self.positions = nn.Parameter(0.02 * torch.randn((SIDE // setup.patch) ** 2, setup.width))
-        layer = nn.TransformerEncoderLayer(
-            setup.width, setup.heads, 2 * setup.width, setup.dropout, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, setup.layers, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(setup.width)
-        self.output = nn.Linear(setup.width, CLASSES)
+        self.patches = nn.Conv2d(1, 64, 2, stride=2)
+        self.positions = nn.Parameter(0.02 * torch.randn(16, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(64)
+        self.output = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.patches(images).flatten(2).transpose(1, 2) + self.positions
@@ -161,79 +144,45 @@ class PatchTransformer(nn.Module):
         return scores
 
 
-@dataclass(frozen=True, kw_only=True)
 class MnistMLP(Classification):
     name = "mnist-mlp"
     title = "MLP, 6,000 MNIST images"
+    epochs = 20
+    batch = 64
 
-    epochs: int = 20
-    batch: int = 64
-    learning_rate: float = 1e-3
-    dropout: float = 0.2
-    hidden: int = 256
-    rows: int = 6_000
-    held_out: int = 3_000
-
-    def read(self) -> dict[Split, Labelled]:
+    @cached_property
+    def data(self) -> dict[Split, Labelled]:
         corpus = data.corpus("mnist")
         return {
-            "train": data.images(corpus.train[: self.rows]),
-            "valid": data.images(corpus.valid[: self.held_out]),
-            "test": data.images(corpus.test[: self.held_out]),
+            "train": data.images(corpus.train[:6000]),
+            "valid": data.images(corpus.valid[:3000]),
+            "test": data.images(corpus.test[:3000]),
         }
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(28 * 28, self.hidden),
-            nn.ReLU(),
-            nn.Dropout(self.dropout),
-            nn.Linear(self.hidden, self.hidden),
-            nn.ReLU(),
-            nn.Dropout(self.dropout),
-            nn.Linear(self.hidden, CLASSES),
-        )
+        hidden = (nn.Linear(28 * 28, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.2))
+        return nn.Sequential(*hidden, nn.Linear(256, 10))
 
 
 Example = tuple[str, int]
 Examples = dict[Split, list[Example]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextClassification(Classification):
-    """Texts as rows of word numbers.
+    """Texts as rows of the numbers of their first `length` words; the 10,000 most frequent words are known."""
 
-    Args:
-        classes: Number of labels.
-        vocabulary: Words that are known, special ones included.
-        length: Words of a text that are read.
-    """
-
-    classes: int
-    vocabulary: int = 10_000
-    length: int = 150
+    length: int
 
     @abstractmethod
     def examples(self) -> Examples:
         """The labelled texts of each split."""
 
-    def read(self) -> dict[Split, Labelled]:
+    @cached_property
+    def data(self) -> dict[Split, Labelled]:
         examples = self.examples()
         texts = {split: [data.words(text) for text, _ in rows] for split, rows in examples.items()}
-        vocabulary = Vocabulary(texts["train"], self.vocabulary)
-        return {
-            split: (vocabulary.rows(texts[split], self.length), data.labels(rows)) for split, rows in examples.items()
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextCNNSetup(TextClassification):
-    embedding: int = 64
-    maps: int = 64
-    initial_embedding: float = 0.1
-    dropout: float = 0.5
-
-    def model(self) -> nn.Module:
-        return TextCNN(self)
+        known = Vocabulary(texts["train"], 10_000)
+        return {split: (known.rows(texts[split], self.length), data.labels(rows)) for split, rows in examples.items()}
 
 
 class TextCNN(nn.Module):
@@ -242,16 +191,14 @@ class TextCNN(nn.Module):
     A text is an image of height one: torch convolves it faster than with Conv1d.
     """
 
-    def __init__(self, setup: TextCNNSetup) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(setup.vocabulary, setup.embedding, padding_idx=PADDING)
+        self.embedding = nn.Embedding(10_000, 64, padding_idx=PADDING)
         with torch.no_grad():
-            self.embedding.weight.mul_(setup.initial_embedding)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(setup.embedding, setup.maps, (1, window), padding=(0, window - 1)) for window in (3, 4, 5)
-        )
-        self.dropout = nn.Dropout(setup.dropout)
-        self.output = nn.Linear(3 * setup.maps, setup.classes)
+            self.embedding.weight.mul_(0.1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(64, 64, (1, size), padding=(0, size - 1)) for size in (3, 4, 5))
+        self.dropout = nn.Dropout(0.5)
+        self.output = nn.Linear(3 * 64, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = self.embedding(tokens).transpose(1, 2).unsqueeze(2)
@@ -260,44 +207,40 @@ class TextCNN(nn.Module):
         return scores
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocstringsCNN(TextCNNSetup):
+class DocstringsCNN(TextClassification):
     name = "docstrings-textcnn"
     title = "TextCNN, docstrings"
-
-    epochs: int = 12
-    batch: int = 64
-    learning_rate: float = 1e-3
-    classes: int = 7
-    length: int = 48
+    epochs = 12
+    batch = 64
+    length = 48
 
     def examples(self) -> Examples:
         corpus = data.corpus("docstrings")
         return {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
 
+    def model(self) -> nn.Module:
+        return TextCNN(classes=7)
 
-@dataclass(frozen=True, kw_only=True)
-class ReviewsCNN(TextCNNSetup):
+
+class ReviewsCNN(TextClassification):
     name = "reviews-textcnn"
     title = "TextCNN, CSV file of 4,000 reviews"
-
-    epochs: int = 10
-    batch: int = 64
-    learning_rate: float = 1e-3
-    classes: int = 2
-    rows: int = 4_000
-    held_out: int = 2_000
+    epochs = 10
+    batch = 64
+    length = 150
 
     def examples(self) -> Examples:
         """Written to a CSV file and read back, as a user with a file of reviews would start."""
-        reviews = imdb(self.rows, self.held_out)
         with tempfile.TemporaryDirectory() as folder:
-            return {split: _through_csv(Path(folder, f"{split}.csv"), rows) for split, rows in reviews.items()}
+            return {split: _through_csv(Path(folder, f"{split}.csv"), rows) for split, rows in reviews().items()}
+
+    def model(self) -> nn.Module:
+        return TextCNN(classes=2)
 
 
-def imdb(rows: int, held_out: int) -> Examples:
+def reviews() -> Examples:
     corpus = data.corpus("imdb")
-    return {"train": corpus.train[:rows], "valid": corpus.valid[:held_out], "test": corpus.test[:held_out]}
+    return {"train": corpus.train[:4000], "valid": corpus.valid[:2000], "test": corpus.test[:2000]}
 
 
 def _through_csv(path: Path, rows: list[Example]) -> list[Example]:
@@ -307,44 +250,28 @@ def _through_csv(path: Path, rows: list[Example]) -> list[Example]:
         return [(row["text"], int(row["label"])) for row in csv.DictReader(stream)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReviewsBERT(TextClassification):
     """Training starts on a plateau: the loss stays near log 2 for more than one epoch before it falls."""
 
     name = "reviews-bert"
     title = "BERT from scratch, 4,000 reviews"
-
-    epochs: int = 6
-    batch: int = 32
-    learning_rate: float = 2e-4
-    optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
-    weight_decay: float = 0.01
-    classes: int = 2
-    length: int = 80
-    width: int = 64
-    layers: int = 2
-    heads: int = 2
-    rows: int = 4_000
-    held_out: int = 2_000
+    epochs = 6
+    batch = 32
+    length = 80
 
     def examples(self) -> Examples:
-        return imdb(self.rows, self.held_out)
+        return reviews()
+
+    def optimizer(self, weights: Iterator[nn.Parameter]) -> Optimizer:
+        return AdamW(weights, lr=2e-4, weight_decay=0.01)
 
     def model(self) -> nn.Module:
         from transformers import BertConfig, BertForSequenceClassification
 
         config = BertConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            intermediate_size=4 * self.width,
-            max_position_embeddings=self.length,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
-            num_labels=self.classes,  # type: ignore[call-arg]
-            pad_token_id=PADDING,
-        )
+            vocab_size=10_000, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
+            max_position_embeddings=self.length, pad_token_id=PADDING,
+        )  # fmt: skip
         return BertForSequenceClassification(config)  # type: ignore[no-untyped-call]
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -52,19 +53,13 @@ class Corpus:
     def digest(self) -> str:
         """A hash of the content, which does not depend on where it was read from."""
         sha = hashlib.sha256()
-
-        def add(part: bytes) -> None:
-            sha.update(part + b"\0")
-
         for name in SPLITS:
-            add(f"\1{name}".encode())
-            for example in self.split(name):
-                for field in example if isinstance(example, tuple) else (example,):
-                    add(field if isinstance(field, bytes) else str(field).encode())
+            examples = (each if isinstance(each, tuple) else (each,) for each in self.split(name))
+            for field in (f"\1{name}", *chain.from_iterable(examples)):
+                sha.update((field if isinstance(field, bytes) else str(field).encode()) + b"\0")
         for words in (self.classes, *self.vocabularies):
-            add(b"\1words")
-            for word in words:
-                add(word.encode())
+            for word in ("\1words", *words):
+                sha.update(word.encode() + b"\0")
         return sha.hexdigest()
 
 
@@ -72,12 +67,8 @@ class Corpus:
 class Source:
     """Reads a corpus.
 
-    Args:
-        name: The name of the task.
-        read: Reads the corpus.
-        files: The files that it reads.
-        packages: The installed packages that it reads or uses.
-        options: Everything else that the result depends on, as text.
+    The corpus depends on the code of `read`, on the content of `files`, on the versions of the installed `packages`,
+    and on the text `options`.
     """
 
     name: str
@@ -95,10 +86,8 @@ class Source:
         for file in self.files:
             with file.open("rb") as stream:
                 sha.update(hashlib.file_digest(stream, "sha256").digest())
-        if self.packages:
-            sha.update(platform.python_version().encode())
         for package in self.packages:
-            sha.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+            sha.update(f"{package} {importlib.metadata.version(package)} {platform.python_version()}\n".encode())
         return sha.hexdigest()
 
 

@@ -50,33 +50,19 @@ LONGEST_WORD = 1000
 
 
 class TransformerSettings(Recipe):
-    """Settings of a Transformer.
+    """Settings of a Transformer."""
 
-    Args:
-        vocabularies: Sizes of the two vocabularies, including special tokens.
-        units: Whole words, or byte-pair encoding.
-        dropout: The dropout probability.
-        width: Size of the embeddings and hidden states.
-        layers: Number of layers of the encoder and of the decoder.
-        heads: Number of attention heads.
-        feedforward: Size of the feed-forward layers.
-        smoothing: Label smoothing.
-        length: Training pairs with more tokens than this are left out.
-        beam: Number of beams when translating.
-        judged: Maximum number of sentences of validation and of test; None for all.
-    """
-
-    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)
+    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)  # including special tokens
     units: Literal["words", "bpe"]
     dropout: Share
     width: PositiveInt = 512
-    layers: PositiveInt = 6
+    layers: PositiveInt = 6  # of the encoder and of the decoder
     heads: PositiveInt = 8
     feedforward: PositiveInt = 2048
     smoothing: Share = 0.1
-    length: PositiveInt = 175
+    length: PositiveInt = 175  # training pairs with more tokens are left out
     beam: PositiveInt = 5
-    judged: PositiveInt | None = None
+    judged: PositiveInt | None = None  # maximum number of sentences of validation and of test; None for all
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
 
@@ -168,18 +154,17 @@ class Translation(Family[TransformerSettings]):
         lengths, order = torch.maximum(source, target).sort(stable=True)
         return packed(rows[order], lengths.tolist(), self.settings.batch)
 
+    def count(self, split: Split) -> int:
+        return len(self.lines[split, "source"])
+
+    def read(self, split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
+        source, target = ([self.lines[split, side][row] for row in rows.tolist()] for side in SIDES)
+        return padded(source), padded(target)
+
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """The batches in random order."""
-        rows = len(self.data["train"]["source"][1])
-        chosen = self._packed("train", torch.randperm(rows, generator=order))
+        chosen = self._packed("train", torch.randperm(self.count("train"), generator=order))
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
-
-    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        return self._pairs("train", chosen.tolist())
-
-    def _pairs(self, split: Split, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        source, target = ([self.lines[split, side][row] for row in rows] for side in SIDES)
-        return padded(source), padded(target)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return cross_entropy(*self._scores(model, *batch), label_smoothing=self.smoothing), None
@@ -194,8 +179,7 @@ class Translation(Family[TransformerSettings]):
         return Objective(lambda model, batch: logits(model, *batch), loss)
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        batches = self._packed(split, drawn(rows, len(self.data[split]["source"][1])))
-        return [self._pairs(split, some.tolist()) for some in batches]
+        return [self.read(split, some) for some in self._packed(split, drawn(rows, self.count(split)))]
 
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's logits and the target words, without padding."""
@@ -208,7 +192,7 @@ class Translation(Family[TransformerSettings]):
         device = next(model.parameters()).device
         total, count = 0.0, 0
         for rows in by_length(self.lines["valid", "source"]):
-            source, target = self._pairs("valid", rows)
+            source, target = self.read("valid", torch.tensor(rows))
             scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
             count += len(right)
