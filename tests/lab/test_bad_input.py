@@ -66,7 +66,7 @@ CASES = {
     "report .": "torn.json is not a record: ",
     "methods --task chess": "task must be one of",
     "data --get digits": "the data of 'digits' cannot be downloaded: name one of imdb, ptb,",
-    "attack torn.json": "torn.json is not a record: ",
+    "attack torn.json": "torn.json is not a finished run: ",
 }
 
 
