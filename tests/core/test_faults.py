@@ -82,7 +82,7 @@ def draw(random):
         perturbation = replace(PRESETS[method](**size), steps=steps)
     schedules = [None, Schedule(every=2), Schedule(start=1, warmup=3), Schedule(progress=0.2)]
     schedule = Schedule(every=2, weight=1) if method == "look_sam" else random.choice(schedules)
-    options = {"on_overflow": random.choice(["keep", "clean"]), "in_place": random.random() < 0.2}
+    options = {"in_place": random.random() < 0.2}
     return Case(random.random() < 0.5, perturbation, weights, schedule, options, random.randrange(10**6))
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, ga_sam, per_worker, range_test, sam, same_noise
-from problems import ENTRIES, at_home, batch, gradient_of, loss_of, network, through_backward
+from gasam import Schedule, SharpBackward, ga_sam, range_test, sam
+from problems import ENTRIES, at_home, batch, loss_of, network, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
 
@@ -155,47 +155,6 @@ class TestDetail:
             expected = [((moved - home).norm() / home.norm()).item() for home, moved in zip(*places, strict=True)]
             assert list(ratios.values()) == pytest.approx(expected, rel=1e-6)
         assert all(label in str(trace) for label in labels)
-
-
-class TestOverflow:
-    @ENTRIES
-    @pytest.mark.parametrize("risk", ["mean", "final"])
-    @pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 1), (3, 3)])
-    def test_overflow_falls_back_to_the_clean_gradient(self, entry, risk, steps, broken):
-        model, passes = network(), []
-        usual = loss_of(model)
-        clean, before = gradient_of(model, usual()), 0.0
-        if entry is through_backward:
-            before = 1.0
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-
-        def loss():
-            passes.append(1)
-            return usual() * (math.inf if len(passes) > broken else 1.0)
-
-        _, found = entry(model, ga_sam(0.3, steps=steps, risk=risk), loss=loss, on_overflow="clean")
-        assert error(found, before + clean) < EXACT
-
-    def test_weights_that_only_the_clean_pass_used_get_their_clean_gradient(self):
-        first, second, passes = nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), []
-        x, _ = batch()
-
-        def loss():
-            passes.append(1)
-            if len(passes) == 1:
-                return (first(x) + second(x)).square().mean()
-            return first(x).square().mean() * math.inf
-
-        SharpBackward(nn.ModuleList([first, second]), sam(0.05), on_overflow="clean")(loss)
-        expected = torch.autograd.grad((first(x) + second(x)).square().mean(), second.weight)[0]
-        assert error(second.weight.grad, expected) < EXACT
-
-    def test_per_worker_has_no_gradient_to_fall_back_to(self):
-        with pytest.raises(ValueError, match="can't be used with per_worker"):
-            SharpBackward(network(), ga_sam(0.1), around=object.__new__(per_worker), on_overflow="clean")
-        for around in (None, same_noise()):
-            SharpBackward(network(), ga_sam(0.1), around=around, on_overflow="clean")
 
 
 def of_rows(model):

@@ -28,15 +28,9 @@ def sizes(scale: str) -> list[dict[str, float]]:
 
 def check_against_reference(problem, perturbation: Perturbation) -> None:
     parameters = problem.parameters()
-    gradients = []
-
-    def loss_and_gradient(w):
-        loss, gradient = problem.loss_and_gradient(w)
-        gradients.append(gradient)
-        return loss, gradient
-
-    offsets, losses, _, folded = reference_walk(problem.start, loss_and_gradient, problem.shapes, perturbation)
-    rise = sum(g @ (a - b) for g, a, b in zip(gradients, offsets[1:], offsets, strict=False))
+    walked = reference_walk(problem.start, problem.loss_and_gradient, problem.shapes, perturbation)
+    offsets, losses, _, folded = walked
+    rise = problem.loss_and_gradient(problem.start)[1] @ offsets[1]
     before = [p.detach().clone() for p in parameters.values()]
 
     sharp = SharpBackward(parameters.items(), perturbation)

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -277,8 +278,8 @@ def test_failed_downloads_are_explained_in_one_sentence_and_nothing_is_written(t
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)  # so that no test reaches for the network
     with pytest.raises(InputError, match=r"the download from https://nlp.stanford.edu/.*train.en failed"):
         get("en-vi", tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"downloading needs the package datasets, .*pip install gasam.download."):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"the package datasets is not installed: run .pip install gasam.download."):
         get("imdb", tmp_path)
     assert not list(tmp_path.iterdir())
 
