@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import inspect
 import os
 import platform
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import ModuleSpec
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -80,14 +78,19 @@ class Source:
     @cached_property
     def key(self) -> str:
         """A hash of the files, package versions, options and reading code; the cache key of encoded data."""
-        sha = hashlib.sha256(f"{self.name}\n{self.options}\n".encode())
+        sha = hashlib.sha256(f"{self.name}\n{self.options}\n{platform.python_version()}\n".encode())
         with suppress(TypeError, OSError):  # code that is in no file
             sha.update(Path(inspect.getfile(self.read)).read_bytes())
         for file in self.files:
             with file.open("rb") as stream:
                 sha.update(hashlib.file_digest(stream, "sha256").digest())
         for package in self.packages:
-            sha.update(f"{package} {importlib.metadata.version(package)} {platform.python_version()}\n".encode())
+            try:
+                sha.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+            except importlib.metadata.PackageNotFoundError:
+                raise InputError(
+                    f"{self.name} needs the package {package}, which is not installed: run `pip install gasam[lab]`"
+                ) from None
         return sha.hexdigest()
 
 
@@ -109,22 +112,16 @@ def cut(items: Sequence[T], *sizes: int) -> list[list[T]]:
 
 def data_directory(given: Path | None = None) -> Path:
     """The folder of the paper's data: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
-    named = given or os.environ.get("GASAM_DATA")
-    return Path(named).expanduser() if named else platformdirs.user_data_path("gasam", appauthor=False)
+    return _directory(given or os.environ.get("GASAM_DATA"), platformdirs.user_data_path)
 
 
 def cache_directory() -> Path:
     """The cache of encoded corpora: GASAM_CACHE, else the user's cache folder. It can be deleted at any time."""
-    named = os.environ.get("GASAM_CACHE")
-    return Path(named).expanduser() if named else platformdirs.user_cache_path("gasam", appauthor=False)
+    return _directory(os.environ.get("GASAM_CACHE"), platformdirs.user_cache_path)
 
 
-def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
-    """Find a package that a task needs, without importing it; raise if it is not installed."""
-    spec = importlib.util.find_spec(module)
-    if spec is None:
-        raise InputError(f"{task} needs the package {module}, which is not installed: run `pip install gasam[{extra}]`")
-    return spec
+def _directory(named: Path | str | None, usual: Callable[..., Path]) -> Path:
+    return Path(named).expanduser() if named else usual("gasam", appauthor=False)
 
 
 def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
@@ -132,7 +129,7 @@ def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ..
     for name in names:
         if not (directory / name).is_file():
             raise InputError(
-                f"{task} needs {name}, which is not in {directory}: run `gasam data get {task}`, "
+                f"{task} needs {name}, which is not in {directory}: run `gasam data --get {task}`, "
                 "or set --data-dir or GASAM_DATA to a folder that has it"
             )
     return tuple(directory / name for name in names)

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gasam.lab.data.corpus import installed
 from gasam.lab.data.files import content, lines, rows
 from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
@@ -125,7 +124,7 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
             reason = said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"[:200]
             raise InputError(
                 f"the data of {task} is incomplete because the download from {part.place} failed ({reason}): run "
-                f"`gasam data get {task}` with an internet connection, or copy {names} into {directory} "
+                f"`gasam data --get {task}` with an internet connection, or copy {names} into {directory} "
                 f"({published.form})"
             ) from error
         for name in missing:
@@ -136,8 +135,10 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
 
 def load_from_hub(repository: str, configuration: str, split: str) -> Iterable[Row]:
     """The rows of a split, from the hub's branch with parquet files, which also exists for datasets made by scripts."""
-    installed("downloading", "datasets", extra="download")
-    datasets: Any = importlib.import_module("datasets")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError:
+        raise InputError("the package datasets is not installed: run `pip install gasam[download]`") from None
     files = f"hf://datasets/{repository}@refs/convert/parquet/{configuration}/{split}/*.parquet"
     rows_of_split: Iterable[Row] = datasets.load_dataset("parquet", data_files=files, split="train")
     return rows_of_split

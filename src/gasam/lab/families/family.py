@@ -27,7 +27,7 @@ from gasam.lab.storage import replaced, save_tensors
 Settings = TypeVar("Settings", bound="Recipe")
 VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
-FORMAT = 4
+FORMAT = 5
 """The version of the cache's files. Increase it if their layout changes."""
 UNKNOWN = "<unk>"
 

@@ -18,7 +18,7 @@ FILES = tuple(
 CLASSES = tuple("0123456789")
 SIDE = 28
 VALID_SHARE = 6
-CURE = "delete it and download it again with `gasam data get mnist`"
+CURE = "delete it and download it again with `gasam data --get mnist`"
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
