@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import math
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -22,7 +24,7 @@ from gasam import (
     reference,
     sam,
 )
-from tolerances import flat
+from tolerances import flat, same_bits
 
 GRANULARITIES = ("element", "filter", "layer", "module", "model")
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.kernel": (2, 4, 2), "b.gain": (1,)}
@@ -104,29 +106,55 @@ def reference_walk(w, loss_and_gradient, shapes, perturbation):
     )  # fmt: skip
 
 
-def through_backward(model, perturbation, factor: float = 1.0, **options):
+def through_backward(model, perturbation, factor: float = 1.0, loss=None, **options):
     """The trace and the gradient for the mean loss. Loss scalers and accumulation multiply what is differentiated."""
-    x, y = batch()
     sharp = SharpBackward(
         model.named_parameters(), perturbation, backward=lambda loss: (factor * loss).backward(), **options
     )
-    sharp(lambda: cross_entropy(model(x), y))
-    return sharp.last, flat([p.grad for p in model.parameters()]) / factor
+    sharp(loss or loss_of(model))
+    return sharp.last, gradient_of(model) / factor
 
 
-def through_closure(model, perturbation, factor: float = 1.0, **options):
-    x, y = batch()
+def through_closure(model, perturbation, factor: float = 1.0, loss=None, **options):
     base = torch.optim.SGD(model.named_parameters(), lr=0.0)
     optimizer = SharpnessAware(base, perturbation, gradient_scale=factor, **options)
+    optimizer.step(closure_of(loss or loss_of(model), factor))
+    return optimizer.last, gradient_of(model) / factor
+
+
+ENTRIES = pytest.mark.parametrize("entry", [through_backward, through_closure])
+
+
+def loss_of(model, **options):
+    """A loss function of the model on one batch."""
+    x, y = batch(next(model.parameters()).dtype, **options)
+    return lambda: cross_entropy(model(x), y)
+
+
+def closure_of(loss, factor: float = 1.0):
+    """For an optimizer: it calls backward itself."""
 
     def closure():
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        (factor * loss).backward()
-        return loss
+        value = loss()
+        (factor * value).backward()
+        return value
 
-    optimizer.step(closure)
-    return optimizer.last, flat([p.grad for p in model.parameters()]) / factor
+    return closure
+
+
+def gradient_of(model, loss=None):
+    """What is in `.grad` as one vector, or the gradient of this loss."""
+    parameters = list(model.parameters())
+    return flat([p.grad for p in parameters] if loss is None else torch.autograd.grad(loss, parameters))
+
+
+@contextmanager
+def at_home(parameters):
+    """After the block the weights have the bits that they had before."""
+    parameters = list(parameters)
+    before = [p.detach().clone() for p in parameters]
+    yield before
+    assert same_bits(parameters, before)
 
 
 class Visited(NamedTuple):

@@ -144,17 +144,9 @@ TREES = dict(modules())
 LAYERS = [
     ["gasam"],
     ["gasam.integrations", "gasam.analysis"],
-    ["errors", "storage", "command_text", "statistics"],
-    ["record"],
-    ["output", "tables"],
-    ["theory", "data"],
-    ["families"],
-    ["methods", "tasks"],
-    ["training"],
-    ["engines"],
-    ["search", "analyses", "comparisons"],
-    ["report", "paper"],
-    ["api", "cli"],
+    ["theory"],
+    *(["errors"], ["storage"], ["record"], ["output"], ["data"], ["families"], ["methods"], ["tasks"], ["training"]),
+    *(["engines"], ["display"], ["search", "analyses"], ["report"], ["paper"], ["api"], ["cli"]),
 ]
 HEIGHT = {
     name if name.startswith("gasam") else f"gasam.lab.{name}": height

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from gasam import passes
 from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, together
 from gasam.distributed import group_of, per_worker, synchronised
 from gasam.family import Kept
-from gasam.fold import Fold, Overflow
+from gasam.fold import Fold
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
@@ -63,8 +63,6 @@ class SharpBackward:
             number, or a function that returns one. If your function divides the loss, as in `loss / 8`, give 1/8.
         batchnorm: "clean pass" updates running statistics, for example of BatchNorm, in the clean pass only. "every
             pass" updates them in all passes. Has an effect only if you give the model.
-        on_overflow: "keep" keeps a gradient that is not finite. "clean" uses the clean gradient instead, and needs
-            memory for a copy of it.
         detailed: Measure every walk in full, and compare the clean and the last gradient of each group. Needs memory
             for two copies of the gradient.
         accumulation: The number of calls per optimizer step. Only the schedule uses it; see also `begin_step`.
@@ -86,7 +84,6 @@ class SharpBackward:
         around: Around | None = None,
         gradient_scale: GradientScale = 1.0,
         batchnorm: Statistics = "clean pass",
-        on_overflow: Overflow = "keep",
         detailed: bool = False,
         accumulation: int = 1,
         total_steps: int | None = None,
@@ -98,9 +95,8 @@ class SharpBackward:
         passes.check_around(around)
         self.model = model if isinstance(model, nn.Module) else None
         self.per_worker = includes(around, per_worker)
-        _check_overflow(on_overflow, self.per_worker)
         self.backward, self.gradient_scale = backward, gradient_scale
-        self.on_overflow, self.detailed, self.in_place = on_overflow, detailed, in_place
+        self.detailed, self.in_place = detailed, in_place
         self.around = freezing(self.model, batchnorm, around)
         self.set_parameters(read(model))
         group = process_group or group_of(self.model, self.parameters)
@@ -216,7 +212,6 @@ class SharpBackward:
             weight=1.0 if self.clock.schedule is None else self.clock.weight,
             strength=strength,
             apart=self.detailed and not self.per_worker,
-            clean_if_overflow=self.on_overflow == "clean",
             by_closure=by_closure,
         )
 
@@ -280,10 +275,3 @@ class _LossPasses:
             passes.check_reached(trained)
         loss_scale = passes.now(sharp.gradient_scale)
         return Pass(loss.detach().clone().reshape(()), of_backward * loss_scale, loss_scale)
-
-
-def _check_overflow(on_overflow: object, is_per_worker: bool) -> None:
-    if on_overflow not in get_args(Overflow):
-        raise ValueError(f"on_overflow must be 'keep' or 'clean', got {on_overflow!r}")
-    if on_overflow == "clean" and is_per_worker:
-        raise ValueError("on_overflow='clean' can't be used with per_worker, whose clean gradient is local: use 'keep'")

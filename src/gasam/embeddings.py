@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gasam.contexts import standing
+from gasam.groups import wide
 from gasam.passes import Around, Backward, back, call, check_around, plainly
 from gasam.perturbation import Perturbation
-from gasam.pieces import wide
 from gasam.scales import inverse
 from gasam.trace import OFF, Trace
 from gasam.walk import shrinkage, steepest_ascent

@@ -6,18 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gasam.distributed import is_expanded, sharding, total_of
+from gasam.distributed import is_expanded
 from gasam.family import Kept, Method, add, check_result, dense_gradient, dot, scaled
 from gasam.perturbation import Perturbation
-from gasam.torch_private import get_gradient, local, set_gradient
+from gasam.torch_private import get_gradient, set_gradient
 from gasam.weights import overlap
-
-Overflow = Literal["keep", "clean"]
 
 
 def shares(steps: int, risk: str, weight: float = 1.0) -> list[float]:
@@ -53,8 +51,7 @@ class Fold:
         weight: v in g_0 + v (fold - g_0).
         strength: The strength of this step, for the method.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.
-            Always so for a method, for `clean_if_overflow`, and for closures if earlier gradients count.
-        clean_if_overflow: Replace a sum that is not finite by the clean gradient, which is kept as a copy.
+            Always so for a method, and for closures if earlier gradients count.
         by_closure: Each pass is a closure that calls backward itself, so its loss can't be multiplied. It may clear
             `.grad`, so the caller's gradients are dropped.
     """
@@ -68,7 +65,6 @@ class Fold:
         weight: float = 1.0,
         strength: float = 1.0,
         apart: bool = False,
-        clean_if_overflow: bool = False,
         by_closure: bool = False,
     ) -> None:
         steps, risk, method = plan.steps, plan.risk, plan.own_fold
@@ -78,12 +74,10 @@ class Fold:
         self._factors = [clean_factor(steps, risk), *[self._shares[-1]] * steps]  # of the losses
         if by_closure or method is not None:
             self._factors = [1.0] * (steps + 1)
-        self._clean_if_overflow = clean_if_overflow
-        self.apart = apart or clean_if_overflow or method is not None or (by_closure and any(self._shares[:-1]))
+        self.apart = apart or method is not None or (by_closure and any(self._shares[:-1]))
         self._passes = 0
         self.gradient_scales: list[Tensor | float] = []  # of the passes, for a method
         self._gradients: list[list[Tensor | None]] = []  # of the passes, for a method
-        self._clean: list[Tensor | None] = []
         self._total: list[Tensor | None] = []  # sum of the gradients that count so far; empty before the first
         callers = [] if by_closure else list(map(get_gradient, parameters))
         self._callers = callers if any(own is not None for own in callers) else []
@@ -108,8 +102,6 @@ class Fold:
         self._take(self._passes - 1)
         if self._method is not None:
             self._combine(self._method, finite)
-        if self._clean_if_overflow:
-            self._replace_overflow()
         self._put_back()
 
     @torch.no_grad()
@@ -135,8 +127,6 @@ class Fold:
         """Add the gradient of pass k to the total if it counts, and clear `.grad`."""
         ratio = self._shares[k] / self._factors[k]
         counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
-        if k == 0 and self._clean_if_overflow:
-            self._clean = _copies(map(get_gradient, self._parameters))
         if self._method is not None:
             self._gradients.append(_copies(map(get_gradient, self._parameters)))
         elif counts and not self._stays(k):
@@ -183,13 +173,6 @@ class Fold:
         for i, value in zip(here, found, strict=True):
             self._total[i] = value.to(self._parameters[i].dtype)
 
-    def _replace_overflow(self) -> None:
-        """If the total is not finite, replace it by the clean gradient. Does not synchronise with the host."""
-        finite = all_finite(self._total)
-        for i, (total, clean) in enumerate(zip(self._total, self._clean, strict=True)):
-            kept = None if total is None else _keep_if(finite, total)
-            self._total[i] = kept if clean is None else _added(kept, _keep_if(~finite, clean), 1 / self._factors[0])
-
     @torch.no_grad()
     def _put_back(self) -> None:
         """Add the total to the caller's gradients in `.grad`."""
@@ -223,25 +206,6 @@ def _added(total: Tensor | None, gradient: Tensor, factor: float) -> Tensor:
     if total.is_sparse and not gradient.is_sparse:
         return gradient * factor + total
     return total.add_(gradient, alpha=factor)
-
-
-def all_finite(gradients: Sequence[Tensor | None]) -> Tensor:
-    """Whether all gradients are finite, in every process that holds a shard of them."""
-    counts = list[tuple[Any, Tensor]]()
-    for gradient in gradients:
-        if gradient is not None:
-            values = local(gradient)
-            values = values.coalesce().values() if values.is_sparse else values
-            counts.append((sharding(gradient), (~values.isfinite()).any().float()))
-    return total_of(counts) == 0
-
-
-def _keep_if(condition: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, overwritten with zeros if the condition is false."""
-    gradient = gradient.coalesce() if gradient.is_sparse else gradient
-    here = gradient.values() if gradient.is_sparse else local(gradient)
-    here.masked_fill_(~condition.to(here.device), 0.0)
-    return gradient
 
 
 def _magnitude(scale: Tensor | float) -> Tensor | float:

@@ -1,46 +1,135 @@
-"""`Groups`: the weights that take part in a walk, as pieces; which of them share a T; sums over groups."""
+"""`Groups`: the weights that take part in a walk, cut into pieces; which of them share a T; sums over groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
-from gasam.pieces import Packed, Piece, in_memory_order, limits
-from gasam.torch_private import get_gradient, local, storage_identity
+from gasam.torch_private import copy_all, get_gradient, local
 
 
-@dataclass
+class Limits(NamedTuple):
+    """Sizes in weights: tensors of up to `small` share a piece; tensors larger than `largest` are cut."""
+
+    small: int
+    largest: int
+
+
+# On a CPU a piece and its intermediate results should fit the caches.
+CPU = Limits(small=1 << 14, largest=1 << 17)
+# On an accelerator every call is expensive, so the limits only bound the memory of intermediate results.
+ACCELERATOR = Limits(small=1 << 18, largest=1 << 24)
+COLUMNS = 64
+"""Of a piece that small tensors share. Each begins with a new row, which also keeps it aligned."""
+
+
+def limits(tensor: Tensor) -> Limits:
+    return CPU if tensor.device.type == "cpu" else ACCELERATOR
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a walk over weights of this type is computed: float32, or their type if it is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of x * y in each row of a matrix; one number for a vector."""
+    return torch.dot(x, y) if x.ndim == 1 else (x * y).sum(1)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The sum of squares in each row of a matrix; one number for a vector."""
+    if x.ndim == 1:
+        return torch.dot(x, x)
+    # The norm needs no temporary tensor, but adds long float32 rows up one after another.
+    return torch.linalg.vector_norm(x, dim=1).square_() if x.shape[1] <= 1 << 10 else (x * x).sum(1)
+
+
+@dataclass(eq=False)
 class Operand:
     """A parameter that takes part: its weights are read from `source`, and w + a is written to `target`."""
 
     parameter: Tensor  # with a gradient
     name: str
     strength: float  # factor of its T
-    memory: Tensor  # all weights of this process
-    source: Tensor
-    target: Tensor | None = None  # memory of the same layout; None if the pieces may allocate it
-    rows: Tensor | None = None  # that its sparse gradient touches; source and target have only these
-    place: Tensor | None = None  # where the target is copied to, if the pieces can't write there
-    adds: bool = False  # to what other operands write to the same memory
+    memory: Tensor  # the weights of this process
+    source: Tensor  # the same memory, or a copy that is made when a walk begins
+    target: Tensor | None = None  # in the memory order of the source; None for a small tensor, which gets a packed one
 
     def gradient(self) -> Tensor:
-        """The gradient of these weights; zeros if a later pass gave none."""
+        """The dense gradient of these weights; zeros if a later pass gave none."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.source)
-        if self.rows is not None:
-            gradient = gradient.coalesce() if gradient.is_sparse else gradient
-            return gradient.index_select(0, self.rows).to_dense()
         if is_sharded(gradient):
             check_gradient(self.parameter)
         return local(gradient).to_dense()
+
+
+class Piece:
+    """A vector of weights of one group, or a matrix whose rows belong to one group each.
+
+    Walks are computed in the type `wide`, and rounded once to the type of the weights.
+    """
+
+    scratch: Tensor  # three tensors of its shape that all pieces of a device and type share
+    spare: Tensor
+    aside: Tensor
+
+    def __init__(self, source: Tensor, target: Tensor) -> None:
+        self.source, self.target = source, target
+        self.wide = wide(target.dtype)
+        self.kind = target.device, self.wide
+        self.rows = 1 if target.ndim == 1 else len(target)
+        self._buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str) -> Tensor:
+        """A tensor of this shape that is kept between steps; zeros at first."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros_like(self.target, dtype=self.wide)
+        return self._buffers[name]
+
+    def weights(self) -> Tensor:
+        """w. Do not write to it, because it may be the weights themselves."""
+        return self.source.to(self.wide)
+
+    def displace(self, values: Tensor, factor: Tensor) -> None:
+        """Write w + factor * values."""
+        if self.wide == self.target.dtype:
+            torch.addcmul(self.source, values, factor, out=self.target)
+        else:
+            self.target.copy_(torch.addcmul(self.weights(), values, factor))
+
+
+class Packed(Piece):
+    """Small tensors in one matrix with zeros between them, each in rows of its own."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.counts = [-(-tensor.numel() // COLUMNS) for tensor in tensors]
+        source, target = (tensors[0].new_zeros(sum(self.counts), COLUMNS) for _ in range(2))
+        super().__init__(source, target)
+        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
+        self._views: dict[str, list[Tensor]] = {}
+
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """A view of the matrix for each tensor, with the strides of the tensor."""
+        rows = accumulate(self.counts, initial=0)
+        return [matrix.as_strided(*shape, row * COLUMNS) for shape, row in zip(self._shapes, rows, strict=False)]
+
+    def read(self, tensors: list[Tensor], name: str) -> Tensor:
+        """The tensors as a matrix, which is kept under this name until the next call."""
+        if name not in self._views:
+            self._views[name] = self.views(self.buffer(name))
+        copy_all(self._views[name], tensors)
+        return self.buffer(name)
 
 
 class Groups:
@@ -50,126 +139,100 @@ class Groups:
     weight or one for the model.
     """
 
-    def __init__(self, operands: Sequence[Operand], granularity: str, known: dict[object, Packed]) -> None:
+    def __init__(self, operands: Sequence[Operand], granularity: str) -> None:
         self.operands, self.granularity = operands, granularity
         self._parameters = [operand.parameter for operand in operands]
-        self.total = sum(operand.parameter.numel() for operand in operands)  # n
+        self.total = sum(parameter.numel() for parameter in self._parameters)  # n
+        self.plain = not any(map(is_sharded, self._parameters))
         self.names: list[str] = []
-        self.dimensions: list[int] = []  # of the group's tensor, or the largest of several
-        sizes, strengths = self._number()
+        sizes, strengths, dimensions, of = self._number()
         device = operands[0].source.device if operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
+        self.dimensions = self.sizes.new_tensor(dimensions)  # of the group's tensor, or the largest of several
         self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
-        self.plain = not any(o.rows is not None or is_sharded(o.parameter) for o in operands)
-        self.packed: dict[object, Packed] = {}
-        self.pieces = self._cut(known)
+        self._cut(of)
         self._share_scratch()
-        self._find_rows()
 
-    def _number(self) -> tuple[list[int], list[float]]:
-        """Number the groups; return their sizes and strengths. `_of` has an operand's group, or those of its rows."""
-        self._of: list[int | range] = []
-        self._rows: list[tuple[int, Iterable[int]]] = []  # (first group, rows) of operands whose rows are groups
-        numbers: dict[object, int] = {}
-        sizes, strengths = list[int](), list[float]()
-
-        def add(operand: Operand, name: str, size: int, times: int = 1) -> None:
-            self.names.extend([name] * times)
-            self.dimensions.extend([operand.parameter.ndim] * times)
-            sizes.extend([size] * times)
-            strengths.extend([operand.strength] * times)
-
+    def _number(self) -> tuple[list[int], list[float], list[int], list[int | range]]:
+        """Number the groups: their sizes, strengths and dimensions, and an operand's group, or those of its rows."""
+        sizes, strengths, dimensions = list[int](), list[float](), list[int]()
+        of, numbers = list[int | range](), dict[object, int]()
         for operand in self.operands:
-            parameter, first = operand.parameter, len(sizes)
+            parameter, name, first = operand.parameter, operand.name, len(sizes)
+            count, size, key = 1, parameter.numel(), object()
             if by_rows(parameter, self.granularity):
-                rows: Any = range(len(parameter)) if operand.rows is None else operand.rows
-                here = range(first, first + len(rows))
-                if operand.rows is None:  # this process holds only some rows of a sharded parameter
-                    here = here[first_row(parameter) :][: len(operand.source)]
-                self._of.append(here)
-                self._rows.append((first, rows))
-                add(operand, operand.name, math.prod(parameter.shape[1:]), len(rows))
-                continue
-            by_module = self.granularity == "module"
-            name = operand.name.rpartition(".")[0] if by_module else operand.name
-            number = numbers.setdefault(name if by_module else id(parameter), first)
-            if number == first:
-                add(operand, name, 0)
-            sizes[number] += parameter.numel()
-            self.dimensions[number] = max(self.dimensions[number], parameter.ndim)
-            self._of.append(number)
-        return sizes, strengths
+                count, size = len(parameter), math.prod(parameter.shape[1:])
+                names = [f"{name}[{row}]" for row in range(count)]
+                here = first + first_row(parameter)  # this process may hold only some rows of a sharded parameter
+                of.append(range(here, here + len(operand.source)))
+            else:
+                if self.granularity == "module":
+                    name = key = name.rpartition(".")[0]
+                names = [name]
+                of.append(numbers.setdefault(key, first))
+                if (known := numbers[key]) < first:
+                    sizes[known] += size
+                    dimensions[known] = max(dimensions[known], parameter.ndim)
+                    continue
+            self.names += names
+            sizes += [size] * count
+            strengths += [operand.strength] * count
+            dimensions += [parameter.ndim] * count
+        return sizes, strengths, dimensions, of
 
-    @property
-    def find_labels(self) -> Callable[[], list[str]]:
-        """Finds the names of the groups when somebody asks, without keeping the groups alive."""
-        return partial(_labels, self.names, self._rows)
-
-    def _cut(self, known: dict[object, Packed]) -> list[Piece]:
-        """Make the pieces: those with several rows first, because sums are joined in this order."""
-        together: dict[Any, list[int]] = {}
-        matrices, vectors = list[Piece](), list[Piece]()
-        cut_into = list[int](), list[int]()
+    def _cut(self, of: list[int | range]) -> None:
+        """Make the pieces; find the group of each row, and which sums are added up over which processes."""
+        small: dict[Any, list[int]] = {}
         for i, operand in enumerate(self.operands):
-            source, target = operand.source, operand.target
-            if target is None:
-                together.setdefault((source.device, source.dtype, sharding(operand.parameter)), []).append(i)
-            elif source.numel():
-                in_rows = by_rows(operand.parameter, self.granularity)
-                pieces = [
-                    Piece(*part, [i]) for part in zip(self._parts(i, source), self._parts(i, target), strict=True)
-                ]
-                pieces[0].whole = operand.memory if operand.rows is not None and not in_rows else None
-                (matrices if in_rows else vectors).extend(pieces)
-                cut_into[not in_rows].append(i)
-        for kind, members in together.items():
-            sources = [self.operands[i].source for i in members]
-            key = kind, *[(storage_identity(s), s.storage_offset(), s.shape, s.stride()) for s in sources]
-            packed = known.get(key) or Packed(sources, members)
-            packed.members, self.packed[key] = members, packed
-            for i, target in zip(members, packed.targets, strict=True):
-                self.operands[i].target = target
-        self._order = [*cut_into[0], *cut_into[1]]
-        return [*self.packed.values(), *matrices, *vectors]
+            if operand.target is None:
+                small.setdefault((operand.memory.device, operand.memory.dtype), []).append(i)
+        self._packs = [(Packed([self.operands[i].memory for i in members]), members) for members in small.values()]
+        self._large = [i for i, operand in enumerate(self.operands) if operand.target is not None]
+        self.pieces: list[Piece] = []
+        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(map(sharding, self._parameters)))}
+        self._shardings = list(kinds)  # the same in all processes, also in those whose shards are empty
+        rows, places = list[int](), list[int]()
 
-    def _parts(self, i: int, tensor: Tensor) -> Sequence[Tensor]:
-        """A tensor of an operand as the parts of its pieces: a matrix if its rows are groups, else vectors."""
-        operand = self.operands[i]
-        flat = in_memory_order(tensor, operand.source)
-        if by_rows(operand.parameter, self.granularity):
-            return (flat.view(len(operand.source), -1),)
-        largest = limits(flat).largest
-        return (flat,) if len(flat) <= largest or operand.rows is not None else torch.split(flat, largest)
+        def add(i: int, numbers: Sequence[int]) -> None:
+            rows.extend(numbers)
+            places.extend(kinds[sharding(self._parameters[i])] * len(self.sizes) + number for number in numbers)
+
+        for packed, members in self._packs:
+            self.pieces.append(packed)
+            views = packed.views(packed.source), packed.views(packed.target)
+            for i, count, source, target in zip(members, packed.counts, *views, strict=True):
+                self.operands[i].source, self.operands[i].target = source, target
+                add(i, [of[i]] * count)  # type: ignore[list-item]
+        for i in self._large:
+            operand, here = self.operands[i], of[i]
+            for source, target in zip(self._parts(i, operand.source), self._parts(i, operand.target), strict=True):
+                self.pieces.append(Piece(source, target))
+                add(i, [here] if isinstance(here, int) else here)
+        self._counts = [piece.rows for piece in self.pieces]
+        self._group_of_row = torch.tensor(rows, dtype=torch.int64, device=self.sizes.device)
+        self._place_of_row = torch.tensor(places, dtype=torch.int64, device=self.sizes.device)
+
+    def _parts(self, i: int, tensor: Any) -> Sequence[Tensor]:
+        """A tensor of a large operand as the parts of its pieces: a matrix if its rows are groups, else vectors."""
+        like = self.operands[i].source
+        if tensor.numel() == 0:
+            return ()
+        if not like.is_contiguous():
+            tensor = tensor.permute(sorted(range(like.ndim), key=like.stride, reverse=True))
+        if by_rows(self._parameters[i], self.granularity):
+            return (tensor.reshape(len(tensor), -1),)
+        return torch.split(tensor.reshape(-1), limits(tensor).largest)
 
     def _share_scratch(self) -> None:
-        """Two scratch tensors for each device and type, because allocation costs more than the arithmetic."""
+        """Three scratch tensors for each device and type, because allocation costs more than the arithmetic."""
         self._kinds = {piece.kind for piece in self.pieces}
         for kind in self._kinds:
             alike = [piece for piece in self.pieces if piece.kind == kind]
-            lengths = [piece.shape.numel() for piece in alike]
-            scratch, spare = torch.empty(2, max(lengths), device=kind[0], dtype=kind[1])
-            for piece, length in zip(alike, lengths, strict=True):
-                piece.scratch, piece.spare = scratch[:length].view(piece.shape), spare[:length].view(piece.shape)
-
-    def _find_rows(self) -> None:
-        """Find the group of each row, and which sums are added up over which processes."""
-        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(sharding(o.parameter) for o in self.operands))}
-        numbers, places = list[int](), list[int]()
-        for piece in self.pieces:
-            for position, member in enumerate(piece.members):
-                of = self._of[member]
-                count = piece.counts[position] if isinstance(piece, Packed) else piece.rows
-                here = [of] * count if isinstance(of, int) else of
-                first = kinds[sharding(self.operands[member].parameter)] * len(self.sizes)
-                numbers += here
-                places += [first + number for number in here]
-        self._matrices = sum(len(piece.shape) == 2 for piece in self.pieces)
-        self._shardings = list(kinds)  # the same in all processes, also in those whose shards are empty
-        self._group_of_row = torch.tensor(numbers, dtype=torch.int64, device=self.sizes.device)
-        self._place_of_row = self._group_of_row
-        if len(kinds) > 1:
-            self._place_of_row = torch.tensor(places, dtype=torch.int64, device=self.sizes.device)
+            memory = torch.empty(3, max(piece.target.numel() for piece in alike), device=kind[0], dtype=kind[1])
+            for piece in alike:
+                shape = piece.target.shape
+                piece.scratch, piece.spare, piece.aside = (part[: shape.numel()].view(shape) for part in memory)
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
@@ -185,27 +248,17 @@ class Groups:
         Do not write to the parts, because they may be the tensors themselves. The parts of packed tensors are valid
         until the next call with this name.
         """
-        parts = [packed.read([vectors[i] for i in packed.members], name) for packed in self.packed.values()]
-        for i in self._order:
+        parts = [packed.read([vectors[i] for i in members], name) for packed, members in self._packs]
+        for i in self._large:
             parts += self._parts(i, vectors[i])
         return parts
 
     def each(self, parts: Sequence[Tensor]) -> Iterator[tuple[Piece, Tensor]]:
         """The pieces with their parts, in the type of the walk."""
         for piece, part in zip(self.pieces, parts, strict=True):
-            yield piece, part if part.dtype == piece.wide else part.to(piece.wide)
+            yield piece, part.to(piece.wide)
 
-    def measure(
-        self,
-        count: int,
-        sums_of: Callable[[Piece, Tensor], list[Tensor]],
-        parts: Sequence[Tensor],
-        doubt: Tensor | float = 0.0,
-    ) -> Tensor:
-        """Call `sums_of` for each piece with its part; see `sums`."""
-        return self.sums(count, [sums_of(piece, part) for piece, part in self.each(parts)], doubt)
-
-    def sums(self, count: int, found: Sequence[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
+    def sums(self, count: int, found: Iterable[Sequence[Tensor]], doubt: Tensor | float = 0.0) -> Tensor:
         """Add up, by group and over all processes, `count` numbers for each row of each piece.
 
         Returns a row for each of them. All share one collective for each kind of sharding. `doubt` is 0, or NaN if the
@@ -213,8 +266,7 @@ class Groups:
         """
         groups = len(self.sizes)
         total = self.sizes.new_zeros(count, len(self._shardings) * groups)
-        if found:
-            rows = [self._joined(list(column)) for column in zip(*found, strict=True)]
+        if rows := [self._joined(list(column)) for column in zip(*found, strict=True)]:
             total.index_add_(1, self._place_of_row, torch.stack(rows))
         total = total + doubt
         if self.plain:
@@ -226,13 +278,11 @@ class Groups:
         """The numbers of all rows as one vector."""
         if len(self._kinds) > 1:
             column = [each.to(self.sizes) for each in column]
-        parts = column[: self._matrices]
-        parts += [torch.stack(column[self._matrices :])] if len(column) > self._matrices else []
-        return torch.cat(parts).to(self.sizes)
+        return torch.hstack(column).to(self.sizes)
 
     def largest(self, vectors: Iterable[Tensor]) -> Tensor:
         """The largest absolute value in the pieces' vectors, over all processes."""
-        found = [values.abs().amax().to(self.sizes) for values in vectors if values.numel()]
+        found = [values.abs().amax().to(self.sizes) for values in vectors]
         largest = torch.stack([self.sizes.new_zeros(()), *found]).amax()
         for kind in self._shardings:
             largest = over_processes(largest, kind, "max")
@@ -240,31 +290,19 @@ class Groups:
 
     def spread(self, numbers: Tensor) -> list[Tensor]:
         """A number for each group, or one for all groups, as factors for each piece: one for each of its rows."""
-        rows, counts = numbers.expand(self.sizes.shape)[self._group_of_row], [piece.rows for piece in self.pieces]
-        of_kind = {kind: torch.split(rows.to(*kind), counts) for kind in self._kinds}
+        rows = numbers.expand(self.sizes.shape)[self._group_of_row]
+        of_kind = {kind: torch.split(rows.to(*kind), self._counts) for kind in self._kinds}
         factors = [of_kind[piece.kind][i] for i, piece in enumerate(self.pieces)]
-        matrices = [factor.unsqueeze(1) for factor in factors[: self._matrices]]
-        return matrices + factors[self._matrices :]
+        pairs = zip(factors, self.pieces, strict=True)
+        return [factor if piece.target.ndim == 1 else factor.unsqueeze(1) for factor, piece in pairs]
 
-    def untouched_squares(self) -> Tensor:
-        """The sum of squares of the weights outside all groups: rows without a gradient, if rows are groups."""
-        total = self.sizes.new_zeros(())
-        for operand in self.operands:
-            if operand.rows is not None and by_rows(operand.parameter, self.granularity):
-                others = operand.memory.index_fill(0, operand.rows, 0.0)
-                total = total + others.to(total.dtype).square().sum().to(total)
-        return total
+    @cached_property
+    def rows(self) -> dict[Piece, tuple[Tensor, Tensor | float]]:
+        """The dimensions and the strength of each row of a piece."""
+        strengths = [1.0] * len(self.pieces) if self.strengths is None else self.spread(self.strengths)
+        return dict(zip(self.pieces, zip(self.spread(self.dimensions), strengths, strict=True), strict=True))
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:
     """Whether the rows of the tensor are groups."""
     return granularity == "filter" and tensor.ndim >= 2
-
-
-def _labels(names: list[str], rows_of: list[tuple[int, Iterable[int]]]) -> list[str]:
-    """The names of the groups, with the number of the row if the group is a row."""
-    labels = list(names)
-    for first, rows in rows_of:
-        for i, row in enumerate(rows.tolist() if isinstance(rows, Tensor) else rows, start=first):
-            labels[i] = f"{labels[i]}[{row}]"
-    return labels

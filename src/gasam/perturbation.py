@@ -203,7 +203,7 @@ def check_schedule(perturbation: Perturbation, schedule: object) -> None:
         )
 
 
-def check_at_least_zero(name: str, value: object, below: float = math.inf) -> None:
+def check_at_least_zero(name: str, value: Any, below: float = math.inf) -> None:
     if not (is_number(value) and 0 <= value < below):
         kind = "a finite number >= 0" if below == math.inf else f"a number in [0, {below:g})"
         raise ValueError(f"{name} must be {kind}, got {value!r}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gasam.groups import Groups
-from gasam.pieces import Piece
+from gasam.groups import Groups, Piece
 
 
 @dataclass(frozen=True)
@@ -18,35 +18,32 @@ class Group:
     """The input of a scale: properties of all groups at once, as tensors with an entry for each group.
 
     A scale is a function of a `Group` that returns T. With granularity "element" each weight is a group, and the scale
-    is called for a few tensors at a time. `gradient`, `weight` and `dimensions` are computed when a scale reads them.
+    is called for a few tensors at a time. `gradient` and `weight` are computed when a scale reads them.
 
     Attributes:
         size: n_i, the number of weights of each group. With granularity "element" a single 1.
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
+        dimensions: The number of dimensions of the group's tensor (1 for a bias, 2 for a matrix), or the largest of
+            several.
     """
 
     size: Tensor
     total: int
     floor: float
-    measure_gradient: Callable[[], Tensor]
-    measure_weight: Callable[[], Tensor]
-    count_dimensions: Callable[[], Tensor]
+    dimensions: Tensor
+    find_gradient: Callable[[], Tensor]
+    find_weight: Callable[[], Tensor]
 
     @cached_property
     def gradient(self) -> Tensor:
         """|g_i| of the mean loss, without factors such as a loss scale."""
-        return self.measure_gradient()
+        return self.find_gradient()
 
     @cached_property
     def weight(self) -> Tensor:
         """|w_i|."""
-        return self.measure_weight()
-
-    @property
-    def dimensions(self) -> Tensor:
-        """The number of dimensions of the group's tensor (1 for a bias, 2 for a matrix), or the largest of several."""
-        return self.count_dimensions()
+        return self.find_weight()
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -117,19 +114,18 @@ def scale_of_groups(
     scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
     """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
-    by_model, dimensions = groups.granularity == "model", groups.dimensions
+    by_model = groups.granularity == "model"
 
-    def of_groups(values: Tensor | None) -> Tensor:
-        assert values is not None
+    def joined(values: Any) -> Any:
         return values.sum(0, keepdim=True) if by_model else values
 
     group = Group(
-        size=of_groups(groups.sizes),
+        size=joined(groups.sizes),
         total=groups.total,
         floor=floor,
-        measure_gradient=lambda: of_groups(gradient_squares).sqrt(),
-        measure_weight=lambda: of_groups(weight_squares).sqrt(),
-        count_dimensions=lambda: gradient_squares.new_tensor([max(dimensions, default=0)] if by_model else dimensions),
+        dimensions=groups.dimensions.amax(0, keepdim=True) if by_model and groups.names else groups.dimensions,
+        find_gradient=lambda: joined(gradient_squares).sqrt(),
+        find_weight=lambda: joined(weight_squares).sqrt(),
     )
     found = scale(group)
     found = found.sum() if by_model else found.expand_as(groups.sizes)
@@ -139,24 +135,18 @@ def scale_of_groups(
 def scale_of_weights(
     scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
 ) -> Tensor:
-    """T of each weight of a piece, from `factor` times the gradient of the mean loss; zero where there is no weight."""
-
-    def by_row(values: Sequence[float]) -> Tensor:
-        tensor = gradient.new_tensor([values[member] for member in piece.members])
-        return tensor if piece.member_of_row is None else tensor[piece.member_of_row].unsqueeze(1)
-
+    """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.aside`."""
+    dimensions, strengths = groups.rows[piece]
     group = Group(
         size=gradient.new_ones(1),
         total=groups.total,
         floor=floor,
-        measure_gradient=lambda: gradient.abs() / factor,
-        measure_weight=lambda: piece.weights().abs(),
-        count_dimensions=lambda: by_row(groups.dimensions),
+        dimensions=dimensions,
+        find_gradient=lambda: gradient.abs().div_(factor),
+        find_weight=lambda: torch.abs(piece.weights(), out=piece.aside),
     )
     found = scale(group)
-    if groups.strengths is not None:
-        found = found * by_row([float(operand.strength) for operand in groups.operands])
-    return found if piece.padding is None else found.masked_fill(piece.padding, 0.0)
+    return found if groups.strengths is None else found * strengths
 
 
 SMALLEST_WEIGHTS = 0.01

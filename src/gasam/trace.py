@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, pstdev
@@ -39,21 +38,17 @@ class Measured:
     The last three fields have only detailed walks, and not with per_worker, whose last gradient is not alone.
     """
 
-    find_labels: Callable[[], list[str]]  # the names of the groups
+    labels: list[str]  # the names of the groups
     offsets: Tensor  # |a_i|
     weights: Tensor  # |w_i|
     sizes: Tensor  # n_i
     rms_weight: Tensor  # the root mean square of all weights
     capped: Tensor  # whether the cap limited the offset
-    predicted_rise: Tensor  # first-order rise of the mean loss
+    predicted_rise: Tensor  # first-order rise of the mean loss in the first step
     at_zero: Tensor  # whether all weights are zero although there is a gradient
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient
-
-    @property
-    def labels(self) -> list[str]:
-        return self.find_labels()
 
     @property
     def ratios(self) -> Tensor:
@@ -132,8 +127,8 @@ class Trace:
 
     @property
     def rise(self) -> Tensor:
-        """The measured rise of the mean loss; NaN if the unit of the losses is not known."""
-        return self.sharpness / (math.nan if self.loss_scale is None else self.loss_scale)
+        """The measured rise of the mean loss in the first step; NaN if the unit of the losses is not known."""
+        return (self.losses[:2][-1] - self.losses[0]) / (math.nan if self.loss_scale is None else self.loss_scale)
 
     @property
     def predicted_rise(self) -> Tensor | None:
@@ -295,7 +290,7 @@ class Watch:
             problem = f"{groups.too_large()}, and a group moved too far in {too_far} of the last {SAMPLED} walks"
         elif not_finite > SAMPLED / 2:
             problem = f"{NOT_FINITE} in {not_finite} of the last {SAMPLED} walks"
-            cure = 'check plain training first, or give on_overflow="clean", which then uses the clean gradient'
+            cure = "check plain training first, and with float16 the loss scale"
         elif too_small == SAMPLED:
             problem, cure = TOO_SMALL, "give a larger budget or epsilon"
         elif unseen == SAMPLED:

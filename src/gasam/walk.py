@@ -11,18 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from gasam.family import Kept, Method, check_result, dense_gradient
+from gasam.groups import Piece, products, squares
 from gasam.parameters import Parameters, check_names, read, weights_of
 from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.pieces import Packed, Piece, powers, products, squares
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
 from gasam.torch_private import local, standard_gamma
 from gasam.trace import Measured, Trace
 from gasam.weights import Weights
 
 Start = Callable[[Tensor], Tensor]
-Values = Iterable[tuple[Piece, Tensor]]
-"""One vector per piece, computed lazily so that each is used while it is still in the CPU's caches."""
 LOOKS = {"cpu"}
 """Devices on which the walk looks whether everything is finite. Elsewhere that would wait for the device: instead of
 branching, moves that are not valid are multiplied by zero."""
@@ -57,16 +55,14 @@ def walk(
         seen = run(0)
         if seen is None:
             return Trace([])
-        kept = Kept() if kept is None else kept  # an empty one is false
         keeps_position = plan.steps > 1 or start is not None
-        ascent = _Ascent(weights, plan, seen, plan.size * strength, kept, keeps_position, measured, detailed)
+        ascent = _Ascent(weights, plan, plan.size * strength, keeps_position, measured or detailed, detailed)
+        ascent.begin(seen, Kept() if kept is None else kept)  # an empty one is false
         for k in range(1, plan.steps + (1 if start is None else 2)):
-            if k > 1:
-                ascent.read_gradient(seen)
             if k == 1 and start is not None:
-                ascent.move_to(start)
+                ascent.draw(start)
             else:
-                ascent.step()
+                ascent.step(seen if k > 1 else None)
             seen = run(k)
             if seen is None:
                 break
@@ -77,117 +73,97 @@ def walk(
 class _Ascent:
     """The state of a walk, in the coordinates y = T^-1 a / epsilon, where the ball has radius one.
 
-    T is computed from the clean gradient. If groups of weights share a T, it is one number per group, `_T`. If each
-    weight has its own T, `_T` is 1, and T is computed again when it is needed, or kept if it outlives the gradient.
-    The direction of an ascent step is `_factor` times u, which `_along` computes for one piece at a time from what is
-    climbed: the gradient g, or a method's direction.
+    T is computed from the clean gradient. If groups of weights share a T, it is one number for each group, `_T`, and a
+    factor of what is computed for each piece. If each weight has its own T, `_T` is 1, and T is computed for a piece
+    when it is needed, or kept if it outlives the gradient.
+
+    An ascent step goes along `_factor` v, where v = sgn(h) |h|^(1/(p-1)), h = T c, and c is what is climbed: the
+    gradient g, or a method's direction. Its sums follow from those of h v = |h|^q, with 1/p + 1/q = 1.
     """
 
-    @torch.no_grad()
     def __init__(
-        self,
-        weights: Weights,
-        plan: Perturbation,
-        clean: Pass,
-        size: float,
-        kept: Kept,
-        keeps_position: bool,
-        measured: bool,
-        detailed: bool,
+        self, weights: Weights, plan: Perturbation, size: float, keeps_position: bool, measured: bool, detailed: bool
     ) -> None:
         self.weights, self.plan, self.groups = weights, plan, weights.taking_part(plan.granularity)
-        self.p, self.by_element = plan.norm, plan.granularity == "element"
-        self.measured, self.detailed, self.keeps_position = measured or detailed, detailed, keeps_position
-        self.trace = Trace([clean.loss], loss_scale=clean.loss_scale)
+        self.p, self.by_element, self.size = plan.norm, plan.granularity == "element", size
+        self.keeps_position, self.measured, self.detailed = keeps_position, measured, detailed
         self._one = self.groups.sizes.new_ones(())
+        # Sums of the direction that are needed before the weights move: h v and |T v|^2. Later |T v|^2 costs less, but
+        # a collective if the weights are sharded.
+        shortens = plan.cap is not None or not self.groups.plain
+        needs = shortens or plan.budget is not None or self.p != math.inf
+        self._names_along = ["slope", *(["lengths"] if shortens else [])] if needs else []
         self._looks = self._one.device.type in LOOKS and type(self._one) is Tensor  # a fake tensor has no values
+        self._T = self._largest = self._one
+        self._kept_scales: dict[Piece, Tensor] = {}  # T of each weight
+        self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
+        self._rise = self._one * 0
+        self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         self._parts: Sequence[Tensor] = ()  # of what is climbed
         self._gradients: Sequence[Tensor] = ()
-        self._T = self._largest = self._one
-        self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
-        self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
-        self._with_scale = set[Piece]()  # those that keep T of each weight
-        self._rises: list[tuple[Tensor, list[Tensor]]] = []  # (factor of each group, g . y of each piece)
+
+    @torch.no_grad()
+    def begin(self, clean: Pass, kept: Kept) -> None:
+        """From the clean pass: T, the direction of the first step, and epsilon."""
+        self.trace = Trace([clean.loss], loss_scale=clean.loss_scale)
+        plan, groups = self.plan, self.groups
         method = plan.method if plan.method is not None and plan.method.has_direction else None
-        sums = self._read(clean, self._needed(method is not None))
-        self._clean_squares, self._clean_scale = sums["squares"], self._gradient_scale
-        self._weight_squares = sums.get("weights")
-        for piece, gradient in self.groups.each(self._parts) if detailed else ():
+        sums = self._read(clean, is_climbed=method is None, is_first=True)
+        self._clean_squares = sums["gradient"]
+        self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
+        self._clean_scale = self._scale
+        for piece, gradient in groups.each(self._parts) if self.detailed else ():
             piece.buffer("clean gradient").copy_(gradient)
-        self._choose_scale(keeps=keeps_position or method is not None)
+        if not self.by_element:
+            squares_of_mean = self._clean_squares / self._scale**2
+            self._T = scale_of_groups(plan.scale_function, plan.floor, groups, squares_of_mean, self._weight_squares)
+            self._doubt = self._doubt + self._T.sum()
+        elif self.keeps_position or method is not None:
+            for piece, gradient in groups.each(self._parts):
+                self._kept_scales[piece] = piece.buffer("scale").copy_(self._scale_of(piece, gradient))
         if method is not None:
-            self._parts = self.groups.split(self._climbed(method, kept), "climbed")
-        slope = self._find_direction({} if method is not None else sums)
-        # A budget is the rise of the mean loss along the direction: epsilon = budget / |T g_0|_q.
-        self._epsilon = self._one * size if slope is None else size * inverse(slope / self._gradient_scale)
+            self._parts = groups.split(self._climbed(method, kept), "climbed")
+        slope = self._find_direction(sums)
+        # A budget is the rise of the mean loss along the direction: epsilon = budget / |T c|_q.
+        self._epsilon = self._one * self.size if plan.budget is None else self.size * inverse(slope / self._scale)
         self._doubt = self._doubt + self._epsilon
-        for piece in self.groups.pieces if keeps_position else ():
+        for piece in groups.pieces if self.keeps_position else ():
             piece.buffer("position").zero_()
 
-    def _needed(self, has_direction: bool) -> list[str]:
-        """The sums of the clean pass: |g_i|^2, for ascent by the sign |sign(g_i)|^2 and |g_i|_1, and |w_i|^2.
-
-        |sign(g_i)|^2 alone is measured when the offset is written, where it costs less.
-        """
-        needed, plan = ["squares"], self.plan
-        if self.p == math.inf and not self.by_element and not has_direction:
-            if plan.budget is not None:
-                needed += ["signs", "sizes"]
-            elif plan.cap is not None or not self.groups.plain:
-                needed.append("signs")
-        reads = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
-        return [*needed, "weights"] if self.measured or plan.cap is not None or reads else needed
-
-    def _read(self, seen: Pass, needed: list[str]) -> dict[str, Tensor]:
-        """Measure the gradient of a pass, with one collective."""
-        self._gradient_scale = _magnitude(seen, self._one)
-        self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
+    def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
+        """Measure the gradient of a pass, and what its direction needs if T is not part of it, with one collective."""
+        groups, plan = self.groups, self.plan
+        scale = seen.gradient_scale  # its sign does not matter
+        self._scale = scale.abs().to(self._one) if isinstance(scale, Tensor) else abs(scale)
+        self._parts = self._gradients = groups.split(groups.gradients())  # dropped when the weights move
+        steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
+        reads_weights = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
+        weights = is_first and (self.measured or plan.cap is not None or reads_weights)
 
         def sums_of(piece: Piece, gradient: Tensor) -> list[Tensor]:
-            found = [squares(gradient)]
-            if "signs" in needed:
-                sign = torch.sign(gradient, out=piece.scratch)
-                found.append(squares(sign))
-                if "sizes" in needed:
-                    found.append(products(gradient, sign))
-            if "weights" in needed:
-                found.append(piece.squared_weights())
-            return found
+            direction = self._sums_along(piece, gradient) if steep else ()
+            return [squares(gradient), *direction, *([squares(piece.weights())] if weights else ())]
 
+        names = ["gradient", *(self._names_along if steep else ()), *(["weights"] if weights else ())]
         doubt = (seen.loss - seen.loss).to(self._one)
-        sums = dict(zip(needed, self.groups.measure(len(needed), sums_of, self._parts, doubt=doubt), strict=True))
-        self._doubt = self._doubt + sums["squares"].sum() + doubt
+        found = groups.sums(len(names), [sums_of(*each) for each in groups.each(self._parts)], doubt)
+        sums = dict(zip(names, found, strict=True))
+        if is_climbed and not self.by_element and self.p == 2.0:
+            sums["slope"] = sums["lengths"] = sums["gradient"]
+        self._doubt = self._doubt + sums["gradient"].sum() + doubt
         return sums
 
-    def _choose_scale(self, keeps: bool) -> None:
-        """Compute T from the weights and the gradient of the mean loss; it stays fixed during the walk."""
-        if not self.by_element:
-            squares_of_mean = self._clean_squares / self._gradient_scale**2
-            scale, floor = self.plan.scale_function, self.plan.floor
-            self._T = scale_of_groups(scale, floor, self.groups, squares_of_mean, self._weight_squares)
-            self._doubt = self._doubt + self._T.sum()
-            if self.p not in (2.0, math.inf):
-                self._T_of = dict(zip(self.groups.pieces, self.groups.spread(self._T), strict=True))
-            return
-        for piece, gradient in self.groups.each(self._parts):
-            if keeps or isinstance(piece, Packed):  # small tensors: computed once
-                piece.buffer("scale").copy_(self._scale_of(piece, gradient))
-                self._with_scale.add(piece)
-
     def _scale_of(self, piece: Piece, gradient: Tensor) -> Tensor:
-        """T of the weights of a piece: one number per row, or one per weight."""
-        if not self.by_element:
-            return self._T_of[piece]
-        if piece in self._with_scale:
-            return piece.buffer("scale")
-        plan, factor = self.plan, self._gradient_scale
-        factor = factor.to(gradient) if isinstance(factor, Tensor) else factor
-        return scale_of_weights(plan.scale_function, plan.floor, self.groups, piece, gradient, factor)
+        """T of the weights of a piece, if each has its own."""
+        if piece in self._kept_scales:
+            return self._kept_scales[piece]
+        scale = self._scale.to(gradient) if isinstance(self._scale, Tensor) else self._scale
+        return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
 
     def _climbed(self, method: Method, kept: Kept) -> list[Tensor]:
         """What a method climbs instead of the gradient."""
         parameters = [operand.parameter for operand in self.groups.operands]
-        with kept.bound(parameters, self._gradient_scale, self._is_finite):
+        with kept.bound(parameters, self._scale, self._is_finite):
             found = method.direction([dense_gradient(p, p.grad) for p in parameters], kept)
         check_result(found, parameters, f"{type(method).__name__}.direction")
         return [local(tensor) for tensor in found]
@@ -197,246 +173,203 @@ class _Ascent:
         finite = self._doubt.isfinite()
         return bool(finite) if self._looks else finite
 
-    def _find_direction(self, sums: dict[str, Tensor]) -> Tensor | None:
-        """The factor of the next direction, and |T u_i|^2 without it, from the sums of the gradient if they suffice.
+    def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, v, T), without the T of groups."""
+        if not self.by_element:
+            return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.scratch), None
+        scale = self._scale_of(piece, climbed)
+        h = torch.mul(climbed, scale, out=piece.scratch)
+        return h, steepest_ascent(h, self.p, self._largest), scale
 
-        Returns |T c|_q, the slope of what is climbed along the direction, if a budget needs it.
-        """
-        p, scale = self.p, self._T
-        if not sums or self.by_element or p not in (2.0, math.inf):
-            self._squares, of_slope = self._measured_direction()
-        elif p == 2.0:
-            self._squares = of_slope = sums["squares"]
-        else:
-            self._squares, of_slope = sums.get("signs"), sums.get("sizes")
-        if p == 2.0:  # d = T c / |T c|
-            slope = (scale.square() * of_slope).sum().sqrt()
-            self._factor = scale * inverse(slope)
-        elif p == math.inf:
-            self._factor, slope = self._one, None if of_slope is None else (scale * of_slope).sum()
-        else:
-            total = of_slope.sum()
-            self._factor = inverse(total.pow(1 / p))
-            slope = self._largest * total * self._factor
-        return None if self.plan.budget is None else slope
+    def _move(self, piece: Piece, climbed: Tensor) -> Tensor:
+        """T v, without the T of groups."""
+        _, v, scale = self._along(piece, climbed)
+        return v if scale is None else torch.mul(v, scale, out=piece.spare)
 
-    def _measured_direction(self) -> Any:
-        """|T u_i|^2, and c_i . T u_i for p = inf, else |u_i|_p^p."""
+    def _sums_along(self, piece: Piece, climbed: Tensor) -> list[Tensor]:
+        """The numbers that `_names_along` names: h v, and perhaps |T v|^2."""
+        h, v, scale = self._along(piece, climbed)
+        slope = squares(h) if v is h else products(h, v)
+        if "lengths" not in self._names_along:
+            return [slope]
+        return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.spare))]
+
+    def _find_direction(self, sums: dict[str, Tensor]) -> Tensor:
+        """Find the factor of each group's v, and |T v|^2 if it is needed; return |T c|_q."""
         p, groups = self.p, self.groups
         if p not in (2.0, math.inf):
-            scaled = (climbed * self._scale_of(piece, climbed) for piece, climbed in groups.each(self._parts))
-            self._largest = groups.largest(scaled)
-
-        def sums_of(piece: Piece, climbed: Tensor) -> list[Tensor]:
-            values, moved = self._along(piece, climbed)
-            return [squares(moved), products(climbed, moved) if p == math.inf else powers(values, p)]
-
-        sums = groups.measure(2, sums_of, self._parts)
-        self._doubt = self._doubt + sums[0].sum()
-        return sums
-
-    def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor]:
-        """(u, T u), where u is the direction of steepest ascent along h = T c before it is normalised.
-
-        If T is one number per group, it is part of a factor: the second is u as well, and for p = 2 u is c.
-        """
-        p, scale = self.p, None
-        if self.by_element or p not in (2.0, math.inf):
-            scale = self._scale_of(piece, climbed)
-        values = climbed
-        if p == math.inf:
-            values = torch.sign(climbed, out=piece.scratch)
-        elif scale is not None:
-            values = torch.mul(climbed, scale, out=piece.scratch)
-            if p != 2.0:
-                values = steepest_ascent(values, p, self._largest)
-        if not self.by_element or scale is None:
-            return values, values
-        return values, torch.mul(values, scale, out=piece.spare)
+            self._largest = groups.largest(self._along(*each)[0] for each in groups.each(self._parts))
+        if "slope" not in sums and self._names_along:
+            names = self._names_along
+            found = groups.sums(len(names), [self._sums_along(*each) for each in groups.each(self._parts)])
+            self._doubt = self._doubt + found.sum()
+            sums = dict(zip(names, found, strict=True))
+        self._lengths = sums.get("lengths")
+        if "slope" not in sums:
+            self._factor = self._one
+            return self._one
+        largest_scale = self._T.max()
+        ratio = self._T * inverse(largest_scale)  # powers of large and of small numbers are not finite
+        q = 1.0 if p == math.inf else p / (p - 1)
+        total = (ratio**q * sums["slope"]).sum() * inverse(self._largest)
+        self._factor = ratio ** (1 / (p - 1)) * inverse(total ** (1 / p))
+        return self._largest * largest_scale * total ** (1 / q)
 
     @torch.no_grad()
-    def read_gradient(self, seen: Pass) -> None:
-        """Measure the gradient of a displaced pass. If anything is not finite, the weights stop moving."""
-        self._find_direction(self._read(seen, ["squares"]))
-
-    @torch.no_grad()
-    def step(self) -> None:
+    def step(self, seen: Pass | None) -> None:
         """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
-        finite, stride = self._is_finite(), self.plan.stride
-        if finite is False:
+        if seen is not None:
+            self._find_direction(self._read(seen))
+        groups, stride = self.groups, self.plan.stride
+        if self._is_finite() is False:
             self._stay()
-        elif self.keeps_position:
-            self._project(self._stepped_positions(_valid(finite, self._factor * stride)), shrinkage)
-        else:  # a single step starts at the centre, so projecting it only limits its length `stride` to 1
-            factor = self._epsilon * self._shortened(self._factor * min(1.0, stride), self._squares)
-            self._displace(((piece, self._along(piece, c)[1]) for piece, c in self.groups.each(self._parts)), factor)
+        elif not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
+            factor = self._factor * min(1.0, stride)
+            moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._parts))
+            self._displace(moved, factor * self._shrinking(factor, self._lengths), self._lengths)
+        else:
+            factors = groups.spread(self._factor * stride)
+            for (piece, climbed), factor in zip(groups.each(self._parts), factors, strict=True):
+                piece.buffer("position").addcmul_(self._along(piece, climbed)[1], factor)
+            self._project(shrinkage)
 
     @torch.no_grad()
-    def move_to(self, start: Start) -> None:
+    def draw(self, start: Start) -> None:
         """Move to the ball's surface in the direction that `start` draws; for p = inf, move to the drawn point."""
         if self._is_finite() is False:
             self._stay()
-        else:
-            self._project(self._drawn_positions(start), inverse)
+            return
+        where = self.groups.split([torch.ones_like(operand.source) for operand in self.groups.operands], "ones")
+        for piece, ones in self.groups.each(where):  # zeros between packed tensors
+            piece.buffer("position").copy_(start(ones)).mul_(ones)
+        self._project(inverse)
 
     def _stay(self) -> None:
         """Make the next pass at w, because something is not finite."""
         self.trace.offsets.append(torch.zeros_like(self.groups.sizes))
-        self._parts = self._gradients = []
+        self._parts = self._gradients = ()
         self.weights.home()
 
-    def _stepped_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-        """Add eta / epsilon d to the positions, in place."""
-        if self.measured:
-            pairs = self.groups.each(self._gradients)
-            here = [products(g, self._times_scale(piece, piece.buffer("position"))) for piece, g in pairs]
-            self._rises.append((-self._epsilon * self._T / self._gradient_scale, here))
-        for (piece, climbed), own in zip(self.groups.each(self._parts), self.groups.spread(factor), strict=True):
-            direction = self._along(piece, climbed)[0]
-            if not self._looks:
-                direction = torch.nan_to_num(direction, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
-            yield piece, piece.buffer("position").addcmul_(direction, own)
-
-    def _drawn_positions(self, start: Start) -> Iterator[tuple[Piece, Tensor]]:
-        for piece in self.groups.pieces:
-            position = piece.buffer("position")
-            drawn = start(position)
-            yield piece, position.copy_(drawn if piece.padding is None else drawn.masked_fill(piece.padding, 0.0))
-
-    def _multiplied_positions(self, factor: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-        """Multiply the positions by a number for each group, or by one for all, in place."""
-        for piece, own in zip(self.groups.pieces, self.groups.spread(factor), strict=True):
-            yield piece, piece.buffer("position").mul_(own)
-
-    def _project(self, positions: Values, rescale: Callable[[Tensor], Tensor]) -> None:
+    def _project(self, rescale: Callable[[Tensor], Tensor]) -> None:
         """Project y onto the unit ball (clip for p = inf, else rescale), and move the weights there."""
-        p, factor = self.p, self._one
+        p, groups, excess = self.p, self.groups, self._one
+        positions = [piece.buffer("position") for piece in groups.pieces]
         if p == math.inf:
-            _, of_squares = self._measure((piece, position.clamp_(-1.0, 1.0)) for piece, position in positions)
-        elif p == 2.0:
-            length, of_squares = self._measure(positions)
-            factor = rescale(length)
-        else:  # first scale the entries to at most one, because powers of large numbers overflow
-            excess = self.groups.largest(position for _, position in positions).clamp(min=1.0)
-            length, of_squares = self._measure(self._multiplied_positions(1 / excess))
-            factor = excess * rescale(excess * length)
-        positions = self._multiplied_positions(self._shortened(factor, of_squares))
-        self._displace(((piece, self._times_scale(piece, y)) for piece, y in positions), self._epsilon)
+            for position in positions:
+                position.clamp_(-1.0, 1.0)
+        elif p != 2.0:  # powers of large numbers are not finite
+            excess = groups.largest(positions).clamp(min=1.0)
 
-    def _measure(self, vectors: Values) -> tuple[Tensor, Tensor]:
-        """|y|_p, and |T y_i|^2 of each group."""
-        p = 2.0 if self.p == math.inf else self.p  # then nobody reads the length
+        def sums_of(piece: Piece, position: Tensor) -> list[Tensor]:
+            moved = squares(self._times_scale(piece, position))
+            return [moved if p == math.inf else powers(position, p, excess), moved]
 
-        def sums_of(piece: Piece, values: Tensor) -> list[Tensor]:
-            return [powers(values, p), squares(self._times_scale(piece, values))]
+        lengths, of_moved = groups.sums(2, [sums_of(*each) for each in groups.each(positions)])
+        factor = self._one if p == math.inf else rescale(excess * lengths.sum() ** (1 / p))
+        factor = factor * self._shrinking(factor, of_moved)
+        for position, own in zip(positions, groups.spread(factor), strict=True):
+            position.mul_(own)
+        moved = (self._times_scale(*each) for each in groups.each(positions))
+        self._displace(moved, self._one, of_moved * factor.square())
 
-        sums = self.groups.sums(2, [sums_of(piece, values) for piece, values in vectors])
-        return sums[0].sum().pow(1 / p), sums[1]
+    def _times_scale(self, piece: Piece, position: Tensor) -> Tensor:
+        """T y, if each weight has its own T; else y."""
+        return torch.mul(position, self._kept_scales[piece], out=piece.scratch) if self.by_element else position
 
-    def _shortened(self, factor: Tensor, of_squares: Tensor | None) -> Tensor:
-        """Reduce the factor of groups whose offset exceeds the cap; `of_squares` are |T y_i|^2 without the factor."""
-        if of_squares is None:
-            return factor
-        norms = (self._epsilon * self._T * factor).abs() * of_squares.sqrt()  # |a_i|
-        if self.plan.cap is not None:
-            assert self._weight_squares is not None
-            limits = comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
-            limits = self.plan.cap * limits
-            self._capped = norms > limits
-            shrinking = torch.where(self._capped, limits * inverse(norms), 1.0)
-            factor, norms = factor * shrinking, norms * shrinking
-        self.trace.offsets.append(norms.expand_as(self.groups.sizes))
-        return factor
+    def _shrinking(self, factor: Tensor, lengths: Any) -> Tensor:
+        """What reduces the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
+        if self.plan.cap is None:
+            return self._one
+        norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
+        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
+        self._capped = norms > limits
+        return torch.where(self._capped, limits * inverse(norms), 1.0)
 
-    def _displace(self, vectors: Values, factor: Tensor) -> None:
-        """Move the weights to w + factor T y; if something is not finite, the factor is zero."""
-        finite, groups, offsets = self._is_finite(), self.groups, self.trace.offsets
-        factor = _valid(finite, factor * self._T)
-        is_known = len(offsets) == len(self.trace.losses)
-        of_squares, rises = list[list[Tensor]](), list[Tensor]()
-        gradients = groups.each(self._gradients) if self.measured else repeat((None, None))
-        self.weights.leave()
-        for (piece, values), own, (_, gradient) in zip(vectors, groups.spread(factor), gradients, strict=False):
-            if not self._looks and (self.by_element or self.p != math.inf):
-                values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
-            if not is_known:
-                of_squares.append([squares(values)])
-            if gradient is not None:
-                rises.append(products(gradient, values))
-            piece.displace(values, own)
-        self.weights.arrive()
-        if is_known:
-            offsets[-1] = _valid(finite, offsets[-1])
-        else:
-            offsets.append((factor.abs() * groups.sums(1, of_squares)[0].sqrt()).expand_as(groups.sizes))
-        self._rises.append((factor / self._gradient_scale, rises))
-        self._parts = self._gradients = []  # the next pass may free the gradients
+    def _displace(self, vectors: Iterable[Tensor], factor: Tensor, lengths: Tensor | None = None) -> None:
+        """Move the weights to w + epsilon T factor times the vectors, computed lazily while they are in the caches.
 
-    def _times_scale(self, piece: Piece, values: Tensor) -> Tensor:
-        """T * values if each weight has its own T, else the values."""
-        return torch.mul(values, piece.buffer("scale"), out=piece.scratch) if self.by_element else values
+        If something is not finite, the factor is zero. `lengths` are their |v_i|^2, if they are known.
+        """
+        finite, groups, trace = self._is_finite(), self.groups, self.trace
+        factor = self._epsilon * self._T * factor
+        if isinstance(finite, Tensor):
+            factor = torch.where(finite, factor, 0.0)
+        predicts = self.measured and not trace.offsets
+        found = list[list[Tensor]]()
 
-    def _rms_weight(self) -> Tensor:
-        """The root mean square of all weights that take part, including rows without a gradient."""
-        assert self._weight_squares is not None
-        total: Tensor = self._weight_squares.sum() + self.groups.untouched_squares()
-        return (total / max(self.groups.total, 1)).sqrt()
+        def moves() -> Iterator[tuple[Piece, Tensor, Tensor]]:
+            gradients = groups.each(self._gradients) if predicts else repeat((None, None))
+            for piece, values, own, (_, gradient) in zip(
+                groups.pieces, vectors, groups.spread(factor), gradients, strict=False
+            ):
+                if isinstance(finite, Tensor):
+                    values = torch.nan_to_num(values, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
+                sums = [] if gradient is None else [products(gradient, values)]
+                found.append(sums if lengths is not None else [*sums, squares(values)])
+                yield piece, values, own
+
+        self.weights.displace(moves())
+        self._parts = self._gradients = ()  # the next pass may free the gradients
+        count = predicts + (lengths is None)
+        sums = groups.sums(count, found) if count else factor
+        if predicts:
+            self._rise = (factor * sums[0]).sum() / self._scale
+        lengths = sums[-1] if lengths is None else lengths
+        trace.offsets.append((factor.abs() * lengths.sqrt()).expand_as(groups.sizes))
+
+    def _rms_weight(self) -> Any:
+        """The root mean square of all weights that take part."""
+        return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()
 
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
-        trace, finite = self.trace, self._is_finite()
+        trace, groups, finite, weights = self.trace, self.groups, self._is_finite(), self._weight_squares
         loss = trace.losses[-1]
         trace.finite = finite & loss.to(self._one).isfinite() if isinstance(finite, Tensor) else finite
         if trace.finite is True:
             trace.finite = math.isfinite(loss)
-        if self.measured:
-            self._report(seen)
-        return trace
-
-    def _report(self, seen: Pass | None) -> None:
-        """What only the report of a measured walk needs."""
-        groups, weights, rise = self.groups, self._weight_squares, self._one * 0
-        assert weights is not None
-        if self._rises:
-            sums = groups.sums(len(self._rises), list(zip(*(rises for _, rises in self._rises), strict=True)))
-            rise = sum((factor * own).sum() for (factor, _), own in zip(self._rises, sums, strict=True))
-        report = self.trace.groups = Measured(
-            find_labels=groups.find_labels,
-            offsets=self.trace.offsets[-1] if self.trace.offsets else groups.sizes * 0,
+        if not self.measured:
+            return trace
+        report = trace.groups = Measured(
+            labels=groups.names,
+            offsets=trace.offsets[-1] if trace.offsets else groups.sizes * 0,
             weights=weights.sqrt(),
             sizes=groups.sizes,
             rms_weight=self._rms_weight(),
             capped=self._capped,
-            predicted_rise=rise,
+            predicted_rise=self._rise,
             at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
         if self.detailed and seen is not None and seen.alone:
-            sums = groups.measure(
-                2,
-                lambda piece, last: [squares(last), products(last, piece.buffer("clean gradient"))],
-                groups.split(groups.gradients()),
-            )
-            clean, last = self._clean_squares.sqrt(), sums[0].sqrt()
+            clean, last = self._clean_squares.sqrt(), self._read(seen, is_climbed=False)["gradient"].sqrt()
+            pairs = groups.each(self._parts)
+            both = groups.sums(1, [[products(own, piece.buffer("clean gradient"))] for piece, own in pairs])[0]
             report.gradient_norms = clean / self._clean_scale
-            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / _magnitude(seen, self._one))
-            report.cosines = sums[1] * inverse(last * clean)
+            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / self._scale)
+            report.cosines = both * inverse(last * clean)
+        return trace
 
 
-def _valid(finite: Tensor | bool, values: Tensor) -> Tensor:
-    """The values, or zeros if something is not finite."""
-    return torch.where(finite, values, 0.0) if isinstance(finite, Tensor) else values
-
-
-def steepest_ascent(h: Tensor, p: float, largest: Tensor) -> Tensor:
+def steepest_ascent(h: Tensor, p: float, largest: Tensor, out: Tensor | None = None) -> Tensor:
     """sgn(h) |h|^(1/(p-1)), the direction of steepest ascent along h before normalisation.
 
-    h is first divided by `largest`, its largest absolute entry, because powers of small numbers underflow.
+    For other p than 2 and infinity h is first divided by `largest`, its largest absolute entry, because powers of small
+    numbers underflow. The result may be h.
     """
+    if p == 2.0:
+        return h
     if p == math.inf:
-        return h.sign()
+        return torch.sign(h, out=out)
     ratio = h / torch.where(largest > 0, largest, 1.0).to(h)
     return ratio.abs().pow_(1 / (p - 1)).mul_(ratio.sign_())
+
+
+def powers(x: Tensor, p: float, largest: Tensor) -> Tensor:
+    """The sum of |x / largest|^p in each row of a matrix; one number for a vector."""
+    if p == 2.0:
+        return squares(x)
+    return (x / largest.to(x)).abs().pow_(p).sum(-1)
 
 
 def shrinkage(length: Tensor) -> Tensor:
@@ -491,9 +424,3 @@ def climb(
                 return evaluate(k, weights.offset)
 
         return walk(weights, perturbation, run, start=start)
-
-
-def _magnitude(seen: Pass, like: Tensor) -> Tensor | float:
-    """The factor of the pass's gradient, without its sign."""
-    scale = seen.gradient_scale
-    return scale.abs().to(like) if isinstance(scale, Tensor) else abs(scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from gasam.distributed import is_sharded, reshard_all
-from gasam.groups import Groups, Operand, by_rows
+from gasam.groups import Groups, Operand, Piece, by_rows, limits
 from gasam.passes import uninterrupted
-from gasam.pieces import dense, limits
 from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
 _CURE = "move or convert the model between steps, not in the loss function"
@@ -25,7 +24,8 @@ class Weights:
     """All tensors that may move. In a pass at w + a they point to other memory; their own is never written.
 
     That memory is kept between steps, so that its address stays the same. Weights of which the pointer can't be
-    exchanged are written in place instead, and copied back: FSDP2's shards, and rows that a sparse gradient touches.
+    exchanged are written in place instead, and copied back: FSDP2's shards, and tensors that share their memory with
+    others or have gaps in it.
 
     Args:
         tensors: The parameters.
@@ -49,7 +49,7 @@ class Weights:
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
         self._moved = False  # whether memory was written that `home` must bring back
-        self._groups: Groups | None = None
+        self._groups = Groups([], "")
         self._twins: dict[int, Tensor] = {}  # other memory by parameter, for those that are not packed
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,121 +75,79 @@ class Weights:
     def taking_part(self, granularity: str) -> Groups:
         """The groups of the tensors that have a gradient now."""
         gradients = map(get_gradient, self.tensors)
-        present = [t for t, g in zip(self.tensors, gradients, strict=True) if g is not None and t.requires_grad]
-        if self._groups is None or not self._fits(self._groups, present, granularity):
+        pairs = enumerate(zip(self.tensors, gradients, strict=True))
+        present = [i for i, (tensor, gradient) in pairs if gradient is not None and tensor.requires_grad]
+        if not self._fits(present, granularity):
             self._lay_out(present, granularity)
         if self._copied:
             copy_all(self._copies, self._copied)
-        groups: Groups = self._groups  # type: ignore[assignment]
-        for packed in groups.packed.values():
-            packed.holds_weights = False
-        return groups
+        return self._groups
 
-    def _fits(self, groups: Groups, present: Sequence[Tensor], granularity: str) -> bool:
-        """Whether another step can reuse the groups: same tensors, same memory, and no sparse gradients."""
-        return (
-            groups.granularity == granularity
-            and list(map(id, present)) == self._present
-            and all(map(Tensor.is_set_to, self._memories, map(local, present) if self._sharded else present))
-            and not self._touched
-            and not any(gradient.is_sparse for gradient in map(get_gradient, present))
-        )
+    def _fits(self, present: list[int], granularity: str) -> bool:
+        """Whether another step can reuse the groups: same tensors and same memory."""
+        known = self._groups
+        if not known.operands or known.granularity != granularity or present != self._present:
+            return False
+        here = [self.tensors[i] for i in present]
+        return all(map(Tensor.is_set_to, self._memories, map(local, here) if self._sharded else here))
 
-    def _lay_out(self, present: Sequence[Tensor], granularity: str) -> None:
-        self._present = list(map(id, present))
-        self._memories = [local(tensor).detach() for tensor in present]
-        known = {
-            id(t): (name, strength) for t, name, strength in zip(self.tensors, self.names, self.strengths, strict=True)
-        }
-        together, shares = self._shared_twins(present, self._memories)
-        operands = list[Operand]()
-        for tensor, memory in zip(present, self._memories, strict=True):
-            name, strength = known[id(tensor)]
+    def _lay_out(self, present: list[int], granularity: str) -> None:
+        self._present = present
+        self._memories = [local(self.tensors[i]).detach() for i in present]
+        tenants: dict[int, list[Tensor]] = {}
+        for memory in self._memories:
+            tenants.setdefault(storage_identity(memory), []).append(memory)
+        shared = {at: all_here for at, all_here in tenants.items() if len(all_here) > 1}
+        # One chunk stays one chunk: cuDNN's RNNs need that.
+        clones = {at: _clone(all_here[0]) for at, all_here in shared.items() if not overlap(all_here)}
+        operands, self._apart = list[Operand](), list[Operand]()
+        for i, memory in zip(present, self._memories, strict=True):
+            tensor = self.tensors[i]
             if hides_its_memory(tensor) and not is_sharded(tensor):
                 raise TypeError(
-                    f"{name} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into a group "
-                    "with 'perturb': False"
+                    f"{self.names[i]} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into "
+                    "a group with 'perturb': False"
                 )
-            operand = Operand(tensor, name, strength, memory, memory, adds=id(tensor) in shares)
-            operand.rows, in_place = _touched_rows(tensor), self.in_place or is_sharded(tensor)
+            operand = Operand(tensor, self.names[i], self.strengths[i], memory, memory)
             operands.append(operand)
-            if operand.rows is not None:
-                operand.source = memory.index_select(0, operand.rows)
-                operand.target = torch.empty_like(operand.source)
-                continue
-            twin: Any = together.get(id(tensor))
-            in_order = dense(memory) and not (by_rows(tensor, granularity) and memory.stride(0) < max(memory.stride()))
-            small = in_order and not by_rows(tensor, granularity) and 0 < memory.numel() <= limits(memory).small
-            if twin is None and (in_place or not small):
-                twin = self._twin(tensor, memory)
-            if operand.adds or not in_order:
+            at, in_rows = storage_identity(memory), by_rows(tensor, granularity)
+            rows_lie_apart = in_rows and memory.stride(0) < max(memory.stride())
+            if (at in shared and at not in clones) or not _is_dense(memory) or rows_lie_apart:
                 operand.source, operand.target = torch.empty(2, *memory.shape, dtype=memory.dtype, device=memory.device)
-                operand.place = memory if in_place else twin
-            elif in_place:
-                operand.source, operand.target = twin, memory
-            else:
-                operand.target = twin
-        self._groups = Groups(operands, granularity, {} if self._groups is None else self._groups.packed)
-        self._find_places(operands)
-
-    def _find_places(self, operands: Sequence[Operand]) -> None:
-        """Sort the operands by how they move."""
+                self._apart.append(operand)
+            elif self.in_place or is_sharded(tensor):
+                operand.source, operand.target = self._twin(i, memory), memory
+            elif at in clones:
+                view = torch.empty(0, dtype=memory.dtype, device=memory.device)
+                operand.target = view.set_(clones[at], memory.storage_offset(), memory.shape, memory.stride())
+            elif in_rows or not 0 < memory.numel() <= limits(memory).small:
+                operand.target = self._twin(i, memory)
+        self._groups = Groups(operands, granularity)
         plain = [o for o in operands if not is_sharded(o.parameter)]
+        copied = [o for o in operands if o.source is not o.memory]
+        written = [o for o in copied if o.target is o.memory or o in self._apart]
         self._plain, self._own = [o.parameter for o in plain], [o.memory for o in plain]
-        self._away: list[Any] = [
-            o.memory if o.rows is not None else o.target if o.place is None else o.place for o in plain
-        ]
-        self._touched = [o for o in operands if o.rows is not None]
-        self._placed = [o for o in operands if o.place is not None]
-        copied = [o for o in operands if o.rows is None and o.source is not o.memory]
+        self._away: list[Any] = [o.memory if o in written else o.target for o in plain]
         self._copied, self._copies = [o.memory for o in copied], [o.source for o in copied]
-        written = [o for o in copied if o.memory is o.target or o.memory is o.place]
         self._written = [o.memory for o in written], [o.source for o in written]
 
-    def _twin(self, tensor: Tensor, memory: Tensor) -> Tensor:
+    def _twin(self, i: int, memory: Tensor) -> Tensor:
         """Other memory for a tensor, with the same strides; that of an earlier layout if it still fits."""
-        known = self._twins.get(id(tensor))
+        known = self._twins.get(i)
         if known is None or _kind(known) != _kind(memory) or known.stride() != memory.stride():
-            if dense(memory):
-                known = torch.empty_strided(memory.shape, memory.stride(), dtype=memory.dtype, device=memory.device)
-            else:
-                known = _view_of(_clone_of_storage(memory), memory)
-            self._twins[id(tensor)] = known
+            known = torch.empty_strided(memory.shape, memory.stride(), dtype=memory.dtype, device=memory.device)
+            self._twins[i] = known
         return known
 
-    def _shared_twins(
-        self, present: Sequence[Tensor], memories: Sequence[Tensor]
-    ) -> tuple[dict[int, Tensor], set[int]]:
-        """Other memory for tensors that share a storage: views of one clone of it, at the same places.
-
-        Also which of these tensors overlap with others.
-        """
-        by_storage: dict[int, list[tuple[int, Tensor]]] = {}
-        for tensor, memory in zip(present, memories, strict=True):
-            if memory.numel() and not tensor.grad.is_sparse:  # type: ignore[union-attr]
-                by_storage.setdefault(storage_identity(memory), []).append((id(tensor), memory))
-        twins, shares = dict[int, Tensor](), set[int]()
-        for together in by_storage.values():
-            if len(together) > 1:
-                clone = _clone_of_storage(together[0][1])
-                twins |= {i: _view_of(clone, memory) for i, memory in together}
-                if overlap([memory for _, memory in together]):
-                    shares |= {i for i, _ in together}
-        return twins, shares
-
-    def leave(self) -> None:
-        """Before w + a is written: the weights must be brought back."""
+    def displace(self, moves: Iterable[tuple[Piece, Tensor, Tensor]]) -> None:
+        """Write w + factor * values for each (piece, values, factor), and let the parameters point there."""
         self._moved = True
-
-    def arrive(self) -> None:
-        """After w + a was written: let the parameters point to it."""
-        for operand in self._touched:
-            operand.memory.index_copy_(0, operand.rows, operand.target)  # type: ignore[arg-type]
-        for operand in self._placed:
-            operand.place.copy_(operand.source if operand.adds else operand.target)  # type: ignore[union-attr,arg-type]
-        for operand in self._placed:
-            if operand.adds:
-                operand.place.add_(operand.target - operand.source)  # type: ignore[union-attr,operator]
+        for piece, values, factor in moves:
+            piece.displace(values, factor)
+        for operand in self._apart:
+            operand.memory.copy_(operand.source)
+        for operand in self._apart:  # added, because another tensor may use the same memory
+            operand.memory.add_(operand.target - operand.source)  # type: ignore[operator]
         self._point(self._away)
 
     @torch.no_grad()
@@ -197,41 +155,31 @@ class Weights:
         """Bring the weights back, bit for bit. Raise afterwards if a pass changed a shape, a type or the device."""
         if not self._moved:
             return
-        changed = list[tuple[Tensor, str]]()
+        changed = ""
         if not all(map(Tensor.is_set_to, self._plain, self._away)):
             for parameter, own in zip(self._plain, self._own, strict=True):
-                if _kind(parameter) != _kind(own):
-                    changed.append((parameter, f"from {_described(own)} to {_described(parameter)}"))
+                if not changed and _kind(parameter) != _kind(own):
+                    name = next(n for t, n in zip(self.tensors, self.names, strict=True) if t is parameter)
+                    changed = f"{name} changed from {_described(own)} to {_described(parameter)}"
         if self._written[0]:
             copy_all(*self._written)
-        for operand in self._touched:
-            operand.memory.index_copy_(0, operand.rows, operand.source)  # type: ignore[arg-type]
         self._point(self._own)
         self._moved = False
         if changed:
-            name = next(n for t, n in zip(self.tensors, self.names, strict=True) if t is changed[0][0])
-            raise RuntimeError(f"{name} changed {changed[0][1]} in a displaced pass: {_CURE}")
+            raise RuntimeError(f"{changed} in a displaced pass: {_CURE}")
 
-    def _point(self, memories: Sequence[Tensor | None]) -> None:
+    def _point(self, memories: Sequence[Tensor]) -> None:
         deque(map(set_data, self._plain, memories), maxlen=0)
         # torch does not notice the exchange: without this a graph from before it would give wrong gradients silently.
         increment_version(self._plain)
-        torch.clear_autocast_cache()
-        if self._sharded:
-            reshard_all()
+        _forget_copies(self._sharded)
 
     @torch.no_grad()
     def offset(self) -> list[Tensor]:
         """The present weights minus those at home; zero for tensors that have not moved."""
         offsets = [torch.zeros_like(tensor) for tensor in self.tensors]
-        offset_of = {id(tensor): local(offset) for tensor, offset in zip(self.tensors, offsets, strict=True)}
-        for operand in self._groups.operands if self._moved and self._groups else ():
-            found, target = offset_of[id(operand.parameter)], operand.target
-            assert target is not None
-            if operand.rows is not None:
-                found.index_copy_(0, operand.rows, target - operand.source)
-            else:
-                found.copy_(target - operand.source)
+        for i, operand in zip(self._present, self._groups.operands, strict=True) if self._moved else ():
+            local(offsets[i]).copy_(operand.target - operand.source)  # type: ignore[operator]
         return offsets
 
 
@@ -255,7 +203,7 @@ def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[N
 
 
 def _forget_copies(sharded: bool) -> None:
-    """Drop copies of weights that have been overwritten: autocast's casts and gathered shards."""
+    """Drop copies of weights that are no longer right: autocast's casts and gathered shards."""
     torch.clear_autocast_cache()
     if sharded:
         reshard_all()
@@ -279,23 +227,19 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start * size, (start + length) * size
 
 
-def _clone_of_storage(tensor: Any) -> Any:
+def _clone(tensor: Any) -> Any:
+    """A copy of the whole storage of a tensor."""
     return tensor.untyped_storage().clone()
 
 
-def _view_of(storage: Any, like: Tensor) -> Tensor:
-    """A view of a storage with the place, shape and strides that a tensor has in its own."""
-    empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
-
-
-def _touched_rows(parameter: Tensor) -> Tensor | None:
-    """The rows of its sparse gradient. None if the gradient is handled as dense: no rows, or sparse within rows."""
-    gradient = parameter.grad
-    if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
-        return None
-    rows = gradient.coalesce().indices()[0]
-    return rows if len(rows) else None
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor fills its part of the memory, in any order of its dimensions, without a gap or an overlap."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

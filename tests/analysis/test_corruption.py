@@ -8,7 +8,7 @@ from curvature import bits
 from torch import nn
 
 from gasam.analysis.corruption import applied, length, pruned, quantised, random_corruption
-from gasam.pieces import wide
+from gasam.groups import wide
 from problems import network
 from tolerances import flat, same_bits
 

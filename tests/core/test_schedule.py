@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, recommended, sam
-from problems import TEN_WALKS, batch, network, paper_walk, through_backward, through_closure
+from problems import ENTRIES, TEN_WALKS, closure_of, gradient_of, loss_of, network, paper_walk, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
 WEIGHTS = (0.5, 1.0, 2.0, 4.0)
@@ -94,18 +93,17 @@ def test_strength_shrinks_ball_and_step_together(perturbation):
 
 
 def test_a_plain_pass_says_why():
-    model, (x, y) = network(), batch()
+    model, said = network(), []
     sharp = SharpBackward(model, ga_sam(1e-3), schedule=Schedule(every=2, start=2))
-    said = []
     for enabled in (True, False, True, True):
         sharp.enabled = enabled
         walks = sharp.walks()
         model.zero_grad()
-        sharp(lambda: cross_entropy(model(x), y))
+        sharp(loss_of(model))
         assert len(sharp.last.losses) == 1 + walks
         said.append(sharp.last.verdict().partition(":")[0])
     assert said == ["waiting", "off", "fine", "between walks"]
-    assert torch.equal(flat([p.grad for p in model.parameters()]), expected(ga_sam(0.1), 0.0))
+    assert torch.equal(gradient_of(model), expected(ga_sam(0.1), 0.0))
 
 
 def test_micro_batches_share_a_strength_and_are_averaged():
@@ -174,8 +172,7 @@ def test_mistakes_are_named(make, words):
 def train(steps, model, optimizer, sharp, start=0):
     strengths = []
     for step in range(start, steps):
-        x, y = batch(seed=step)
-        sharp(lambda x=x, y=y: cross_entropy(model(x), y))
+        sharp(loss_of(model, seed=step))
         strengths.append(sharp.last.strength)
         optimizer.step()
         optimizer.zero_grad()
@@ -188,45 +185,40 @@ def test_resumed_training_has_the_same_bits(stop, tmp_path):
         model = network()
         return model, torch.optim.Adam(model.parameters(), lr=0.05), SharpBackward(model)
 
-    whole, optimizer, sharp = made()
-    strengths = train(60, whole, optimizer, sharp)
+    whole, first, resumed = made(), made(), made()
+    strengths = train(60, *whole)
     assert max(strengths) > 0
-    first, optimizer, sharp = made()
-    train(stop, first, optimizer, sharp)
-    state = {"model": first.state_dict(), "optimizer": optimizer.state_dict(), "sharp": sharp.state_dict()}
-    torch.save(state, tmp_path / "state.pt")
-    resumed, optimizer, sharp = made()
-    state = torch.load(tmp_path / "state.pt")
-    resumed.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    sharp.load_state_dict(state["sharp"])
-    assert train(60, resumed, optimizer, sharp, start=stop) == strengths[stop:]
-    assert same_bits(resumed.parameters(), whole.parameters())
+    train(stop, *first)
+    torch.save([part.state_dict() for part in first], tmp_path / "state.pt")
+    for part, state in zip(resumed, torch.load(tmp_path / "state.pt"), strict=True):
+        part.load_state_dict(state)
+    assert train(60, *resumed, start=stop) == strengths[stop:]
+    assert same_bits(resumed[0].parameters(), whole[0].parameters())
+
+
+def passes_of(call, sharp, calls):
+    """How many passes each of these calls takes."""
+    return [call() is not None and len(sharp.last.losses) for _ in range(calls)]
 
 
 @pytest.mark.parametrize("way", ["state dict", "pickle"])
 def test_optimizer_counts_its_passes_and_keeps_the_schedule(way):
-    def passes_of(optimizer, seeds):
-        model, passes = optimizer.model, []
-        for seed in seeds:
-            x, y = batch(seed=seed)
-            optimizer.step(lambda x=x, y=y: (loss := cross_entropy(model(x), y)).backward() or loss)
-            passes.append(len(optimizer.last.losses))
-        return passes
-
     def made(schedule):
         model = network()
         base = torch.optim.SGD(model.parameters(), lr=0.1)
         return base, SharpnessAware(base, ga_sam(0.1, steps=2), model=model, schedule=schedule)
 
+    def passes(optimizer, calls):
+        return passes_of(lambda: optimizer.step(closure_of(loss_of(optimizer.model))), optimizer, calls)
+
     _, optimizer = made(Schedule(every=4))
-    assert passes_of(optimizer, range(7)) == [3, 1, 1, 1, 3, 1, 1]
+    assert passes(optimizer, 7) == [3, 1, 1, 1, 3, 1, 1]
     if way == "pickle":
         again = pickle.loads(pickle.dumps(optimizer))
     else:
         _, again = made(Schedule(every=4))
         again.load_state_dict(optimizer.state_dict())
-    assert passes_of(again, range(3)) == [1, 3, 1]
+    assert passes(again, 3) == [1, 3, 1]
     base, plain = made(None)
     assert plain.state_dict().keys() == base.state_dict().keys()
     with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
@@ -252,13 +244,11 @@ def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
         quick = torch.compile(model, backend="aot_eager") if compiled else model
-        walk = ga_sam(budget=0.1, cap=0.1)
-        sharp = SharpBackward(quick, walk, schedule=lambda step: float(step in (2, 3, 5)), detailed=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        names = []
+        schedule = lambda step: float(step in (2, 3, 5))  # noqa: E731
+        sharp = SharpBackward(quick, ga_sam(budget=0.1, cap=0.1), schedule=schedule, detailed=True)
+        optimizer, names = torch.optim.SGD(model.parameters(), lr=0.1), []
         for step in range(7):
-            x, y = batch(seed=step)
-            sharp(lambda quick=quick, x=x, y=y: cross_entropy(quick(x), y))
+            sharp(loss_of(quick, seed=step))
             names += sharp.last.detail.labels[:1] if sharp.last.detail else []
             optimizer.step()
             optimizer.zero_grad()
@@ -270,16 +260,16 @@ def test_compiled_model_with_batch_norm_and_a_changing_number_of_passes():
 
 def expected(perturbation, weight):
     """g_0 + v (fold - g_0) by the reference."""
-    model, (x, y) = network(), batch()
-    folded = torch.from_numpy(paper_walk(model, lambda m: cross_entropy(m(x), y), perturbation)[3])
-    clean = flat(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())))
+    model = network()
+    folded = torch.from_numpy(paper_walk(model, lambda m: loss_of(m)(), perturbation)[3])
+    clean = gradient_of(model, loss_of(model)())
     return clean + weight * (folded - clean)
 
 
 class TestEvery:
     """A walk on every n-th step, with a weight."""
 
-    @pytest.mark.parametrize("entry", [through_backward, through_closure])
+    @ENTRIES
     @pytest.mark.parametrize("name", TEN_WALKS)
     def test_gradient_is_that_of_the_reference_whatever_the_loss_scale(self, entry, name):
         turn = list(TEN_WALKS).index(name)
@@ -293,24 +283,19 @@ class TestEvery:
     @given(every=st.integers(1, 7), weight=st.one_of(st.none(), st.floats(0.1, 10)), steps=st.integers(1, 3))
     def test_the_default_weight_makes_up_for_the_plain_steps(self, every, weight, steps):
         """Over n steps at the same point, the gradients add up to n times the fold with v = n."""
-        model, (x, y), perturbation = network(), batch(), ga_sam(0.1, steps=steps)
+        model, perturbation = network(), ga_sam(0.1, steps=steps)
         sharp = SharpBackward(model, perturbation, schedule=Schedule(every=every, weight=weight))
-        total, passes = torch.zeros_like(flat(model.parameters())), []
-        for _ in range(every):
-            model.zero_grad()
-            sharp(lambda: cross_entropy(model(x), y))
-            total += flat([p.grad for p in model.parameters()])
-            passes.append(len(sharp.last.losses))
+        passes = passes_of(lambda: sharp(loss_of(model)), sharp, every)
         assert passes == [steps + 1] + [1] * (every - 1)
         clean, folded = expected(perturbation, 0.0), expected(perturbation, 1.0)
-        assert error(total, every * clean + (weight or every) * (folded - clean)) < EXACT
+        assert error(gradient_of(model), every * clean + (weight or every) * (folded - clean)) < EXACT
 
     @pytest.mark.parametrize("risk", ["mean", "final"])
     def test_expanded_and_sparse_gradients_are_rescaled(self, risk):
         """Autograd gives an expanded gradient for a sum, and a sparse one for an embedding."""
         torch.manual_seed(0)
         words, scale = nn.Embedding(10, 4, sparse=True, dtype=torch.float64), nn.Parameter(torch.ones(4).double())
-        tokens, walk = torch.tensor([1, 3, 3, 7]), dataclasses.replace(sam(0.1), risk=risk)
+        tokens, walk = torch.tensor([1, 3, 3, 7]), sam(0.1, risk=risk)
 
         def gradients(call):
             words.weight.grad = scale.grad = None
@@ -323,15 +308,17 @@ class TestEvery:
         assert error(found, clean + 4 * (folded - clean)) < EXACT
 
     def test_micro_batches_of_a_step_walk_together_also_after_a_resume(self):
-        def walks(sharp, calls):
-            return [sharp(lambda: cross_entropy(model(x), y)) is not None and len(sharp.last.losses) for _ in calls]
+        model = network()
 
-        model, (x, y) = network(), batch()
-        first = SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3)
-        assert walks(first, range(7)) == [2, 2, 2, 1, 1, 1, 2]
-        resumed = SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3)
+        def walks(sharp, calls):
+            return passes_of(lambda: sharp(loss_of(model)), sharp, calls)
+
+        first, resumed = (
+            SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3) for _ in range(2)
+        )
+        assert walks(first, 7) == [2, 2, 2, 1, 1, 1, 2]
         resumed.load_state_dict(copy.deepcopy(first.state_dict()))
-        assert walks(resumed, range(5)) == walks(first, range(5))
+        assert walks(resumed, 5) == walks(first, 5)
 
     @pytest.mark.parametrize("weight", [1.9, 2.0, 2.1])
     def test_a_gradient_of_the_clean_pass_alone_is_never_lost(self, weight):
@@ -342,7 +329,6 @@ class TestEvery:
             calls.append(0)
             return w.square().sum() + (once.square().sum() if len(calls) == 1 else 0.0)
 
-        walk = dataclasses.replace(sam(0.1), risk="mean")
-        SharpBackward([w, once], walk, schedule=Schedule(weight=weight))(loss)
+        SharpBackward([w, once], sam(0.1, risk="mean"), schedule=Schedule(weight=weight))(loss)
         share = torch.full((3,), 2 * (1 - weight / 2), dtype=torch.float64)
         assert torch.allclose(once.grad, share, rtol=EXACT, atol=EXACT)

@@ -158,11 +158,3 @@ def test_sparse_and_dense_gradients_accumulate(first):
     SharpBackward(model.parameters(), ga_sam(0.05))(model.loss)
     found = model.words.weight.grad
     assert error(found.to_dense() if found.is_sparse else found, expected.words.weight.grad + rest) < EXACT
-
-
-def test_rows_are_labelled_by_their_number():
-    model = Tagger(sparse=True)
-    sharp = SharpBackward(model.named_parameters(), Perturbation(epsilon=0.05, granularity="filter"), detailed=True)
-    sharp(model.loss)
-    labels = [label for label in sharp.last.detail.labels if label.startswith("words")]
-    assert labels == [f"words.weight[{row}]" for row in (0, 1, 2, 7)]

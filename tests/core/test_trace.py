@@ -1,6 +1,5 @@
 """What a walk reports: verdict, numbers, group names; one warning a run; and the range test."""
 
-import dataclasses
 import math
 import warnings
 
@@ -9,28 +8,25 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, per_worker, range_test, sam, same_noise
-from problems import batch, network
+from gasam import Schedule, SharpBackward, ga_sam, range_test, sam
+from problems import ENTRIES, at_home, batch, loss_of, network, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
 
-def sharp_after(perturbation, dtype=torch.float64, model=None, **options):
+def sharp_after(perturbation, model=None, **options):
     """After one call."""
-    model, (x, y) = network(dtype) if model is None else model, batch(dtype)
+    model = network() if model is None else model
     sharp = SharpBackward(model, perturbation, **options)
-    sharp(lambda: cross_entropy(model(x), y))
+    sharp(loss_of(model))
     return sharp
 
 
-def caught_in(run):
+def said_by(sharp, function, times=60):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run()
+        for _ in range(times):
+            sharp(function)
     return [str(each.message) for each in caught]
-
-
-def messages(sharp, function, times=60):
-    return caught_in(lambda: [sharp(function) for _ in range(times)])
 
 
 class TestVerdict:
@@ -66,12 +62,12 @@ class TestVerdict:
 class TestWarning:
     def test_small_biases_are_not_too_large(self):
         """SAM moves biases close to zero by many times their norm, and nothing happens."""
-        model, (x, y) = network(), batch()
+        model = network()
         with torch.no_grad():
             model[0].bias.mul_(1e-3)
             model[2].bias.mul_(1e-3)
         sharp = SharpBackward(model, sam(0.05))
-        assert messages(sharp, lambda: cross_entropy(model(x), y), 40) == []
+        assert said_by(sharp, loss_of(model), 40) == []
         assert sharp.metrics()["largest_ratio"] > 1
         assert sharp.last.verdict().startswith("fine")
 
@@ -82,13 +78,12 @@ class TestWarning:
         x = torch.randn(32, 6)
         optimizer, sharp = torch.optim.Adam(model.parameters(), lr=3e-3), SharpBackward(model)
 
-        def train():
-            for _ in range(800):
-                optimizer.zero_grad()
-                sharp(lambda: (model(x) - x[:, :1]).square().mean())
-                optimizer.step()
+        def train(loss):
+            optimizer.zero_grad()
+            sharp(loss)
+            optimizer.step()
 
-        assert caught_in(train) == []
+        assert said_by(train, lambda: (model(x) - x[:, :1]).square().mean(), 800) == []
         assert sharp.metrics()["rise"] > 5 * sharp.metrics()["predicted_rise"]
         assert sharp.last.verdict().startswith("fine")
 
@@ -98,131 +93,71 @@ class TestWarning:
         (ga_sam(0.1), math.nan, ["not finite", "20 of the last 20 walks"]),
     ])  # fmt: skip
     def test_what_is_wrong_in_all_walks_is_said_once_with_its_cure(self, walk, factor, words):
-        model, (x, y) = network(torch.float32), batch(torch.float32)
-        [message] = messages(SharpBackward(model, walk), lambda: cross_entropy(model(x), y) * factor)
+        model = network(torch.float32)
+        loss = loss_of(model)
+        [message] = said_by(SharpBackward(model, walk), lambda: loss() * factor)
         assert all(word in message for word in words)
 
     def test_rises_beyond_the_predicted_one_are_warned_of(self):
         """A narrow valley: to first order the loss hardly rises, in truth by far more."""
         weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
         sharp = SharpBackward([("valley", weight)], sam(0.5))
-        [message] = messages(sharp, lambda: 1e-3 * weight.sum() + 50 * (weight - 1).square().sum())
+        [message] = said_by(sharp, lambda: 1e-3 * weight.sum() + 50 * (weight - 1).square().sum())
         assert "the loss rises by 13 on average, but 0.001 was predicted" in message
         assert sharp.last.verdict().startswith("too large: the loss rises by 13 on average")
         with torch.no_grad():
             weight.add_(100.0)  # on a slope, where the prediction holds
         sharp = SharpBackward([("slope", weight)], sam(0.5))
-        assert messages(sharp, lambda: weight.sum()) == []
+        assert said_by(sharp, lambda: weight.sum()) == []
         assert sharp.last.verdict().startswith("fine")
 
 
+NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
+FILTERS = [*(f"0.weight[{i}]" for i in range(5)), "0.bias", *(f"2.weight[{i}]" for i in range(3)), "2.bias"]
+
+
 class TestDetail:
-    @pytest.mark.parametrize("entry", ["backward", "closure"])
+    @ENTRIES
     @pytest.mark.parametrize(("steps", "factor"), [(1, 64.0), (3, 1.0)])
     def test_detail_compares_the_clean_and_the_last_gradient(self, entry, steps, factor):
-        model, (x, y), gradients = network(), batch(), []
+        model, gradients = network(), []
+        usual = loss_of(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)  # the caller's own, which must not disturb
 
         def loss():
-            value = cross_entropy(model(x), y)
+            value = usual()
             gradients.append(torch.autograd.grad(value, list(model.parameters()), retain_graph=True))
             return value
 
-        def closure():
-            value = loss()
-            (value * factor).backward()
-            return value
-
-        walk, options = ga_sam(0.3, steps=steps), {"detailed": True}
-        if entry == "backward":
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)  # the caller's own, which must not disturb
-            sharp = SharpBackward(model, walk, backward=lambda backed: (backed * factor).backward(), **options)
-            sharp(loss)
-        else:
-            base = torch.optim.SGD(model.parameters(), lr=0.0)
-            sharp = SharpnessAware(base, walk, model=model, gradient_scale=factor, **options)
-            sharp.step(closure)
+        detail = entry(model, ga_sam(0.3, steps=steps), factor, loss, detailed=True)[0].detail
         for i, (clean, last) in enumerate(zip(gradients[0], gradients[-1], strict=True)):
             cosine = (clean * last).sum() / (clean.norm() * last.norm())
-            assert error(sharp.last.detail.cosines[i], cosine) < EXACT
-            assert error(sharp.last.detail.gradient_ratios[i], last.norm() / clean.norm()) < EXACT
+            assert error(detail.cosines[i], cosine) < EXACT
+            assert error(detail.gradient_ratios[i], last.norm() / clean.norm()) < EXACT
 
     @pytest.mark.parametrize(("granularity", "labels"), [
-        ("element", ["0.weight", "0.bias", "2.weight", "2.bias"]),
-        ("layer", ["0.weight", "0.bias", "2.weight", "2.bias"]),
-        ("module", ["0", "2"]),
-        ("model", ["0.weight", "0.bias", "2.weight", "2.bias"]),
-        ("filter", [*(f"0.weight[{i}]" for i in range(5)), "0.bias", *(f"2.weight[{i}]" for i in range(3)), "2.bias"]),
+        ("element", NAMES), ("layer", NAMES), ("module", ["0", "2"]), ("model", NAMES), ("filter", FILTERS)
     ])  # fmt: skip
     def test_detail_has_a_ratio_for_each_group(self, granularity, labels):
-        model, (x, y), places = network(), batch(), []
-        perturbation = dataclasses.replace(ga_sam(0.01, norm=2.0), granularity=granularity)
-        sharp = SharpBackward(model.named_parameters(), perturbation, detailed=True)
+        model, places = network(), []
+        usual = loss_of(model)
 
-        def remembering():
+        def loss():
             places.append([p.detach().clone() for p in model.parameters()])
-            return cross_entropy(model(x), y)
+            return usual()
 
-        sharp(remembering)
-        ratios = dict(zip(sharp.last.detail.labels, sharp.last.detail.ratios.tolist(), strict=True))
+        walk = ga_sam(0.01, norm=2.0, granularity=granularity)
+        trace, _ = through_backward(model, walk, loss=loss, detailed=True)
+        ratios = dict(zip(trace.detail.labels, trace.detail.ratios.tolist(), strict=True))
         assert list(ratios) == labels
         if granularity == "layer":
             expected = [((moved - home).norm() / home.norm()).item() for home, moved in zip(*places, strict=True)]
             assert list(ratios.values()) == pytest.approx(expected, rel=1e-6)
-        assert all(label in str(sharp.last) for label in labels)
+        assert all(label in str(trace) for label in labels)
 
 
-class TestOverflow:
-    @pytest.mark.parametrize("entry", ["backward", "closure"])
-    @pytest.mark.parametrize("risk", ["mean", "final"])
-    @pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 1), (3, 3)])
-    def test_overflow_falls_back_to_the_clean_gradient(self, entry, risk, steps, broken):
-        walk, passes = dataclasses.replace(ga_sam(0.3, steps=steps), risk=risk), []
-        expected, model, (x, y) = network(), network(), batch()
-        cross_entropy(expected(x), y).backward()
-
-        def loss():
-            passes.append(1)
-            return cross_entropy(model(x), y) * (math.inf if len(passes) > broken else 1.0)
-
-        if entry == "backward":
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            SharpBackward(model, walk, on_overflow="clean")(loss)
-        else:
-            optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.0), walk, on_overflow="clean")
-            optimizer.step(lambda: (value := loss()).backward() or value)
-        found = flat([p.grad for p in model.parameters()]) - float(entry == "backward")
-        assert error(found, flat([p.grad for p in expected.parameters()])) < EXACT
-
-    def test_weights_that_only_the_clean_pass_used_get_their_clean_gradient(self):
-        first, second, passes = nn.Linear(6, 3).double(), nn.Linear(6, 3).double(), []
-        x, _ = batch()
-
-        def loss():
-            passes.append(1)
-            if len(passes) == 1:
-                return (first(x) + second(x)).square().mean()
-            return first(x).square().mean() * math.inf
-
-        SharpBackward(nn.ModuleList([first, second]), sam(0.05), on_overflow="clean")(loss)
-        expected = torch.autograd.grad((first(x) + second(x)).square().mean(), second.weight)[0]
-        assert error(second.weight.grad, expected) < EXACT
-
-    def test_per_worker_has_no_gradient_to_fall_back_to(self):
-        with pytest.raises(ValueError, match="can't be used with per_worker"):
-            SharpBackward(network(), ga_sam(0.1), around=object.__new__(per_worker), on_overflow="clean")
-        for around in (None, same_noise()):
-            SharpBackward(network(), ga_sam(0.1), around=around, on_overflow="clean")
-
-
-def noisy():
-    torch.manual_seed(0)
-    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)
-    return nn.Sequential(*layers).double()
-
-
-def loss_of(model):
+def of_rows(model):
     return lambda rows: cross_entropy(model(rows[0]), rows[1])
 
 
@@ -231,14 +166,15 @@ BATCHES = [batch(seed=1), batch(seed=2)]
 
 class TestRangeTest:
     def test_nothing_is_changed(self):
-        model = noisy()
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)
+        model = nn.Sequential(*layers).double()
         model.register_buffer("mean", torch.zeros(3).double())
         sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.5), schedule=Schedule(progress=0.2))
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         gradients = [p.grad for p in model.parameters()]
-        watched = [*model.parameters(), *gradients, model[1].running_mean, model[1].running_var, model.mean]
-        before = [tensor.detach().clone() for tensor in watched]
+        mean = model.mean.clone()
         random, state = torch.get_rng_state(), sharp.state_dict()
 
         def loss(rows):
@@ -246,8 +182,9 @@ class TestRangeTest:
             model.mean = 0.9 * model.mean + 0.1 * logits.detach().mean(0)  # a buffer that is replaced
             return cross_entropy(logits, rows[1])
 
-        range_test(sharp, loss, BATCHES)
-        assert same_bits([*watched[:-1], model.mean], before)
+        with at_home([*model.parameters(), *gradients, model[1].running_mean, model[1].running_var]):
+            range_test(sharp, loss, BATCHES)
+        assert same_bits([model.mean], [mean])
         assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
         assert torch.equal(torch.get_rng_state(), random)
         assert sharp.state_dict() == state
@@ -256,7 +193,7 @@ class TestRangeTest:
 
     def test_rows_are_those_of_single_walks(self):
         model = network()
-        found = range_test(SharpBackward(model, sam(0.1)), loss_of(model), BATCHES[:1], sizes=[0.05, 0.4])
+        found = range_test(SharpBackward(model, sam(0.1)), of_rows(model), BATCHES[:1], sizes=[0.05, 0.4])
         for row, size in zip(found.rows, (0.05, 0.4), strict=True):
             sharp = sharp_after(sam(size), detailed=True)
             assert row.measured == pytest.approx(sharp.metrics()["rise"])
@@ -279,4 +216,4 @@ class TestRangeTest:
     def test_bad_arguments_are_named(self, options):
         model = network()
         with pytest.raises(ValueError, match="at least one batch and sizes > 0"):
-            range_test(SharpBackward(model, sam(0.1)), loss_of(model), **options)
+            range_test(SharpBackward(model, sam(0.1)), of_rows(model), **options)

@@ -7,7 +7,6 @@ from processes import bits_agree, refusal, worst
 from shared_checks import (
     joint,
     others_give_up,
-    overflow_gives_the_clean_gradient,
     own,
     own_folds,
     reference_walk,
@@ -173,7 +172,6 @@ CHECKS = {
     ),
     "ddp, weights agree": weights_agree,
     "ddp, schedule": lambda: worst(schedule_error(wrap())),
-    "ddp, overflow": lambda: overflow_gives_the_clean_gradient(wrap(), gradients_of),
     "ddp, weighted walk": lambda: worst(weighted_walk_errors()),
     "ddp, failure": lambda: others_give_up(lambda group: DistributedDataParallel(network(), process_group=group)),
 }

@@ -87,23 +87,6 @@ def schedule_error(model) -> float:
     return max(abs(found - other) for found, other in zip(strengths, expected, strict=False))
 
 
-def overflow_gives_the_clean_gradient(model, gradients_of) -> bool:
-    """One worker's displaced pass overflows: do all workers get the clean gradient?"""
-    (x, y), passes = own(), []
-    model.zero_grad()
-    cross_entropy(model(x), y).backward()
-    clean = [g.clone() for g in gradients_of(model)]
-    model.zero_grad()
-
-    def loss():
-        passes.append(1)
-        breaks = len(passes) == 2 and dist.get_rank() == 1
-        return cross_entropy(model(x), y) * (math.inf if breaks else 1.0)
-
-    SharpBackward(model, ga_sam(0.3), on_overflow="clean")(loss)
-    return all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(gradients_of(model), clean, strict=True))
-
-
 def weighted_walk_error(model, gradients_of, around=None) -> float:
     """How far the gradient of a walk of weight 3 is from g_0 + 3 (fold - g_0), for both risks; every third step walks.
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from pydantic import Field
-from typer.testing import CliRunner
 
 from gasam.analysis.attack import attack
 from gasam.analysis.landscape import plane
@@ -26,7 +24,7 @@ from gasam.lab.analyses.attack import Attack
 from gasam.lab.analyses.landscape import Landscape
 from gasam.lab.analyses.sharpness import Sharpness
 from gasam.lab.analyses.spectrum import Spectrum
-from gasam.lab.cli import measuring
+from gasam.lab.cli import measuring, options
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
@@ -116,7 +114,7 @@ def test_a_command_measures_what_the_library_does_and_only_once(name, command, t
     assert restored(record.read_analysis(file)).name(record.read(two[0])) == file.stem
 
 
-def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
+def test_a_class_is_all_that_a_new_command_needs(command, two, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "KINDS", dict(analysis.KINDS))
 
     class Losses(Analysis):
@@ -141,15 +139,14 @@ def test_a_class_is_all_that_a_new_command_needs(two, tmp_path, monkeypatch):
         def style(self, record):
             return {"title": "loss", "x": "number", "y": "loss"}
 
-    app = typer.Typer()
-    app.command()(measuring.generated(Losses))
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    monkeypatch.setattr(options.app, "registered_commands", [*options.app.registered_commands])
+    measuring.add(Losses)
+    shown = command("losses", "--help")
     for words in ("The loss of the first examples.", "--factor", "A factor.", "--rounds", "How often.", "--data-dir"):
-        assert words in shown.output
-    arguments = [*map(str, two), "--factor", "10", "--rows", "8", "--out", str(tmp_path), "--cpu", "--json"]
-    ended = CliRunner().invoke(app, arguments)
-    assert ended.exit_code == 0, ended.output
-    found = json.loads(ended.stdout)
+        assert words in shown.out
+    ended = command("losses", *two, "--factor", 10, "--rows", 8, "--out", tmp_path, "--cpu", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
     first, second = found["rows"]
     assert (first["run"], second["run"]) == (two[0].stem, two[1].stem)
     assert len(first["losses"]) == 2

@@ -6,68 +6,67 @@ import sys
 
 import pytest
 
-from local_layout import sentence, write, write_lines
+from local_layout import sentence
 
 CSV = "text,label\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(20))
 FILES = {
     "good.csv": CSV,
     "fields.csv": f"{CSV}one,two,three\n",
     "latin.csv": CSV.encode() + "caf\u00e9,1\n".encode("latin-1"),
-    "empty.csv": "",
     "labels.csv": "text,label\na,0\nb,7\n",
     "a.de": "eins\nzwei\n",
     "a.en": "one\n",
-    "few.txt": "one\ntwo\n",
     "notes.txt.gz": b"no archive",
+    "torn.json": '{"task": "digits", ',
 }
 # What is given, and the start of what is told.
 CASES = {
-    "train chess": "task must be one of imdb, ptb, en-vi, de-en, mnist, docstrings, pydoc, numerals, digits, classify,",
+    "train chess": "task must be one of imdb, ptb, en-vi, de-en, mnist, digits,",
     "train digits --method magic": "method must be one of baseline, sam, asam, asam-filter, layer-sam,",
     "train digits --size huge": "size must be one of paper, small, tiny, got 'huge'",
     "train digits --seed -1": "seed must be a whole number from 0 to 2147483647, got -1",
     "train digits --epochs 0": "epochs must be > 0, got 0",
+    "train digits --epochs many": "--epochs must be a whole number, got 'many'; see `gasam train --help`",
+    "train digits --epsilonn 1": "No such option: --epsilonn (Possible options: --epsilon, --json, --option); see",
+    "train --method sam": "Missing argument 'TASK'; see `gasam train --help`",
+    "learn digits": "No such command 'learn'; see `gasam --help`",
     "train digits --set depth=3": "there is no setting 'depth': there are epochs, batch,",
     "train digits --set batch": "--set must look like name=value, got 'batch'",
     "train digits --set batch=many": "batch must be a whole number, got 'many'",
     "train digits --set optimizer=rmsprop": "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'",
+    "train digits --settings-from torn.json": "--settings-from must name a file that `gasam tune` wrote: torn.json is",
     "train digits --epsilon 0.1": "the baseline does not walk: leave out --epsilon, or name a method",
-    "train digits --method sam --norm x": "--norm must be a number > 1 or inf, got 'x'",
-    "train digits --method sam --norm 1": "norm must be a number > 1 or math.inf, got 1.0",
+    "train digits --method sam --norm x": "--norm must be a number, got 'x'",
     "train digits --method sam --norm nan": "norm must be a number > 1 or math.inf, got nan",
-    "train digits --method sam --epsilon -1": "epsilon must be a finite number >= 0, got -1.0",
-    "train digits --method sam --epsilon inf": "epsilon must be a finite number >= 0, got inf",
-    "train digits --method sam --steps 0": "steps must be a whole number >= 1, got 0",
-    "train digits --method sam --scale big": "scale must be one of",
-    "train digits --method sam --granularity row": "granularity must be one of",
+    "train digits --method sam --walk-start soon": "--walk-start must be a number, got 'soon'",
     "train digits --method sam --risk all": "risk must be one of 'mean', 'final', got 'all'",
     "train digits --method sam --start-epoch 99": "start_epoch must be a whole number from 1 to 2, got 99",
     "train digits --method freelb": "freelb moves word embeddings, but the model of digits has none",
+    "train digits --track diary": "--track must be one of aim,",
     "train imdb --train good.csv": "imdb has its own data: --train, --valid and --test are only for classify, lm and",
     "train imdb --data-dir nowhere": "imdb needs imdb/train.jsonl.gz, which is not in nowhere: run `gasam",
     "train classify": "classify needs a training file: give it with --train",
-    "train classify --train absent.csv": "absent.csv does not exist: check --train",
-    "train classify --train fields.csv": "fields.csv, line 22: 3 fields, but the header has 2",
+    "train classify --train absent.csv": "absent.csv is not a file: check --train",
     "train classify --train latin.csv": "latin.csv, line 22: byte 0xe9 at position 4 is not UTF-8",
-    "train classify --train empty.csv": "empty.csv has no examples",
     "train classify --train good.csv --text-column review": "good.csv, line 1: no column 'review' among 'text',",
     "train classify --train good.csv --test labels.csv": "labels.csv, line 3: label '7' is not in the training file",
     "train translate --train a.de,a.en": "a.de has 2 lines and a.en has 1, but line n of one must be the translation",
-    "train translate --train a.de": "--train must name two files separated by a comma",
-    "train lm --train few.txt": "few.txt: 2 examples are too few to hold out a tenth for valid and test",
     "train lm --train notes.txt.gz": "notes.txt.gz: not a complete gzip file (",
-    "compare digits --seeds 0": "--seeds must be a whole number >= 1, got 0",
+    "compare digits --seeds 0": "seeds must be a whole number >= 1, got 0",
     "compare digits --jobs 0": "--jobs must be a whole number >= 1, got 0",
     "compare digits --methods ,": "--methods must be one or more names separated by commas, got ','",
-    "compare digits --methods sam,magic": "method must be one of baseline, sam,",
     "compare digits --walk epsilon=1": "--walk must look like METHOD.NAME=VALUE with METHOD one of baseline, sam,",
     "compare digits --walk ga-sam.radius=1": "a walk has no option 'radius': it has budget, cap, epsilon,",
-    "compare digits --walk ga-sam.epsilon=big": "epsilon must be a number or null, got 'big'",
     "compare classify --train fields.csv": "fields.csv, line 22: 3 fields, but the header has 2",
+    "tune digits --method sam,asam": "several methods need the same number of trials to be comparable",
     "reproduce table9": "study must be one of figure1, figure2, figure3",
-    "reproduce table1 --seeds 0": "--seeds must be a whole number >= 1, got 0",
-    "reproduce table1 --tasks mnist": "table1 has no task 'mnist': it has imdb, ptb, en-vi, de-en",
-    "reproduce table1 --data-dir nowhere": "imdb needs imdb/train.jsonl.gz, which is not in nowhere",
+    "reproduce figure4 --walks paper": "--walks is for tables: leave it out for figure4",
+    "reproduce table1 --tasks mnist": "Table 1: the baseline and sharpness-aware algorithms has no task 'mnist'",
+    "report nowhere": "no records in nowhere: train something first, or name another folder",
+    "report .": "torn.json is not a record: ",
+    "methods --task chess": "task must be one of",
+    "data --get digits": "the data of 'digits' cannot be downloaded: name one of imdb, ptb,",
+    "attack torn.json": "torn.json is not a finished run: ",
 }
 
 
@@ -76,50 +75,17 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    return sorted(FILES)
 
 
 @pytest.mark.parametrize("given", CASES)
 def test_bad_input_is_told_in_one_sentence_and_nothing_is_written(command, files, tmp_path, given):
-    size = [] if "--size" in given else ["--size", "tiny"]
-    ended = command(*shlex.split(given), *size)
+    sized = given.startswith(("train", "compare", "reproduce")) and "--size" not in given
+    ended = command(*shlex.split(given), *(["--size", "tiny"] if sized else []))
     assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {CASES[given]}")
+    assert ended.err.replace(f"{tmp_path}/", "").startswith(f"gasam: {CASES[given]}")
     assert ended.err.count("\n") == 1
     assert ended.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("report nowhere", "no records in nowhere: train something first, or name another folder"),
-        ("report .", "torn.json is not a record: "),
-        ("methods --task chess", "task must be one of"),
-        ("data get digits", "the data of 'digits' cannot be downloaded: name one of imdb, ptb,"),
-    ],
-)
-def test_listing_what_is_not_there_is_told(command, tmp_path, monkeypatch, given, told):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "torn.json", '{"task": "digits", ')
-    ended = command(*shlex.split(given))
-    assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {told}")
-    assert ended.err.count("\n") == 1
-
-
-def test_a_record_that_lacks_something_is_told(command, tmp_path):
-    write_lines(tmp_path / "other.json", ['{"task": "digits"}'])
-    ended = command("report", tmp_path)
-    assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {tmp_path / 'other.json'} is not a record: it lacks name, size")
-
-
-def test_options_that_do_not_exist_are_told(command):
-    ended = command("train", "digits", "--epsilonn", "1")
-    assert ended.code == 2
-    assert "--epsilonn" in ended.err
-    assert "Traceback" not in ended.err
+    assert {path.name for path in tmp_path.iterdir()} == FILES.keys()
 
 
 HIDDEN = """
@@ -129,7 +95,7 @@ from importlib.machinery import PathFinder
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name in ("typer", "rich") else super().find_spec(name, path, target)
+        return None if name == "typer" else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 from gasam.lab.cli import main
@@ -140,4 +106,4 @@ main()
 def test_what_to_install_is_said_when_the_extra_is_missing():
     ended = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == "gasam: the command needs rich, typer: run `pip install 'gasam[lab]'`\n"
+    assert ended.stderr == "gasam: the command needs typer: run `pip install 'gasam[lab]'`\n"

@@ -408,9 +408,13 @@ def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path, blocked):
 
 STARTING = """
 import os, signal, sys
-import gasam.lab.cli as cli
-cli.importlib.util.find_spec = lambda name: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-cli.main()
+from gasam.lab.cli import main
+
+class Finder:
+    find_spec = lambda *module: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+sys.meta_path.insert(0, Finder)
+main()
 """
 
 

@@ -214,7 +214,7 @@ def test_a_comparison_survives_a_measurement_that_fails(command, tmp_path, monke
     def fail(*arguments, **options):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("gasam.lab.cli.sessions.step_times", fail)
+    monkeypatch.setattr("gasam.lab.api.step_times", fail)
     ended = command(*COMPARE, "--methods", "baseline,ga-sam", "--jobs", 1, "--out", tmp_path)
     assert ended.code == 0, ended.err
     assert "step times were not measured: RuntimeError out of memory" in ended.err

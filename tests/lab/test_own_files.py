@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gasam.lab.data.files import values
 from gasam.lab.errors import InputError
 from gasam.lab.tasks import Origin, find
 from local_layout import sentence, sizes, write, write_lines
@@ -74,6 +75,14 @@ def test_columns_are_chosen_and_delimiters_found(tmp_path):
         corpus = thrice("classify", path, text_column="review", label_column="stars")
         assert corpus.train == [("bad", 1), ("good", 0)]
         assert corpus.classes == ("9", "10")  # sorted as numbers
+
+
+def test_inputs_of_predictions_are_json_values_or_rows_by_column(tmp_path):
+    path = write(tmp_path / "a.jsonl", '[1, 2]\n\n{"x": 3}\n')
+    assert list(values(path)) == [(1, [1, 2]), (2, None), (3, {"x": 3})]
+    for delimiter in ",;":
+        path = write(tmp_path / "a.csv", table([(1, 2)], delimiter, ("x", "y")))
+        assert list(values(path)) == [(2, {"x": "1", "y": "2"})]
 
 
 def test_empty_rows_are_dropped_with_a_note(tmp_path):

@@ -241,7 +241,7 @@ def test_drawn_words_depend_on_the_seed_and_on_the_line_alone(trained):
 
 def test_translations_are_those_of_evaluation(trained, command, data_dir, tmp_path):
     known = with_data(trained, "en-vi")
-    expected = known.family.translate(known.model, known.family.lines["test", "source"])
+    expected = known.family.translate(known.model, known.family.sources("test"))
     texts = gzip.decompress((data_dir / "iwslt15/tst2013.en.gz").read_bytes()).decode().splitlines()[: len(expected)]
     file = write_lines(tmp_path / "source.en.gz", texts)
     ended = command("predict", trained["en-vi baseline"], file, "--cpu")
@@ -283,7 +283,7 @@ def test_blank_lines_have_no_prediction_and_lines_keep_their_numbers(folder, com
     typed(text)
     shown = command("predict", place, "--cpu")
     assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
-    assert shown.err == "2 predictions; 2 blank lines have none\n"
+    assert shown.err == "2 predictions; 2 blank lines without one\n"
     typed(text)
     found = [json.loads(line) for line in command("predict", place, "--cpu", "--json").out.splitlines()]
     assert [each["line"] for each in found] == [1, 4]

@@ -142,9 +142,9 @@ def translator():
 
 def test_beam_search_translates_in_the_order_of_the_text(translator):
     family, model = translator
-    lengths = [len(line) for line in family.lines["test", "source"]]
+    lengths = [len(line) for line in family.sources("test")]
     assert lengths != sorted(lengths)
-    assert family.translate(model, family.lines["test", "source"]) == [target for _, target in corpus(320).test]
+    assert family.translate(model, family.sources("test")) == [target for _, target in corpus(320).test]
     assert family.score(model, "test") == pytest.approx(100)
 
 
@@ -152,7 +152,7 @@ def test_validation_is_the_perplexity_of_the_right_words(translator):
     """Written out sentence by sentence: no padding, and no smoothing."""
     family, model = translator
     surprises = []
-    for source, target in zip(family.lines["valid", "source"], family.lines["valid", "target"], strict=True):
+    for source, target in family.pairs["valid"]:
         before = torch.cat([torch.tensor([BEGIN]), target[:-1].long()])
         with torch.no_grad():
             scores = model(input_ids=source.long()[None], decoder_input_ids=before[None]).logits[0].double()
@@ -185,12 +185,8 @@ def test_a_record_says_the_bleu_of_copying(translator):
 def test_long_pairs_are_left_out_and_none_left_is_told():
     pairs = corpus(60)
     settings = TransformerSettings(**TRAINED, units="words", length=6)
-    lines = Translation(settings, encode(Translation, pairs, settings)).lines
-    assert (
-        len(lines["train", "source"])
-        == len(lines["train", "target"])
-        == sum(len(source.split()) < 6 for source, _ in pairs.train)
-    )
-    assert len(lines["test", "source"]) == 10
+    family = Translation(settings, encode(Translation, pairs, settings))
+    assert family.count("train") == sum(len(source.split()) < 6 for source, _ in pairs.train)
+    assert family.count("test") == 10
     with pytest.raises(InputError, match="no training pair has at most 3 tokens in both languages: raise length"):
         encode(Translation, pairs, TransformerSettings(**TRAINED, units="words", length=3))

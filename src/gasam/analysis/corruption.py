@@ -16,8 +16,8 @@ from gasam.analysis.objective import (
     check_whole,
     trained,
 )
+from gasam.groups import wide
 from gasam.perturbation import Perturbation
-from gasam.pieces import wide
 from gasam.walk import uniform_start
 from gasam.weights import displaced
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gasam.pieces import sum_of_squares, wide
+from gasam.family import dot
+from gasam.groups import wide
 
 
 @dataclass(frozen=True)
@@ -123,4 +124,5 @@ def transformer_layers(name: str) -> str:
 def squared_norm(gradient: Tensor) -> Tensor:
     """|g|^2 on the device of g, in float32 or wider."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return sum_of_squares(values.reshape(-1).to(wide(values.dtype)))
+    values = values.to(wide(values.dtype))
+    return dot([values], [values])

@@ -22,7 +22,7 @@ from gasam.analysis.objective import (
     propagate,
     trained,
 )
-from gasam.pieces import wide
+from gasam.groups import wide
 from gasam.scales import inverse
 
 

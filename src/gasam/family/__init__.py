@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gasam.distributed import sharding, total_of
-from gasam.pieces import wide
+from gasam.groups import wide
 from gasam.scales import inverse
 from gasam.torch_private import local
 

@@ -1,22 +1,32 @@
-"""The Python functions of the lab, which `gasam.lab` exports: what the commands do, with pandas frames as results."""
+"""Questions to the lab: plans become runs, and runs a comparison or a search. `gasam.lab` exports what users call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pandas import DataFrame
-
-from gasam.lab.cli.sessions import run_many, search
-from gasam.lab.comparisons import comparison_plans
+from gasam.lab import output, search
+from gasam.lab.display import Live, errors, say
 from gasam.lab.engines import opened
-from gasam.lab.errors import checked
-from gasam.lab.report.comparison import run_list
+from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
+from gasam.lab.engines.local import LocalEngine
+from gasam.lab.engines.step_times import step_times
+from gasam.lab.errors import InputError, checked
+from gasam.lab.output import Table
+from gasam.lab.record import Record
+from gasam.lab.report.comparison import Comparison, run_list
 from gasam.lab.report.html import read_runs
-from gasam.lab.search import Search
+from gasam.lab.search import Finding, Search, with_tuned_walk
 from gasam.lab.tasks import Origin
+from gasam.lab.training import tracking
+from gasam.lab.training.plan import Plan, family_on, make
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
 
@@ -46,39 +56,30 @@ def compare(
     runs are read, and interrupted ones continue.
 
     Args:
-        task: The name of a task, or the path of a Python file that defines one.
-        methods: The names of the methods.
-        seeds: The number of runs of each method, with the seeds 1, 2, ...
-        out: The folder for records and models.
-        size: The size; by default `small`, or the only size of a task file.
+        task: Name of a task, see `gasam tasks`, or a Python file with your own model, e.g. task.py.
+        methods: Names of the methods; `family` stands for all of them.
+        seeds: Number of runs of each method, with the seeds 1, 2, ...
+        out: Folder for records, models and tables.
+        size: paper (the paper's settings), small (default, minutes) or tiny (seconds). ptb also has medium (half an
+            hour a run). A task file has only one.
         data: Where the data is: a data folder, or your own files.
         settings: Settings of the task to change, such as {"epochs": 3}.
         walks: Options of walks to change, by method, such as {"ga-sam": {"cap": 0.02}}.
         tuned: Use the walks that `tune` chose with the same `out`.
-        on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
-        jobs: The number of parallel runs; by default the number of cores, or 1 with a GPU.
+        on: Where to run: local, ray (the Ray cluster that runs on this machine), HOST:PORT or ray://HOST:PORT.
+        jobs: Number of parallel runs. Default: the number of cores, 1 with a GPU, or all that a cluster has room for.
         cpu: Use the CPU even if there is a GPU.
 
     Raises:
         RunFailedError: If a run fails. The message names its log file.
     """
     folder = Path(out)
-    plans = comparison_plans(
-        task,
-        methods,
-        seeds=seeds,
-        size=size,
-        origin=data,
-        settings=settings,
-        walks=walks,
-        tuned=folder if tuned else None,
-    )
-    with opened(on, parallel=jobs, cpu=cpu) as place:
-        done = run_many(plans, folder, place, cpu)
-    failed = [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]
-    if failed:
+    plans = comparison_plans(task, methods, seeds, folder if tuned else None, size, data, settings, walks)
+    with opened(on, parallel=jobs, cpu=cpu) as engine:
+        done = run_all(plans, folder, engine, cpu=cpu)
+    if failed := [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]:
         raise RunFailedError("; ".join(failed))
-    return DataFrame(run_list([job.record for job in done], "").values)
+    return _frame(run_list([job.record for job in done], "").values)
 
 
 def tune(
@@ -106,42 +107,28 @@ def tune(
     `compare(..., settings=frame.attrs["settings"])` the chosen settings.
 
     Args:
-        task: The name of a task, or the path of a Python file that defines one.
-        method: The name of the method.
-        out: The folder for records and models.
-        size: The size; by default `small`, or the only size of a task file.
-        data: Where the data is: a data folder, or your own files.
-        settings: Settings of the task to change.
-        quantity: "budget", the default; "epsilon"; "settings", the default for the baseline; or "joint".
-        trials: The largest number of trials; by default as many as the search for a walk needs, and 20 for settings.
-        space: Ranges of settings by name, as in `--space`: "0..0.5", "1e-4..1e-2,log", a tuple of choices, or None.
-        seeds: Repeat the baseline and the finalists with this many seeds, and choose by the mean.
-        seed: The seed of the trials. Use other seeds for results.
-        on: Where to run: "local", or a Ray cluster, see `gasam compare --help`.
-        jobs: The number of parallel trials; by default the number of cores, or 1 with a GPU.
-        cpu: Use the CPU even if there is a GPU.
+        task: As for `compare`, and so are `out`, `size`, `data`, `settings`, `on`, `jobs` and `cpu`.
+        method: Name of the method; `baseline` searches the settings of plain training.
+        quantity: What to search: budget (default, with a cap and the recommended schedule), epsilon (the paper's form),
+            settings (of training; the default for baseline), or joint (settings, budget and cap).
+        trials: Maximum number of trials. Default: 20 for settings and joint, else the paper's order.
+        space: Ranges of settings, norm, budget, epsilon or cap by name: "0..0.5", "1e-4..1e-2,log", a list of choices,
+            or None to leave it out.
+        seeds: Run plain training and up to three best trials with this many seeds, and choose by the mean.
+        seed: Seed of the trials. Use other seeds for results.
     """
-    asked = checked(
-        Search,
-        task=str(task),
-        method=method,
-        size=size,
-        quantity=quantity,
-        space=dict(space or {}),
-        trials=trials,
-        seeds=seeds,
-        seed=seed,
-        settings=dict(settings or {}),
-        origin=data or Origin(),
-    )
-    with opened(on, parallel=jobs, cpu=cpu) as place:
-        found = search(asked, Path(out), place, cpu)
+    asked = question(
+        task, method, size=size, quantity=quantity, space=space, trials=trials, seeds=seeds, seed=seed,
+        settings=settings, origin=data,
+    )  # fmt: skip
+    with opened(on, parallel=jobs, cpu=cpu) as engine:
+        found = find(asked, Path(out), engine, cpu=cpu)
     rows = []
     for each in found.trials:
         valid = [score for score in each["valid"] if score is not None]
         mean = fmean(valid) if valid else None
         rows.append({"method": found.method} | each["values"] | {"valid": mean, "chosen": each["chosen"]})
-    frame = DataFrame(rows)
+    frame = _frame(rows)
     frame.attrs = {"settings": found.changes, "walk": found.walk, "plain": found.plain, "sentence": found.sentence}
     return frame
 
@@ -149,4 +136,107 @@ def tune(
 def runs(folder: str | Path = "runs") -> DataFrame:
     """The finished runs of a folder as a frame, with the columns of `gasam report --csv`."""
     found, _ = read_runs(Path(folder))
-    return DataFrame(run_list(list(found.values()), "").values)
+    return _frame(run_list(list(found.values()), "").values)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    from pandas import DataFrame
+
+    return DataFrame(rows)
+
+
+def comparison_plans(
+    task: str | Path,
+    methods: Sequence[str],
+    seeds: int,
+    tuned: Path | None = None,
+    size: str | None = None,
+    data: Origin | None = None,
+    settings: Mapping[str, Any] | None = None,
+    walks: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Plan]:
+    """The plans of a comparison, ordered by seed; `tuned` is the folder with the searches whose walks are used."""
+    if seeds < 1:
+        raise InputError(f"seeds must be a whole number >= 1, got {seeds}")
+    plans = [
+        make(str(task), method, size, seed, origin=data, settings=settings, walk=(walks or {}).get(method))
+        for seed in range(1, seeds + 1)
+        for method in expanded(str(task), methods)
+    ]
+    return plans if tuned is None else [with_tuned_walk(plan, tuned) for plan in plans]
+
+
+def expanded(task: str, methods: Sequence[str]) -> list[str]:
+    """The names of methods, with `family` replaced by all of its methods that the task's model allows."""
+    names = list[str]()
+    for name in methods:
+        fitting, others = family_on(task) if name == "family" else ([name], [])
+        names += fitting
+        for left_out in others:
+            say(f"- {left_out} is left out: the model of {task} has no normalisation layers")
+    return list(dict.fromkeys(names))
+
+
+def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
+    """The jobs of plans, after their data was read and notes about it were printed."""
+    with errors.status("preparing the data"):
+        jobs = prepare(plans, out)
+    for note in dict.fromkeys(note for job in jobs for note in job.notes):
+        say(f"- {note}")
+    return jobs
+
+
+def run_all(plans: Sequence[Plan], out: Path, engine: Engine, *, track: str | None = None, **options: Any) -> list[Job]:
+    """Execute plans, with progress on standard error; the options are those of `training.run.run`."""
+    if track is not None:
+        tracking.check(track)
+        if not isinstance(engine, LocalEngine):
+            raise InputError("--track follows runs on this machine: leave out --on, or --track")
+    jobs = prepared(plans, out)
+    missing = sum(job.record is None for job in jobs)
+    if missing < len(jobs):
+        say(f"{len(jobs) - missing} of {len(jobs)} runs are already there, not run again")
+    with Live(missing) as live:
+        do_all(jobs, out, engine, live.watch, partial(train, track=track, **options))
+    return jobs
+
+
+def timed(jobs: Sequence[Job], engine: Engine, *, cpu: bool) -> dict[str, float]:
+    """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
+    try:
+        with errors.status("measuring step times"):
+            return step_times(engine, jobs, cpu=cpu)
+    except (Exception, KeyboardInterrupt) as error:
+        say(f"step times were not measured: {type(error).__name__} {error}")
+        return {}
+
+
+def save(table: Table, records: Sequence[Record], file: Path) -> list[Path]:
+    """Write a table of runs and their charts, with the name of the file and other endings; return the files."""
+    charts = [
+        replace(chart, title=f"{each.title}: {chart.title}")
+        for each in Comparison.of(records)
+        for chart in each.charts()
+    ]
+    return [*table.save(file), *output.save(charts, file, columns=2)]
+
+
+def question(
+    task: str | Path,
+    method: str,
+    *,
+    space: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    origin: Origin | None = None,
+    **options: Any,
+) -> Search:
+    """What to search; the options are the other fields of `Search`."""
+    given = {"space": dict(space or {}), "settings": dict(settings or {}), "origin": origin or Origin()}
+    return checked(Search, task=str(task), method=method, **given, **options)
+
+
+def find(asked: Search, out: Path, engine: Engine, *, cpu: bool) -> Finding:
+    """Run a search, or continue it, with a line for every trial on standard error."""
+    prepared([asked.plan()], out)
+    with Live(None) as live:
+        return search.tune(asked, out, engine, live.watch, cpu)

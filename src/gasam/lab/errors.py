@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
 
     Model = TypeVar("Model", bound=BaseModel)
 
 ALLOWED = {
     "int_type": "a whole number",
+    "int_parsing": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
@@ -45,22 +47,21 @@ def checked(model: type[Model], /, **values: Any) -> Model:
     try:
         return model(**values)
     except ValidationError as error:
-        raise InputError(first_fault(error, model)) from None
-
-
-def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first fault that pydantic found in values for `model`, in one sentence."""
-    fault = error.errors(include_url=False)[0]
+        fault = error.errors(include_url=False)[0]
     if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"])
+        raise InputError(str(fault["ctx"]["error"]))
     name, *place = map(str, fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"there is no {name!r}: there are {', '.join(model.model_fields)}"
+        raise InputError(f"there is no {name!r}: there are {', '.join(model.model_fields)}")
     if fault["type"] == "missing" and not place:
-        return f"{name} must be given"
-    known = ALLOWED.get(fault["type"], "").format(**fault.get("ctx", {}))
-    said = fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"
-    allowed = f"be {known}" if known else said
+        raise InputError(f"{name} must be given")
     of_kind = not place and fault["type"].endswith("_type")
     nullable = of_kind and type(None) in get_args(model.model_fields[name].annotation)
-    return f"{name} must {allowed}{' or null' if nullable else ''}, got {fault['input']!r}"
+    raise InputError(f"{name} must {allowed(fault)}{' or null' if nullable else ''}, got {fault['input']!r}")
+
+
+def allowed(fault: Mapping[str, Any]) -> str:
+    """What a value must be, of one of pydantic's errors."""
+    if known := ALLOWED.get(fault["type"]):
+        return f"be {known.format(**fault.get('ctx', {}))}"
+    return fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"

@@ -10,7 +10,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 from torch import nn
 
 import gasam.family
@@ -27,7 +27,7 @@ from gasam import (
     sam,
     same_noise,
 )
-from gasam.lab.errors import InputError, first_fault
+from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import Family
 from gasam.passes import plainly
 from gasam.perturbation import check_schedule
@@ -319,10 +319,7 @@ def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | Non
     values["options"] = {**found.options, **own}
     if values["weight"] == values["every"]:
         values["weight"] = None  # the default, so that it is the same run
-    try:
-        walk = Walk(**values)
-    except ValidationError as error:
-        raise InputError(first_fault(error, Walk)) from None
+    walk = checked(Walk, **values)
     if walk.start_epoch not in range(1, epochs + 1):
         raise InputError(f"start_epoch must be a whole number from 1 to {epochs}, got {walk.start_epoch}")
     return walk

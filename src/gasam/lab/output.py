@@ -13,7 +13,7 @@ from pathlib import Path
 from string import digits
 from typing import TYPE_CHECKING, Any
 
-from gasam.lab.storage import replaced
+from gasam.lab.storage import replaced, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -86,6 +86,14 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         return {"title": self.title, "rows": [dict(row) for row in self.values or self.rows], "notes": list(self.notes)}
+
+    def save(self, file: Path) -> list[Path]:
+        """Write JSON and Markdown, with the name of the file and these endings."""
+        numbers, text = (file.with_name(f"{file.name}.{ending}") for ending in ("json", "md"))
+        write_json(numbers, self.as_json())
+        with replaced(text) as partial:
+            partial.write_text(self.markdown(), encoding="utf-8")
+        return [numbers, text]
 
     def terminal(self) -> RichTable:
         from rich.table import Table as RichTable

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import optuna
@@ -52,6 +53,9 @@ FINALISTS, TRIALS, SHOWN = 3, 20, 5
 WALK = frozenset({"norm", "budget", "epsilon", "cap"})
 """What is searched of a walk."""
 Quantity = Literal["budget", "epsilon", "settings", "joint"]
+PLAIN: Mapping[str, str] = {"budget": "plain training", "epsilon": "plain training"}
+"""What the size of a walk is compared with; settings are compared with the task's own ones."""
+OWN = "the task's own settings"
 Values = Mapping[str, Any]
 
 
@@ -101,11 +105,11 @@ class Search(BaseModel):
     @property
     def of_walk(self) -> bool:
         """Whether the size of a walk is searched, and compared with plain training."""
-        return self.what in ("budget", "epsilon")
+        return self.what in PLAIN
 
-    def plan(self, values: Values | None = None, repetition: int = 0) -> Plan:
+    def plan(self, values: Values = MappingProxyType({}), repetition: int = 0) -> Plan:
         """The plan of a trial; without values, of plain training or of the task's own settings."""
-        rounded = {name: float(f"{v:.2g}") if isinstance(v, float) else v for name, v in (values or {}).items()}
+        rounded = {name: float(f"{v:.2g}") if isinstance(v, float) else v for name, v in values.items()}
         walk: dict[str, Any] = {name: rounded.pop(name) for name in WALK & rounded.keys()}
         if "budget" in walk:
             walk["walk_progress"] = recommended()[1].progress
@@ -220,17 +224,15 @@ class Finding(BaseModel):
     plain: list[float | None]
     trials: list[dict[str, Any]]
     gain: float | None = None
-    gradient_evaluations: int
     sentence: str
 
     def table(self) -> Table:
         """The best trials beside plain training; those without a score are only counted."""
         scored = sorted((each for each in self.trials if each["valid"]), key=lambda each: not each["chosen"])
-        of_walk = self.quantity in ("budget", "epsilon")
         plain = {"values": {}, "valid": [score for score in self.plain if score is not None], "chosen": False}
         rows = [
             {
-                "tried": in_words(each["values"]) or ("plain training" if of_walk else "the task's own settings"),
+                "tried": in_words(each["values"]) or PLAIN.get(self.quantity, OWN),
                 "validation": f"{fmean(each['valid']):.4g}" if each["valid"] else "diverged",
                 "seeds": str(len(each["valid"])),
                 "chosen": "yes" if each["chosen"] else "",
@@ -266,28 +268,26 @@ def choose(
     The best finalist has the best mean difference to plain training, paired by seed, and diverged with no seed. A
     search for settings gives no values if the task's own settings are better.
     """
-    name, what = f"{asked.method} on {asked.plan().task_name}", asked.what
+    name, other, metric = f"{asked.method} on {asked.plan().task_name}", PLAIN.get(asked.what, OWN), plain[0].metric
     kept = [(values, runs) for values, runs in finalists if all(run.valid is not None for run in runs)]
     if not kept:
-        return {}, None, f"{name}: every trial of {what} diverged or was stopped: give another range with --space"
+        return {}, None, f"{name}: every trial of {asked.what} diverged or was stopped: give another range with --space"
     values, runs = max(kept, key=lambda each: fmean(gains(plain, each[1]) or [0.0]))
-    metric, differences = plain[0].metric, gains(plain, runs)
     score = f"{metric.name} {metric.shown(fmean(run.valid or 0.0 for run in runs))} on validation"
+    differences = gains(plain, runs)
     if not differences:
-        return values, None, f"{name}: use {in_words(values)}: {score}; the task's own settings diverged"
-    gain, other = fmean(differences), "plain training" if asked.of_walk else "the task's own settings"
-    advice = f"use {in_words(values)}"
-    if gain <= 0:
-        advice = f"no {what} improved on {other}; the best was {in_words(values)}"
-    error, of = noise_of(plain[0]), "of the split; --seeds 3 repeats the best"
+        return values, None, f"{name}: use {in_words(values)}: {score}; {other} diverged"
+    gain, error, of = fmean(differences), noise_of(plain[0]), "of the split; --seeds 3 repeats the best"
     if len(differences) > 1:
         error, of = stdev(differences) / math.sqrt(len(differences)), f"over {len(differences)} seeds"
-    shown = metric.difference(gain if metric.higher_is_better else -gain)
-    score += f", {shown} {metric.unit_of_differences} compared with {other}, "
-    score += f"for {runs[0].gradient_evaluations / plain[0].gradient_evaluations:.1f} times its gradients"
+    advice = f"use {in_words(values)}"
+    if gain <= 0:
+        advice = f"no {asked.what} improved on {other}; the best was {in_words(values)}"
+    shown = f"{metric.difference(gain if metric.higher_is_better else -gain)} {metric.unit_of_differences}"
+    cost = f"{runs[0].gradient_evaluations / plain[0].gradient_evaluations:.1f} times its gradients"
     trust = f"{'more' if abs(gain) > 2 * error else 'less'} than twice the standard error ({metric.shown(error)} {of})"
-    chosen = values if asked.of_walk or gain > 0 else {}
-    return chosen, gain, f"{name}: {advice}: {score}; that is {trust}"
+    sentence = f"{name}: {advice}: {score}, {shown} compared with {other}, for {cost}; that is {trust}"
+    return values if asked.of_walk or gain > 0 else {}, gain, sentence
 
 
 def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
@@ -305,7 +305,7 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
         each
         for each in map(read, sorted((folder / FOLDER).glob("*.json")))
         if each.walk and (each.task, each.method, each.settings, each.data) == planned
-        if each.quantity in ("budget", "epsilon") and plan.seed not in each.seeds
+        if each.quantity in PLAIN and plan.seed not in each.seeds
         if times is None or (each.quantity == "epsilon" and Walk(**each.walk).norm == plan.walk.norm)
     ]
     best = max(found, key=lambda each: (each.quantity == "budget", each.gain or -math.inf), default=None)
@@ -342,9 +342,8 @@ def tune(
 def opened(journal: Path, metric: Metric) -> optuna.Study:
     """The study in a journal, without the torn last line of a killed process, which would make it unreadable."""
     if journal.exists():
-        whole = journal.read_bytes()
         with journal.open("r+b") as stream:
-            stream.truncate(whole.rfind(b"\n") + 1)
+            stream.truncate(stream.read().rfind(b"\n") + 1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal), grace_period=5))
     return optuna.create_study(
@@ -367,43 +366,43 @@ class Driver:
     engine: Engine
     watch: OnEvent
     cpu: bool
-    reporting: dict[str, optuna.Trial] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
+    reporting: dict[str, tuple[optuna.Trial, int]] = field(default_factory=dict)
+    """The trials that run now, by their values in words, and the last tenth of training of which each has a score."""
 
     def search(self) -> Finding:
         """Run plain training, or the task's own settings, then trials until there are no more, then more seeds."""
         if self.plain.valid is None and self.asked.of_walk:
             raise InputError(f"the baseline of {self.asked.task} diverged: change its settings before you tune a walk")
         while trials := self.next_trials():
-            records = self.trained([self.asked.plan(trial.params) for trial in trials], trials)
+            self.reporting = {in_words(each.params): (each, 0) for each in trials if isinstance(each, optuna.Trial)}
+            records = self.trained([(trial.params, 0) for trial in trials])
             for trial, record in zip(trials, records, strict=True):
                 value = None if record is None else record.valid
                 lost = TrialState.PRUNED if record is None else TrialState.FAIL
                 self.study.tell(trial.number, value, state=lost if value is None else None)
+        self.reporting = {}
         return self.conclude()
 
     @cached_property
     def plain(self) -> Record:
-        return self.with_seeds(None, 1)[0]
+        return self.with_seeds({}, 1)[0]
 
-    def with_seeds(self, values: Values | None, count: int) -> list[Record]:
+    def with_seeds(self, values: Values, count: int) -> list[Record]:
         """The records of a trial, or of plain training, with the first `count` seeds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # Plain training serves the searches of all methods: they wait for it here, and then read its records.
         with FileLock(self.folder / f"{self.asked.plan().task_name}.lock"):
-            found = self.trained([self.asked.plan(values, repetition) for repetition in range(count)])
+            found = self.trained([(values, repetition) for repetition in range(count)])
         return [record for record in found if record is not None]
 
-    def trained(self, wanted: Sequence[Plan], trials: Sequence[optuna.Trial | FrozenTrial] = ()) -> list[Record | None]:
-        """The records of plans, read from files or trained now; None for a trial that was stopped early."""
-        jobs = {job.name: job for job in prepare(wanted, self.folder)}
-        names = [plan.name(self.data_hash) for plan in wanted]
-        for name, trial in zip(names, trials, strict=False):
-            jobs[name].detail = in_words(trial.params)
-            if isinstance(trial, optuna.Trial):
-                self.reporting[name] = trial
-        for job in jobs.values():
-            job.data = job.data and job.data.without_test()
+    def trained(self, wanted: Sequence[tuple[Values, int]]) -> list[Record | None]:
+        """The records of values and repetitions, read from files or trained now; None for a trial that was stopped."""
+        planned = [self.asked.plan(*each) for each in wanted]
+        jobs = {job.name: job for job in prepare(planned, self.folder)}
+        names = [plan.name(self.data_hash) for plan in planned]
+        for name, (values, _) in zip(names, wanted, strict=True):
+            jobs[name].detail = in_words(values)
+            jobs[name].data = jobs[name].data and jobs[name].data.without_test()
         do_all([*jobs.values()], self.folder, self.engine, self._heard, partial(train, cpu=self.cpu, test=False))
         for job in jobs.values():
             if job.error is not None:
@@ -419,14 +418,14 @@ class Driver:
         """
         self.watch(job, event)
         kind, update = event
-        if kind != "update" or job.name not in self.reporting or update.valid is None or update.note:
+        if kind != "update" or job.detail not in self.reporting or update.valid is None or update.note:
             return
-        ended, trial, settings = update.epoch - 1, self.reporting[job.name], job.plan.settings
+        ended, settings, family = update.epoch - 1, job.plan.settings, job.plan.definition.family
+        trial, last = self.reporting[job.detail]
         step = 10 * ended // update.epochs
-        if step <= self.steps.get(job.name, 0):
+        if step <= last:
             return
-        self.steps[job.name] = step
-        family = job.plan.definition.family
+        self.reporting[job.detail] = trial, step
         same_direction = family.followed.higher_is_better == family.metric.higher_is_better
         trial.report(update.valid if same_direction else -update.valid, step)
         patience = settings.halve_after + 2 if settings.schedule == "halving" else 0
@@ -476,15 +475,13 @@ class Driver:
         ended.sort(key=self.gain, reverse=True)
         scored = list({in_words(trial.params): trial for trial in ended if trial.value is not None}.values())
         close = [trial for trial in scored if self.gain(scored[0]) - self.gain(trial) <= noise_of(self.plain)]
-        best, count = close[:FINALISTS], self.asked.seeds
-        plain = self.with_seeds(None, count)
-        tried = [
-            (trial.params, [] if trial.value is None else self.with_seeds(trial.params, count if trial in best else 1))
-            for trial in [*scored, *(trial for trial in ended if trial.value is None)]
-        ]
-        values, gain, sentence = choose(self.asked, plain, tried[: len(best)])
-        plan, own = self.asked.plan(values), self.asked.plan()
-        changed = {**self.asked.settings, **values}
+        plain = self.with_seeds({}, self.asked.seeds)
+        finalists = [(trial.params, self.with_seeds(trial.params, self.asked.seeds)) for trial in close[:FINALISTS]]
+        values, gain, sentence = choose(self.asked, plain, finalists)
+        scores = {in_words(trial.params): [trial.value] for trial in scored}
+        scores |= {in_words(params): [run.valid for run in runs] for params, runs in finalists}
+        trials = [*scored, *(trial for trial in ended if trial.value is None)]
+        plan, own, changed = self.asked.plan(values), self.asked.plan(), {**self.asked.settings, **values}
         walk = {*WALK & values.keys()} | ({"walk_progress"} if "budget" in values else set())
         return Finding(
             name=self.study.study_name,
@@ -499,10 +496,9 @@ class Driver:
             data=self.data_hash,
             plain=[record.valid for record in plain],
             trials=[
-                {"values": params, "valid": [run.valid for run in runs], "chosen": params == values}
-                for params, runs in tried
+                {"values": each.params, "valid": scores.get(in_words(each.params), []), "chosen": each.params == values}
+                for each in trials
             ],
             gain=gain,
-            gradient_evaluations=sum(run.gradient_evaluations for run in sum((runs for _, runs in tried), plain)),
-            sentence=f"{sentence} ({len(tried)} trials)",
+            sentence=f"{sentence} ({len(trials)} trials)",
         )

@@ -17,7 +17,7 @@ from gasam.lab import output
 from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Chart, Table, lines
 from gasam.lab.record import AnalysisRecord, Summary
-from gasam.lab.storage import read_json, replaced, write_json
+from gasam.lab.storage import read_json, write_json
 from gasam.lab.training.finished import FinishedRun
 
 Found = dict[str, Any]
@@ -133,18 +133,13 @@ class Analysis(BaseModel, ABC):
             charts.append(lines(points, {labels[each.run.key]: each.run.method for each in some}, **style))
         return charts
 
-    def save(self, found: Sequence[AnalysisRecord], labels: Labels, folder: Path) -> list[str]:
-        """Write the table as JSON and Markdown and the charts as PNG and SVG; return the names of the files."""
-        table = self.table(found, labels)
+    def save(self, found: Sequence[AnalysisRecord], labels: Labels, folder: Path) -> list[Path]:
+        """Write the table as JSON and Markdown and the charts as PNG and SVG; return the files."""
         tasks = dict.fromkeys(f"{each.run.task}-{each.run.size}" for each in found)
         names = sorted(self.name(each.run) for each in found)
         own = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]  # other runs or options are another table
         place = folder / "-".join((self.kind, *tasks, own))
-        numbers, text = (place.with_name(f"{place.name}.{ending}") for ending in ("json", "md"))
-        write_json(numbers, table.as_json())
-        with replaced(text) as partial:
-            partial.write_text(table.markdown(), encoding="utf-8")
-        return [str(file) for file in (numbers, text, *output.save(self.charts(found, labels), place))]
+        return [*self.table(found, labels).save(place), *output.save(self.charts(found, labels), place)]
 
 
 def restored(each: AnalysisRecord) -> Analysis:

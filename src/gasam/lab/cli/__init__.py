@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import signal
 import sys
 from types import FrameType
 
-NEEDED = (
-    "accelerate",
-    "filelock",
-    "jinja2",
-    "matplotlib",
-    "num2words",
-    "numpy",
-    "optuna",
-    "pandas",
-    "platformdirs",
-    "pydantic",
-    "rich",
-    "sacrebleu",
-    "safetensors",
-    "sklearn",
-    "scipy",
-    "tokenizers",
-    "transformers",
-    "typer",
-    "vl_convert",
-)
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,7 +14,7 @@ def main() -> None:
     try:
         for number in SIGNALS:
             signal.signal(number, _interrupt)
-        _run()
+        sys.exit(_run())
     except KeyboardInterrupt:  # while the commands are imported, or a second signal while the first one is handled
         sys.exit(_say_interrupted())
     except Exception as error:
@@ -52,26 +29,28 @@ def _followed_a_signal(error: BaseException) -> bool:
     return before is not None and (isinstance(before, KeyboardInterrupt) or _followed_a_signal(before))
 
 
-def _run() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(_say(f"the command needs {', '.join(missing)}: run `pip install 'gasam[lab]'`", 2))
-    from gasam.lab.cli.commands import app
+def _run() -> int:
+    try:
+        from typer import TyperException
+
+        from gasam.lab.cli import lists, measuring, paper, training, use  # noqa: F401  # they add their commands
+        from gasam.lab.cli.options import app, refusal
+    except ModuleNotFoundError as error:
+        return _say(f"the command needs {error.name}: run `pip install 'gasam[lab]'`", 2)
     from gasam.lab.errors import InputError, InterruptedWithoutResumeError
 
     try:
-        app()
+        code = app(prog_name="gasam", standalone_mode=False)
+    except TyperException as error:
+        return _say(refusal(error), 2)
     except InputError as error:
-        sys.exit(_say(str(error), 2))
+        return _say(str(error), 2)
     except InterruptedWithoutResumeError as error:
-        sys.exit(_say(str(error), INTERRUPTED))
+        return _say(str(error), INTERRUPTED)
     except OSError as error:
         place = error.filename or "a file"
-        sys.exit(_say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2))
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            _say_interrupted()
-        raise
+        return _say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2)
+    return _say_interrupted() if code == INTERRUPTED else code or 0
 
 
 def _say_interrupted() -> int:
@@ -82,13 +61,7 @@ def _say_interrupted() -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    """Print the sentence in one line, or on a terminal in lines that end between words."""
-    text = f"gasam: {sentence}"
-    if sys.stderr.isatty():
-        from gasam.lab.cli.display import wrapped
-
-        text = wrapped(text, shutil.get_terminal_size().columns)
-    print(text, file=sys.stderr)
+    print(f"gasam: {sentence}", file=sys.stderr)
     return code
 
 

@@ -1,110 +1,80 @@
-"""The commands that analyse finished runs, generated from the classes in `gasam.lab.analyses`."""
+"""The commands that analyse finished runs, made of the classes in `gasam.lab.analyses`, and `gasam doctor`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Any
 
 import typer
-from rich.status import Status
 
+from gasam import doctor as check
 from gasam.lab.analyses import KINDS, Analysis, measure_all
-from gasam.lab.cli import options as opt
-from gasam.lab.cli.display import console, errors, failed_because, print_json, print_table
-from gasam.lab.cli.grouping import keyword, with_parameters
-from gasam.lab.cli.options import DataOptions, PlaceOptions
-from gasam.lab.engines.engine import Engine, Event, Job
-from gasam.lab.errors import checked
+from gasam.lab.cli.options import RUNS, Place, command
+from gasam.lab.display import Live, print_json, print_table
+from gasam.lab.engines.engine import Engine
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.report.comparison import configuration_labels
 from gasam.lab.tasks import Origin
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Records of finished runs, such as runs/NAME.json.")]
+ARGUMENTS = """
+
+Args:
+    run: Records of finished runs, such as runs/NAME.json.
+    out: Folder for the records and pictures.
+"""
 
 
-@dataclass(frozen=True)
-class AnalysisOutput:
-    """The options for the output and the device of an analysis."""
+def add(kind: type[Analysis]) -> None:
+    """Add the command of an analysis."""
 
-    out: Annotated[Path, opt.option(opt.RUN, "Folder for the records and pictures.")] = opt.RUNS / "analysis"
-    cpu: opt.Cpu = False
-    json: opt.Json = False
+    def measure(
+        run: list[Path],
+        *,
+        analysis: Any,
+        data: Origin,
+        place: Place,
+        out: Path = RUNS / "analysis",
+        cpu: bool = False,
+        json: bool = False,
+    ) -> None:
+        with place.engine(cpu) as engine:
+            found = measured(analysis, run, out, data, engine, cpu)
+        labels = configuration_labels(found)
+        table, files = analysis.table(found, labels), analysis.save(found, labels, out)
+        if json:
+            print_json(table.as_json() | {"files": [str(file) for file in files]})
+        else:
+            print_table(table, files)
+
+    measure.__name__, measure.__doc__ = str(kind.command), f"{inspect.getdoc(kind)}{ARGUMENTS}"
+    command(measure, analysis=kind)
 
 
-def generated(kind: type[Analysis]) -> Callable[..., None]:
-    """Make the command of an analysis, with its options and the options that all analyses share."""
-
-    def command(runs: list[Path], data: DataOptions, place: PlaceOptions, output: AnalysisOutput, **given: Any) -> None:
-        analysis = checked(kind, **given)
-        with place.engine(output.cpu) as engine, errors.status("loading") as status:
-            found = measured(analysis, runs, output.out, data.origin, engine, status, cpu=output.cpu)
-        show(analysis, found, output)
-
-    command.__name__ = str(kind.command)
-    command.__doc__ = kind.__doc__
-    groups = {"data": DataOptions, "place": PlaceOptions, "output": AnalysisOutput}
-    shared = [keyword(name, None, group) for name, group in groups.items()]
-    return with_parameters(command, [keyword("runs", inspect.Parameter.empty, Runs), *_parameters(kind), *shared])
+for kind in KINDS.values():
+    if kind.command is not None:
+        add(kind)
 
 
 def measured(
-    analysis: Analysis,
-    runs: Sequence[Path],
-    folder: Path,
-    origin: Origin,
-    engine: Engine,
-    status: Status,
-    *,
-    cpu: bool = False,
+    analysis: Analysis, runs: Sequence[Path], folder: Path, origin: Origin, engine: Engine, cpu: bool
 ) -> list[AnalysisRecord]:
-    """Measure the runs that have no record yet, with progress on the terminal. See `measure_all` for the arguments."""
-    ended = 0
-
-    def watch(job: Job, event: Event) -> None:
-        nonlocal ended
-        kind, value = event
-        if kind == "update":
-            status.update(f"{ended + 1}/{len(runs)} {job.name}: {value}")
-        elif kind == "moved":
-            errors.print(f"{job.name}: {value}", soft_wrap=True)
-        elif kind != "start":
-            ended += 1
-            result = "done" if kind == "done" else failed_because(job)
-            errors.print(f"{ended}/{len(runs)} {job.name}: {result}", soft_wrap=True)
-
-    jobs = measure_all(analysis, runs, folder, origin, engine, watch, cpu=cpu)
+    """Measure the runs that have no record yet, with progress on standard error."""
+    with Live(len(runs), label=lambda job: job.name) as live:
+        jobs = measure_all(analysis, runs, folder, origin, engine, live.watch, cpu=cpu)
     if any(job.record is None for job in jobs):
         raise typer.Exit(1)
     return [job.record for job in jobs]
 
 
-def show(analysis: Analysis, found: Sequence[AnalysisRecord], output: AnalysisOutput) -> None:
-    """Print and save the table and the charts."""
-    labels = configuration_labels(found)
-    files = analysis.save(found, labels, output.out)
-    table = analysis.table(found, labels)
-    if output.json:
-        print_json(table.as_json() | {"files": files})
-        return
-    print_table(table)
-    for file in files:
-        console.print(f"saved: {file}", soft_wrap=True)
+@command
+def doctor(*, device: str | None = None) -> None:
+    """Check versions, the walk in every type and the restore on this machine, in under a minute.
 
+    Send the output with a bug report. The exit code is 1 if something failed.
 
-def _parameters(kind: type[Analysis]) -> Iterator[inspect.Parameter]:
-    """The fields of an analysis as parameters of a function signature, from which typer reads the options."""
-    for name, field in kind.model_fields.items():
-        annotation, default = field.annotation, field.default
-        if isinstance(default, tuple):
-            extra = field.json_schema_extra
-            annotation = str
-            default = extra["text"] if isinstance(extra, dict) else ",".join(map(str, default))
-        elif get_origin(annotation) is Literal:
-            annotation = str  # one sentence for every wrong value, from the analysis
-        yield keyword(name, default, Annotated[annotation, typer.Option(help=field.description)])
-
-
-COMMANDS = [generated(kind) for kind in KINDS.values() if kind.command]
+    Args:
+        device: Check this device, such as `cpu` or `cuda:0`. Default: the accelerator, if any.
+    """
+    raise typer.Exit(check.main([] if device is None else ["--device", device]))

@@ -1,204 +1,226 @@
-"""The options that several commands share, in groups."""
+"""How functions become commands, and the groups of options that several commands share."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+import inspect
+import json
+import platform
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+import torch
 import typer
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gasam.lab.cli.option_values import assignments, chosen_settings, positive, steps_or_share
-from gasam.lab.command_text import parsed_norm
-from gasam.lab.errors import InputError
+import gasam
+from gasam.lab import api, search
+from gasam.lab.engines import opened
+from gasam.lab.engines.engine import Engine
+from gasam.lab.errors import InputError, allowed, checked
+from gasam.lab.methods import OPTIONS, Walk
+from gasam.lab.tasks import Origin, find, name_of
 
-if TYPE_CHECKING:
-    from gasam.lab.engines.engine import Engine
-    from gasam.lab.tasks import Origin
-
-WALK, DATA, RUN, PLACE = "The walk", "The data", "The run", "The machines"
 RUNS = Path("runs")
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""An argument in a docstring, and its description."""
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Train models with sharpness-aware methods, compare them and report the results. Run `gasam compare` without "
+    "arguments for a demonstration, which downloads nothing.",
+    epilog="Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Finished runs are skipped; interrupted "
+    "runs are continued.",
+)
 
 
-def option(panel: str, help: str, *flags: str, **described: Any) -> Any:  # noqa: A002
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **described)
+@app.callback(invoke_without_command=True)
+def general(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the versions.")] = False
+) -> None:
+    if version:
+        typer.echo(f"gasam {gasam.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
-TaskName = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK", help="Name of a task, see `gasam tasks`, or a Python file with your own model, e.g. task.py."
-    ),
-]
-MethodName = Annotated[str, typer.Option(help="Name of a method, see `gasam methods`.")]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        help="paper (the paper's settings), small (default, minutes) or tiny (seconds). "
-        "ptb also has medium (half an hour a run)."
-    ),
-]
-DataDir = Annotated[
-    Path | None, option(DATA, "Folder with the paper's data sets. Default: GASAM_DATA, or the user's data folder.")
-]
-Json = Annotated[bool, option(RUN, "Print JSON.", "--json")]
-Cpu = Annotated[bool, option(RUN, "Use the CPU even if there is a GPU.", "--cpu")]
-Jobs = Annotated[
-    int | None,
-    option(
-        PLACE,
-        "Number of parallel runs, one process each. Default: the number of cores, 1 with a GPU, or all that a cluster "
-        "has room for.",
-    ),
-]
-SameNoise = Annotated[bool, option(WALK, "Use the same dropout masks in every pass of a step.", "--same-noise")]
-Tuned = Annotated[bool, option(WALK, "Use the walks that `gasam tune` chose with the same --out.", "--tuned")]
-Track = Annotated[
-    str | None,
-    option(RUN, "Follow the training in a tracker, such as tensorboard, wandb or mlflow."),
-]
+def refusal(error: typer.TyperException) -> str:
+    """What is wrong with the words of a command, in one sentence."""
+    context, said = getattr(error, "ctx", None), " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
+        fault = error.__cause__.errors(include_url=False)[-1]
+        name = error.param.opts[0] if error.param else "a value"
+        said = f"{name} must {allowed(fault)}, got {fault['input']!r}"
+    return said + (f"; see `{context.command_path} --help`" if context else "")
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """The options that say where the data is."""
+def described(of: Any) -> tuple[str, dict[str, str]]:
+    """The docstring of a function or class without its section Args, and what this section says by name."""
+    text, _, arguments = (inspect.getdoc(of) or "").partition("\n\nArgs:\n")
+    return text, {name: " ".join(said.split()) for name, said in ENTRY.findall(arguments)}
 
-    train: Annotated[str | None, option(DATA, "Your training file; for translate two files, a.de,a.en.")] = None
-    valid: Annotated[str | None, option(DATA, "Your validation file. Default: a tenth of --train is held out.")] = None
-    test: Annotated[str | None, option(DATA, "Your test file. Default: a tenth of --train is held out.")] = None
-    text_column: Annotated[str, option(DATA, "Column with the text (classify).")] = "text"
-    label_column: Annotated[str, option(DATA, "Column with the label (classify).")] = "label"
-    drop_empty: Annotated[
-        bool, option(DATA, "Leave out rows with an empty field (classify, translate).", "--drop-empty")
-    ] = False
-    data_dir: DataDir = None
+
+SHARED = described(Walk)[1] | described(Origin)[1] | described(api.compare)[1]
+SHARED |= {"json": "Print JSON.", "track": "Follow the training in a tracker, such as tensorboard, wandb or mlflow."}
+"""The descriptions of options that mean the same in several commands."""
+
+
+class Choice(NamedTuple):
+    """An option or argument of a command: what a function or a group says about it."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str | None
+    panel: str | None = None
+    positional: bool = False
 
     @property
-    def origin(self) -> Origin:
-        from gasam.lab.tasks import Origin
+    def parameter(self) -> inspect.Parameter:
+        """The parameter from which typer makes the option; what typer cannot read is read as text."""
+        kind, default, shown = self.type, self.default, {"help": self.help, "rich_help_panel": self.panel}
+        if isinstance(default, tuple):
+            kind, default = str, ",".join(f"{value:g}" for value in default)
+        several = set(get_args(kind)) - {NoneType}
+        if get_origin(kind) is Literal or any(get_origin(each) is Literal for each in several):
+            kind = str | None  # one sentence for every wrong value, from the model
+        elif several == {int, float}:
+            kind, shown["metavar"] = str | None, "NUMBER"
+            shown["parser"] = TypeAdapter(int | float).validate_python
+        if list in (get_origin(each) for each in several):
+            shown["metavar"] = "NAME=VALUE"
+        told = typer.Option(f"--{self.name.replace('_', '-')}", **shown)
+        if self.positional:
+            told = typer.Argument(metavar=self.name.upper(), help=self.help)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=default, annotation=Annotated[kind, told])
 
-        return Origin(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+def choices(group: Any, panel: str) -> Iterator[Choice]:
+    """The options of a group: the fields of a pydantic model or of a dataclass."""
+    if issubclass(group, BaseModel):
+        for name, field in group.model_fields.items():
+            extra = field.json_schema_extra
+            default = extra["text"] if isinstance(extra, dict) else field.default
+            yield Choice(name, str if isinstance(extra, dict) else field.annotation, default, field.description, panel)
+        return
+    types, helps = get_type_hints(group), described(group)[1]
+    for each in fields(group):
+        yield Choice(each.name, types[each.name], each.default, helps.get(each.name), panel)
+
+
+def command(function: Callable[..., None], **groups: Any) -> Callable[..., None]:
+    """Add a command to `gasam`: its positional parameters are arguments, the others options.
+
+    A parameter whose type is a dataclass, or that has a type in `groups`, stands for an option for each of its fields.
+    Descriptions are from its docstring, or else from that of the function of the same name in `api`.
+    """
+    text, own = described(function)
+    helps = SHARED | described(getattr(api, function.__name__, None))[1] | own
+    parameters: list[inspect.Parameter] = []
+    for each in inspect.signature(function, eval_str=True).parameters.values():
+        if is_dataclass(each.annotation) or each.name in groups:
+            group = groups.setdefault(each.name, each.annotation)
+            parameters += (choice.parameter for choice in choices(group, f"The {each.name}"))
+            continue
+        positional = each.kind is not inspect.Parameter.KEYWORD_ONLY
+        choice = Choice(each.name, each.annotation, each.default, helps.get(each.name), positional=positional)
+        parameters.append(choice.parameter)
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            names = [choice.name for choice in choices(group, "")]
+            given[name] = checked(group, **{option: given.pop(option) for option in names})
+        function(**given)
+
+    run.__name__, run.__doc__ = function.__name__, text
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command()(run)
+    return function
 
 
 @dataclass(frozen=True)
-class SettingsOptions:
-    """The options that change the settings of a task."""
+class Settings:
+    """Changes of a task's settings.
 
-    epochs: Annotated[int | None, option(RUN, "Number of epochs.")] = None
-    settings: Annotated[
-        list[str], option(RUN, "Change another setting of the task, e.g. dropout=0.3.", "--set", metavar="NAME=VALUE")
-    ] = field(default_factory=list)
+    Args:
+        epochs: Number of epochs.
+        set: Change another setting of the task, e.g. dropout=0.3.
+        settings_from: Use the settings that a search chose: a file of `gasam tune --method baseline`.
+    """
 
-    settings_from: Annotated[
-        Path | None,
-        option(RUN, "Use the settings that a search chose: a file of `gasam tune --method baseline`.", metavar="FILE"),
-    ] = None
+    epochs: int | None = None
+    set: list[str] | None = None
+    settings_from: Path | None = None
 
     def changed(self, task: str, size: str | None) -> dict[str, Any]:
         """The settings that the user changes in a size of a task."""
-        given = assignments("--set", self.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
-        return given if self.settings_from is None else chosen_settings(self.settings_from, task, size) | given
+        given = assignments("--set", self.set) | ({} if self.epochs is None else {"epochs": self.epochs})
+        if self.settings_from is None:
+            return given
+        try:
+            found = search.read(self.settings_from)
+        except InputError as error:
+            reason = str(error).removesuffix("; delete it and run again")
+            raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
+        if (found.task, found.size) != (name_of(task), size or find(task).default_size):
+            raise InputError(
+                f"{self.settings_from} has the settings of {found.task}, size {found.size}: use it with these"
+            )
+        return found.changes | given
 
 
 @dataclass(frozen=True)
-class OutputOptions:
-    """The options for the output and the device."""
+class Place:
+    """Where the work is done.
 
-    out: Annotated[Path, option(RUN, "Folder for records, checkpoints and tables.")] = RUNS
-    cpu: Cpu = False
-    json: Json = False
+    Args:
+        on: Where to run: local, ray (the Ray cluster that runs on this machine), HOST:PORT or ray://HOST:PORT.
+        cpus_per_run: CPUs of each run in a cluster. Default: 1.
+        gpus_per_run: GPUs of each run in a cluster, e.g. 0.5. Default: 1 if it has any.
+    """
 
+    on: str = "local"
+    cpus_per_run: int | None = None
+    gpus_per_run: float | None = None
 
-@dataclass(frozen=True)
-class PlaceOptions:
-    """The options that say where the work is done."""
-
-    on: Annotated[
-        str,
-        option(
-            PLACE,
-            "Where to run: local, ray (the Ray cluster that runs on this machine), HOST:PORT or ray://HOST:PORT.",
-            metavar="WHERE",
-        ),
-    ] = "local"
-    cpus_per_run: Annotated[int | None, option(PLACE, "CPUs of each run in a cluster. Default: 1.")] = None
-    gpus_per_run: Annotated[
-        float | None, option(PLACE, "GPUs of each run in a cluster, e.g. 0.5. Default: 1 if it has any.")
-    ] = None
-
-    @contextmanager
-    def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
+    def engine(self, cpu: bool, jobs: int | None = None) -> AbstractContextManager[Engine]:
         """Open the engine; `jobs` limits the number of runs at a time."""
-        from gasam.lab.engines import opened
-
-        limits = {"--jobs": jobs, "--cpus-per-run": self.cpus_per_run}
-        parallel, cpus = (None if number is None else positive(name, number) for name, number in limits.items())
-        if self.gpus_per_run is not None and not 0 <= self.gpus_per_run < math.inf:
-            raise InputError(f"--gpus-per-run must be a number >= 0, got {self.gpus_per_run:g}")
-        with opened(self.on, parallel=parallel, cpus=cpus, gpus=self.gpus_per_run, cpu=cpu) as engine:
-            yield engine
+        return opened(self.on, parallel=jobs, cpus=self.cpus_per_run, gpus=self.gpus_per_run, cpu=cpu)
 
 
-@dataclass(frozen=True)
-class EngineOptions(PlaceOptions):
-    """The options that say where runs are trained, and how many at a time."""
-
-    jobs: Jobs = None
-
-    @contextmanager
-    def engine(self, cpu: bool, jobs: int | None = None) -> Iterator[Engine]:
-        with super().engine(cpu, self.jobs if jobs is None else jobs) as opened:
-            yield opened
+GivenWalk = make_dataclass(
+    "GivenWalk",
+    [(name, Walk.model_fields[name].annotation | None, None) for name in OPTIONS]  # type: ignore[operator]
+    + [("option", list[str] | None, None)],
+)
+"""The options of `train` that change the walk of a method; None for those not given."""
+GivenWalk.__doc__ = f"{Walk.__doc__}    option: Set an option of the method, e.g. alpha=0.2 for gsam."
 
 
-@dataclass(frozen=True)
-class WalkOptions:
-    """The options that change the walk of a method."""
+def assignments(option: str, texts: Iterable[str] | None) -> dict[str, Any]:
+    """Parse NAME=VALUE, where the value is JSON, such as a number, a list or null, or else text."""
+    values: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InputError(f"{option} must look like name=value, got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[name.replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return values
 
-    epsilon: Annotated[float | None, option(WALK, "Radius of the ball.")] = None
-    budget: Annotated[float | None, option(WALK, "Rise of the loss that a walk aims at; replaces epsilon.")] = None
-    cap: Annotated[float | None, option(WALK, "Largest offset of a tensor, as a share of the norm of its weights.")] = (
-        None
-    )
-    norm: Annotated[str | None, option(WALK, "Norm of the ball: 2, inf, or any number > 1.")] = None
-    steps: Annotated[int | None, option(WALK, "Number of ascent steps, K.")] = None
-    scale: Annotated[str | None, option(WALK, "Scale T, e.g. gradient_strength.")] = None
-    granularity: Annotated[
-        str | None, option(WALK, "Group of weights with its own T: element, filter, layer, module or model.")
-    ] = None
-    risk: Annotated[str | None, option(WALK, "Loss to minimise: mean (over the walk) or final (its last point).")] = (
-        None
-    )
-    start_epoch: Annotated[int | None, option(WALK, "First epoch with a walk, counted from 1.")] = None
-    walk_progress: Annotated[
-        float | None, option(WALK, "Reach full strength when the loss has fallen by this share, e.g. 0.2.")
-    ] = None
-    walk_start: Annotated[str | None, option(WALK, "First step with a walk, or a share of training such as 0.1.")] = (
-        None
-    )
-    walk_warmup: Annotated[str | None, option(WALK, "Steps, or a share of training, to reach full strength.")] = None
-    every: Annotated[int | None, option(WALK, "Walk only on every n-th step; the other steps are plain.")] = None
-    weight: Annotated[float | None, option(WALK, "Weight of the walk on a step with --every n. Default: n.")] = None
-    options: Annotated[
-        list[str],
-        option(WALK, "Set an option of the method, e.g. alpha=0.2 for gsam.", "--option", metavar="NAME=VALUE"),
-    ] = field(default_factory=list)
-    same_noise: SameNoise = False
 
-    @property
-    def changed(self) -> dict[str, Any]:
-        """The options by the names that a plan uses; None for those not given."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "options"}
-        return (
-            given
-            | assignments("--option", self.options)
-            | {
-                "norm": None if self.norm is None else parsed_norm(self.norm),
-                "walk_start": steps_or_share("--walk-start", self.walk_start),
-                "walk_warmup": steps_or_share("--walk-warmup", self.walk_warmup),
-                "same_noise": self.same_noise or None,
-            }
-        )
+def listed(option: str, text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"{option} must be one or more names separated by commas, got {text!r}")
+    return names

@@ -1,121 +1,221 @@
-"""The commands `gasam train` and `gasam compare`."""
+"""The commands `gasam compare`, `gasam train` and `gasam tune`."""
 
 from __future__ import annotations
 
-import shlex
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from gasam.lab.cli import option_values
-from gasam.lab.cli import options as opt
-from gasam.lab.cli.grouping import expanded
-from gasam.lab.cli.options import DataOptions, EngineOptions, OutputOptions, SettingsOptions, WalkOptions
-
-GradientNorms = Annotated[
-    bool,
-    opt.option(opt.RUN, "Record the mean gradient norm of every tensor in each epoch.", "--gradient-norms"),
-]
-Walks = Annotated[
-    list[str],
-    opt.option(
-        opt.WALK,
-        "Change an option of a method's walk, e.g. ga-sam.epsilon=1e-3.",
-        "--walk",
-        metavar="METHOD.NAME=VALUE",
-    ),
-]
+from gasam.lab import api
+from gasam.lab.cli.options import RUNS, GivenWalk, Place, Settings, assignments, command, listed
+from gasam.lab.display import Live, console, label, outcome, print_json, print_table, say
+from gasam.lab.engines.engine import Job
+from gasam.lab.errors import InputError
+from gasam.lab.output import Table
+from gasam.lab.record import Record, as_json
+from gasam.lab.report import html
+from gasam.lab.report.comparison import Comparison
+from gasam.lab.search import FOLDER, TrialFailedError
+from gasam.lab.tasks import TASKS, Origin
+from gasam.lab.training import tracking
+from gasam.lab.training.plan import Plan, make
+from gasam.lab.training.run import run
 
 
-@expanded
-def train(
-    task: opt.TaskName,
-    walk: WalkOptions,
-    data: DataOptions,
-    changes: SettingsOptions,
-    output: OutputOptions,
-    method: opt.MethodName = "baseline",
-    size: opt.Size = None,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 1,
-    gradient_norms: GradientNorms = False,
-    track: opt.Track = None,
-) -> None:
-    """Train one model with one method.
-
-    Examples: `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
-    """
-    from gasam.lab.cli.sessions import run_here
-    from gasam.lab.training.plan import make
-
-    option_values.check_tracker(track)
-    plan = make(
-        task,
-        method,
-        size,
-        seed,
-        origin=data.origin,
-        settings=changes.changed(task, size),
-        walk=walk.changed,
-    )
-    run_here(plan, output.out, output.cpu, output.json, gradient_norms, track)
-
-
-@expanded
+@command
 def compare(
-    data: DataOptions,
-    changes: SettingsOptions,
-    place: EngineOptions,
-    output: OutputOptions,
-    task: opt.TaskName = "docstrings",
-    methods: Annotated[
-        str,
-        typer.Option(help="Methods, separated by commas, or `family` for all of them."),
-    ] = "baseline,sam,ga-sam",
-    size: opt.Size = None,
-    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with the seeds 1, 2, ...")] = 3,
-    walks: Walks = [],  # noqa: B006  typer reads it
-    tuned: opt.Tuned = False,
-    same_noise: opt.SameNoise = False,
-    track: opt.Track = None,
+    task: str = "docstrings",
+    *,
+    methods: str = "baseline,sam,ga-sam",
+    size: str | None = None,
+    seeds: int = 3,
+    walk: list[str] | None = None,
+    tuned: bool = False,
+    same_noise: bool = False,
+    data: Origin,
+    settings: Settings,
+    place: Place,
+    jobs: int | None = None,
+    track: str | None = None,
+    out: Path = RUNS,
+    cpu: bool = False,
+    json: bool = False,
 ) -> None:
     """Train several methods on one task in parallel, and compare them in a table, a figure and an HTML report.
 
     Example: `gasam compare classify --train a.csv --methods baseline,ga-sam --seeds 2 --size tiny`
+
+    Args:
+        methods: Methods, separated by commas, or `family` for all of them.
+        walk: Change an option of a method's walk: METHOD.NAME=VALUE, e.g. ga-sam.epsilon=1e-3.
     """
-    from gasam.lab.cli.display import say
-    from gasam.lab.cli.sessions import run_many, show, table_name, timed
-    from gasam.lab.comparisons import comparison_plans
-    from gasam.lab.output import Table
-    from gasam.lab.report import html
-    from gasam.lab.report.comparison import Comparison
-    from gasam.lab.tasks import TASKS
+    names, changed = listed("--methods", methods), settings.changed(task, size)
+    walks = walks_of(names, walk or (), same_noise)
+    plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
+    with place.engine(cpu, jobs) as engine:
+        done = api.run_all(plans, out, engine, cpu=cpu, track=track)
+        times = api.timed(done, engine, cpu=cpu)
+    found = {out / f"{job.name}.json": job.record for job in done if job.record is not None}
+    name = f"{plans[0].task_name}-{plans[0].size}"
+    table, files = Table(f"{name}: every run failed", []), list[Path]()
+    if found:
+        [comparison] = Comparison.of(found.values())
+        table = comparison.table(times)
+        if any(row.collapsed and row.walk.source != "tuned" for row in comparison.rows):
+            say("- a method collapsed: `gasam tune` finds a walk for it, which --tuned then uses")
+        configurations = "\n".join(sorted(job.name for job in done if job.plan.seed == 1))  # the same for more seeds
+        file = out / "tables" / f"{name}-{hashlib.sha256(configurations.encode()).hexdigest()[:8]}"
+        files = [*api.save(table, [*found.values()], file), file.with_name(f"{file.name}.html")]
+        html.write(files[-1], found, times)
+    show(table, done, files, json)
+    if not json and task in TASKS and TASKS[task].kind.startswith("twin"):
+        say(
+            "This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`",
+            console,
+        )
 
-    option_values.check_tracker(track)
-    names = option_values.methods_of(task, "--methods", methods)
-    settings = changes.changed(task, size)
-    plans = comparison_plans(
-        task,
-        names,
-        seeds=option_values.positive("--seeds", seeds),
-        size=size,
-        origin=data.origin,
-        settings=settings,
-        walks=option_values.walks(walks, names, same_noise),
-        tuned=output.out if tuned else None,
-    )
-    name, size = plans[0].task_name, plans[0].size
-    with place.engine(output.cpu) as engine:
-        done = run_many(plans, output.out, engine, output.cpu, track=track)
-        times = timed(done, engine, output.cpu)
-    found = [job.record for job in done if job.record is not None]
-    tune = f"gasam tune {shlex.quote(task)} --size {size}{option_values.flags(data.origin, settings, output.out)}"
-    tables = [each.table(times, tune) for each in Comparison.of(found)] or [Table(f"{name}, size {size}", [])]
 
-    def report(page: Path) -> None:
-        runs = {output.out / f"{record.name}.json": record for record in found}
-        html.write(page, runs, times)
+def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> dict[str, dict[str, Any]]:
+    """Parse METHOD.NAME=VALUE into options by method; `same_noise` holds for all methods."""
+    changed: dict[str, dict[str, Any]] = {method: {"same_noise": same_noise or None} for method in methods}
+    for text in texts:
+        method, dot, assignment = text.partition(".")
+        if not dot or method not in methods:
+            known = ", ".join(methods)
+            raise InputError(f"--walk must look like METHOD.NAME=VALUE with METHOD one of {known}, got {text!r}")
+        changed[method] |= assignments("--walk", [assignment])
+    return changed
 
-    show(tables[0], found, done, output.out / "tables" / table_name(f"{name}-{size}", done), output.json, report)
-    if not output.json and name in TASKS and TASKS[name].kind.startswith("twin"):
-        say("This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`")
+
+def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -> None:
+    """Print the table and where it is saved, then the runs that failed."""
+    if json:
+        failed = [job for job in jobs if job.record is None]
+        told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed]
+        print_json(table.as_json() | {"failed": told})
+    else:
+        print_table(table, files)
+    exit_if_failed(jobs)
+
+
+def exit_if_failed(jobs: Sequence[Job]) -> None:
+    """Name the runs that failed, and exit with code 1 if there are any."""
+    failed = [job for job in jobs if job.record is None]
+    for job in failed:
+        say(f"failed: {label(job)}: {job.error}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@partial(command, walk=GivenWalk)
+def train(
+    task: str,
+    *,
+    method: str = "baseline",
+    size: str | None = None,
+    seed: int = 1,
+    walk: Any,
+    data: Origin,
+    settings: Settings,
+    gradient_norms: bool = False,
+    track: str | None = None,
+    out: Path = RUNS,
+    cpu: bool = False,
+    json: bool = False,
+) -> None:
+    """Train one model with one method.
+
+    Examples: `gasam train imdb --method ga-sam`, `gasam train lm --train a.txt --method sam --norm 2 --epsilon 0.05`
+
+    Args:
+        method: Name of a method, see `gasam methods`.
+        seed: Seed of all randomness.
+        gradient_norms: Record the mean gradient norm of every tensor in each epoch.
+    """
+    given = dict(vars(walk))
+    options = assignments("--option", given.pop("option"))
+    changed = settings.changed(task, size)
+    plan = make(task, method, size, seed, origin=data, settings=changed, walk=given | options)
+    record = run_here(plan, out, cpu=cpu, gradient_norms=gradient_norms, track=track)
+    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun only the first prints
+        return
+    if json:
+        print_json(as_json(record))
+        return
+    say(f"{plan.task_name} {method} seed {seed}: {outcome(record)}", console)
+    folder = out / record.name
+    console.print(f"record: {folder}.json", soft_wrap=True)
+    missing = "" if folder.is_dir() else " is missing: use another --out to train it again"
+    console.print(f"model: {folder}{missing}", soft_wrap=True)
+
+
+def run_here(plan: Plan, out: Path, track: str | None, **options: Any) -> Record:
+    """Run a plan in this process, as torchrun and debuggers need; the options are those of `training.run.run`."""
+    if track is not None:
+        tracking.check(track)
+    if os.environ.get("RANK", "0") != "0":
+        return run(plan, out, track=track, **options)
+    [job] = api.prepared([plan], out)
+    if job.record is not None:
+        say(f"{label(job)}: already there, not run again")
+    with Live(1) as live:  # `run` checks what a finished run lacks of the options
+        return run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), track=track, **options)
+
+
+@command
+def tune(
+    task: str,
+    *,
+    method: str = "ga-sam",
+    size: str | None = None,
+    quantity: str | None = None,
+    trials: int | None = None,
+    space: list[str] | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+    data: Origin,
+    settings: Settings,
+    place: Place,
+    jobs: int | None = None,
+    out: Path = RUNS,
+    cpu: bool = False,
+    json: bool = False,
+) -> None:
+    """Choose a method's budget or epsilon, or the settings of training, on the validation split.
+
+    `optuna-dashboard` shows the journal of a search. Examples: `gasam tune imdb`, then `gasam compare imdb --tuned`;
+    `gasam tune imdb --method baseline`, then `gasam compare imdb --settings-from runs/search/NAME.json`
+
+    Args:
+        method: Method, several separated by commas, or `family`, each with the same --trials; baseline searches the
+            settings of plain training.
+        space: Range of a setting, or of norm, budget, epsilon or cap: NAME=LOW..HIGH, NAME=LOW..HIGH,log, a JSON list
+            such as NAME=[0,0.1], or NAME=null to leave it out.
+    """
+    names = api.expanded(task, listed("--method", method))
+    if len(names) > 1 and trials is None:
+        raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
+    if len(names) > 1 and "baseline" in names and quantity not in ("settings", "joint"):
+        say("- baseline has no walk: search its settings with --method baseline")
+        names.remove("baseline")
+    options: dict[str, Any] = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed}
+    options |= {"space": assignments("--space", space), "settings": settings.changed(task, size), "origin": data}
+    searches = [api.question(task, name, **options) for name in names]
+    try:
+        with place.engine(cpu, jobs) as engine:
+            for asked in searches:
+                found = api.find(asked, out, engine, cpu=cpu)
+                file = out / FOLDER / f"{found.name}.json"
+                if json:
+                    print_json(found.model_dump(mode="json") | {"file": str(file)})
+                    continue
+                print_table(found.table(), [file, file.with_suffix(".journal")])
+                say(found.sentence, console)
+    except TrialFailedError as error:
+        say(f"failed: {error}; run the same command to continue")
+        raise typer.Exit(1) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import inspect
 import os
 import platform
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -52,19 +51,13 @@ class Corpus:
     def digest(self) -> str:
         """A hash of the content, which does not depend on where it was read from."""
         sha = hashlib.sha256()
-
-        def add(part: bytes) -> None:
-            sha.update(part + b"\0")
-
         for name in SPLITS:
-            add(f"\1{name}".encode())
-            for example in self.split(name):
-                for field in example if isinstance(example, tuple) else (example,):
-                    add(field if isinstance(field, bytes) else str(field).encode())
+            examples = (each if isinstance(each, tuple) else (each,) for each in self.split(name))
+            for field in (f"\1{name}", *chain.from_iterable(examples)):
+                sha.update((field if isinstance(field, bytes) else str(field).encode()) + b"\0")
         for words in (self.classes, *self.vocabularies):
-            add(b"\1words")
-            for word in words:
-                add(word.encode())
+            for word in ("\1words", *words):
+                sha.update(word.encode() + b"\0")
         return sha.hexdigest()
 
 
@@ -72,12 +65,8 @@ class Corpus:
 class Source:
     """Reads a corpus.
 
-    Args:
-        name: The name of the task.
-        read: Reads the corpus.
-        files: The files that it reads.
-        packages: The installed packages that it reads or uses.
-        options: Everything else that the result depends on, as text.
+    The corpus depends on the code of `read`, on the content of `files`, on the versions of the installed `packages`,
+    and on the text `options`.
     """
 
     name: str
@@ -89,16 +78,19 @@ class Source:
     @cached_property
     def key(self) -> str:
         """A hash of the files, package versions, options and reading code; the cache key of encoded data."""
-        sha = hashlib.sha256(f"{self.name}\n{self.options}\n".encode())
+        sha = hashlib.sha256(f"{self.name}\n{self.options}\n{platform.python_version()}\n".encode())
         with suppress(TypeError, OSError):  # code that is in no file
             sha.update(Path(inspect.getfile(self.read)).read_bytes())
         for file in self.files:
             with file.open("rb") as stream:
                 sha.update(hashlib.file_digest(stream, "sha256").digest())
-        if self.packages:
-            sha.update(platform.python_version().encode())
         for package in self.packages:
-            sha.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+            try:
+                sha.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+            except importlib.metadata.PackageNotFoundError:
+                raise InputError(
+                    f"{self.name} needs the package {package}, which is not installed: run `pip install gasam[lab]`"
+                ) from None
         return sha.hexdigest()
 
 
@@ -120,22 +112,16 @@ def cut(items: Sequence[T], *sizes: int) -> list[list[T]]:
 
 def data_directory(given: Path | None = None) -> Path:
     """The folder of the paper's data: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
-    named = given or os.environ.get("GASAM_DATA")
-    return Path(named).expanduser() if named else platformdirs.user_data_path("gasam", appauthor=False)
+    return _directory(given or os.environ.get("GASAM_DATA"), platformdirs.user_data_path)
 
 
 def cache_directory() -> Path:
     """The cache of encoded corpora: GASAM_CACHE, else the user's cache folder. It can be deleted at any time."""
-    named = os.environ.get("GASAM_CACHE")
-    return Path(named).expanduser() if named else platformdirs.user_cache_path("gasam", appauthor=False)
+    return _directory(os.environ.get("GASAM_CACHE"), platformdirs.user_cache_path)
 
 
-def installed(task: str, module: str, extra: str = "lab") -> ModuleSpec:
-    """Find a package that a task needs, without importing it; raise if it is not installed."""
-    spec = importlib.util.find_spec(module)
-    if spec is None:
-        raise InputError(f"{task} needs the package {module}, which is not installed: run `pip install gasam[{extra}]`")
-    return spec
+def _directory(named: Path | str | None, usual: Callable[..., Path]) -> Path:
+    return Path(named).expanduser() if named else usual("gasam", appauthor=False)
 
 
 def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
@@ -143,7 +129,7 @@ def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ..
     for name in names:
         if not (directory / name).is_file():
             raise InputError(
-                f"{task} needs {name}, which is not in {directory}: run `gasam data get {task}`, "
+                f"{task} needs {name}, which is not in {directory}: run `gasam data --get {task}`, "
                 "or set --data-dir or GASAM_DATA to a folder that has it"
             )
     return tuple(directory / name for name in names)

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gasam.lab.data.corpus import installed
 from gasam.lab.data.files import content, lines, rows
 from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
@@ -21,37 +20,28 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class HubSplit:
-    """Files made from one split of a dataset on the Hugging Face hub; `convert` turns its rows into their contents."""
+class Part:
+    """Files that are made from one download, and the place that it comes from."""
 
     files: tuple[str, ...]
-    convert: Callable[[list[Row]], list[bytes]]
-    repository: str
-    configuration: str
-    split: str
-
-    def __str__(self) -> str:
-        return f"{self.repository} on the Hugging Face hub"
-
-    def download(self) -> tuple[int, list[bytes]]:
-        """The number of rows, and the contents of the files."""
-        table = list(load_from_hub(self.repository, self.configuration, self.split))
-        return len(table), self.convert(table) if table else []
+    place: str
+    download: Callable[[], list[bytes]]
 
 
-@dataclass(frozen=True)
-class WebFile:
+def on_hub(
+    files: tuple[str, ...], convert: Callable[[list[Row]], list[bytes]], repository: str, configuration: str, split: str
+) -> Part:
+    """Files made from one split of a dataset on the Hugging Face hub; `convert` makes their contents of its rows."""
+
+    def download() -> list[bytes]:
+        return convert(list(load_from_hub(repository, configuration, split)))
+
+    return Part(files, f"{repository} on the Hugging Face hub", download)
+
+
+def on_web(name: str, address: str) -> Part:
     """A text file on the web."""
-
-    files: tuple[str]
-    address: str
-
-    def __str__(self) -> str:
-        return self.address
-
-    def download(self) -> tuple[int, list[bytes]]:
-        made = fetch_from_web(self.address)
-        return len(made.removesuffix(b"\n").split(b"\n")), [made]
+    return Part((name,), address, lambda: [fetch_from_web(address)])
 
 
 @dataclass(frozen=True)
@@ -64,14 +54,12 @@ class Published:
         parts: What to download.
         form: The format of the files, for users who copy them by hand.
         contents: One line for each file: its name, its number of rows, and the checksum of its content, or - if that is
-            not known.
-        substitutes: Files that may replace missing training files. They are not downloaded.
+            not known. A file that is in no part is a substitute: it may replace missing training files.
     """
 
-    parts: tuple[HubSplit | WebFile, ...]
+    parts: tuple[Part, ...]
     form: str
     contents: str
-    substitutes: tuple[str, ...] = ()
 
     @cached_property
     def known(self) -> dict[str, tuple[int, str]]:
@@ -82,6 +70,10 @@ class Published:
     @property
     def files(self) -> list[str]:
         return [name for part in self.parts for name in part.files]
+
+    @property
+    def substitutes(self) -> list[str]:
+        return [name for name in self.known if name not in self.files]
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,16 @@ class FileState:
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
     """The state of all files of a task."""
-    return [_state(published, directory, name) for name in (*published.files, *published.substitutes)]
+    states = []
+    for name in (*published.files, *published.substitutes):
+        path, known = directory / name, published.known[name][1]
+        found = path.is_file()
+        judged: Literal["ok", "different", "unknown"] = "unknown"
+        if found and known != "-":
+            judged = "ok" if checksum(path) == known else "different"
+        size = path.stat().st_size if found else 0
+        states.append(FileState(name, path, found, size, judged, name in published.substitutes))
+    return states
 
 
 def get(task: str, published: Published, directory: Path) -> list[FileState]:
@@ -111,31 +112,33 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
         missing = [name for name in part.files if not (directory / name).is_file()]
         if not missing:
             continue
-        expected, _ = published.known[part.files[0]]
         try:
-            count, made = part.download()
-            if count != expected:
-                raise InputError(f"it has {count:,} rows, but {part.files[0]} must have {expected:,}")
+            made = dict(zip(part.files, part.download(), strict=True))
+            for name, data in made.items():
+                expected, _ = published.known[name]
+                if (count := row_count(name, data)) != expected:
+                    raise InputError(f"it has {count:,} rows, but {name} must have {expected:,}")
         except Exception as error:  # the libraries have no common exception for a failed download
             names = ", ".join(name for name in published.files if not (directory / name).is_file())
             said = " ".join(str(error).split())
             reason = said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"[:200]
             raise InputError(
-                f"the data of {task} is incomplete because the download from {part} failed ({reason}): run "
-                f"`gasam data get {task}` with an internet connection, or copy {names} into {directory} "
+                f"the data of {task} is incomplete because the download from {part.place} failed ({reason}): run "
+                f"`gasam data --get {task}` with an internet connection, or copy {names} into {directory} "
                 f"({published.form})"
             ) from error
-        for name, data in zip(part.files, made, strict=True):
-            if name in missing:
-                with replaced(directory / name) as partial:
-                    partial.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+        for name in missing:
+            with replaced(directory / name) as partial:
+                partial.write_bytes(gzip.compress(made[name], mtime=0) if name.endswith(".gz") else made[name])
     return inspect(published, directory)
 
 
 def load_from_hub(repository: str, configuration: str, split: str) -> Iterable[Row]:
     """The rows of a split, from the hub's branch with parquet files, which also exists for datasets made by scripts."""
-    installed("downloading", "datasets", extra="download")
-    datasets: Any = importlib.import_module("datasets")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError:
+        raise InputError("the package datasets is not installed: run `pip install gasam[download]`") from None
     files = f"hf://datasets/{repository}@refs/convert/parquet/{configuration}/{split}/*.parquet"
     rows_of_split: Iterable[Row] = datasets.load_dataset("parquet", data_files=files, split="train")
     return rows_of_split
@@ -151,24 +154,23 @@ def as_lines(sentences: Iterable[str]) -> bytes:
     return "".join(sentence.strip().replace("\n", " ") + "\n" for sentence in sentences).encode()
 
 
-def checksum(path: Path) -> str:
-    """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews."""
-    if "ubyte" in path.name:
-        return hashlib.sha256(content(path)).hexdigest()
-    if path.name.endswith(".jsonl.gz"):
-        text = sorted(f"{label} {text}" for _, (text, label) in rows(path, ("text", "label")))
-    else:
-        text = [line.strip() for line in lines(path)]
-    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+def row_count(name: str, data: bytes) -> int:
+    """The number of images or labels of an idx file, or of the lines of a text file."""
+    return int.from_bytes(data[4:8]) if "ubyte" in name else len(data.removesuffix(b"\n").split(b"\n"))
 
 
-def _state(published: Published, directory: Path, name: str) -> FileState:
-    path, substitute, (_, known) = directory / name, name in published.substitutes, published.known[name]
-    if not path.is_file():
-        return FileState(name, path, False, 0, "unknown", substitute)
+def checksum(path: Path) -> str | None:
+    """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews.
+
+    None if the file cannot be read in its format.
+    """
     try:
-        same = known == "-" or checksum(path) == known
-    except InputError:  # the file cannot be read in its format
-        same = False
-    judged: Literal["ok", "different", "unknown"] = "unknown" if known == "-" else "ok" if same else "different"
-    return FileState(name, path, True, path.stat().st_size, judged, substitute)
+        if "ubyte" in path.name:
+            return hashlib.sha256(content(path)).hexdigest()
+        if path.name.endswith(".jsonl.gz"):
+            text = sorted(f"{label} {text}" for _, (text, label) in rows(path, ("text", "label")))
+        else:
+            text = [line.strip() for line in lines(path)]
+    except InputError:
+        return None
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()

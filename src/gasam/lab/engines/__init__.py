@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ def opened(
         gpus: GPUs of each run in a cluster. Default: 1 if it has any.
         cpu: Use the CPU even if there is a GPU.
     """
+    for option, number in {"--jobs": parallel, "--cpus-per-run": cpus}.items():
+        if number is not None and number < 1:
+            raise InputError(f"{option} must be a whole number >= 1, got {number}")
+    if gpus is not None and not 0 <= gpus < math.inf:
+        raise InputError(f"--gpus-per-run must be a number >= 0, got {gpus:g}")
     if where == "local":
         if cpus is not None or gpus is not None:
             raise InputError(

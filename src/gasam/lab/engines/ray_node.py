@@ -22,7 +22,7 @@ from gasam.lab import record as records
 from gasam.lab.engines.engine import Files, message_of, names_of_files, read_files, write_files
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Encoded
-from gasam.lab.tasks.own_model import give_text
+from gasam.lab.tasks.own_model import load_text
 from gasam.lab.training.plan import give_data
 
 Message = tuple[int, int, str, str, Any]
@@ -75,7 +75,7 @@ def execute(number: int, task: bytes, folder: str, depot: Any) -> tuple[str, Any
             reporter = Reporter(depot, number, process, Path(place))
             job, work, threads, text = pickle.loads(task)
             if text is not None:
-                give_text(job.plan.task, text)
+                load_text(job.plan.task, text)
             if data:
                 give_data(job.plan, Encoded.load(BytesIO(data)))
             torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
@@ -26,7 +26,6 @@ from gasam.lab.families.family import (
     Sizes,
     Vocabulary,
     around,
-    drawn,
     one_line,
 )
 from gasam.lab.record import Metric
@@ -38,15 +37,10 @@ WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 
 class ClassifierSettings(Recipe):
-    """Settings that all classifiers share.
-
-    Args:
-        dropout: The dropout probability.
-        smoothing: The share of the label that is spread over all classes in the training loss.
-    """
+    """Settings that all classifiers share."""
 
     dropout: Share
-    smoothing: Share = 0.0
+    smoothing: Share = 0.0  # the share of the label that is spread over all classes in the training loss
 
     def space(self) -> dict[str, Any]:
         return {
@@ -69,14 +63,12 @@ class Classification(Family[Settings]):
     metric = Metric("accuracy", higher_is_better=True, unit="%")
     inputs_at_once = 250
 
-    def batches(self, order: Generator) -> Sequence[Tensor]:
-        """The indices of all rows in random order, in batches."""
-        rows = len(self.data["train"][1])
-        return torch.split(torch.randperm(rows, generator=order), self.settings.batch)
+    def count(self, split: Split) -> int:
+        return len(self.data[split][1])
 
-    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        inputs, labels = self.data["train"]
-        return inputs[chosen], labels[chosen]
+    def read(self, split: Split, rows: Tensor) -> tuple[Tensor, ...]:
+        inputs, labels = self.data[split]
+        return inputs[rows], labels[rows]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         inputs, labels = batch
@@ -84,11 +76,6 @@ class Classification(Family[Settings]):
 
     def objective(self) -> Objective:
         return Objective(lambda model, batch: model(batch[0]), CrossEntropy())
-
-    def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        inputs, labels = self.data[split]
-        chosen = torch.split(drawn(rows, len(labels)), self.settings.batch)
-        return [(inputs[some], labels[some]) for some in chosen]
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         inputs, labels = (part[:rows] for part in self.data[split])
@@ -128,25 +115,15 @@ class Classification(Family[Settings]):
 
 
 class TextCNNSettings(ClassifierSettings):
-    """Settings of a TextCNN.
+    """Settings of a TextCNN."""
 
-    Args:
-        vocabulary: Number of words, including padding and <unk>.
-        length: Number of words that are read of each text.
-        embedding: Size of the embeddings.
-        maps: Number of feature maps of each window.
-        windows: Widths of the convolutions.
-        embedding_scale: Standard deviation of the initial embeddings.
-        embedding_dropout: The probability that a number of an embedding is dropped.
-    """
-
-    vocabulary: PositiveInt
-    length: PositiveInt
+    vocabulary: PositiveInt  # words, including padding and <unk>
+    length: PositiveInt  # words that are read of each text
     embedding: PositiveInt
-    maps: PositiveInt
-    windows: Sizes = (3, 4, 5)
-    embedding_scale: PositiveFloat = 1.0
-    embedding_dropout: Share = 0.0
+    maps: PositiveInt  # feature maps of each window
+    windows: Sizes = (3, 4, 5)  # widths of the convolutions
+    embedding_scale: PositiveFloat = 1.0  # standard deviation of the initial embeddings
+    embedding_dropout: Share = 0.0  # the probability that a number of an embedding is dropped
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary", "length")
 

@@ -27,7 +27,7 @@ from gasam.lab.storage import replaced, save_tensors
 Settings = TypeVar("Settings", bound="Recipe")
 VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
-FORMAT = 4
+FORMAT = 5
 """The version of the cache's files. Increase it if their layout changes."""
 UNKNOWN = "<unk>"
 
@@ -46,37 +46,22 @@ Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
 
 
 class Recipe(BaseModel):
-    """The settings of training that all families share; each family adds the settings of its model.
-
-    Args:
-        epochs: Number of epochs.
-        batch: Batch size in rows, or in tokens for translation.
-        learning_rate: The learning rate, before the schedule.
-        rows: Maximum number of training examples; None for all.
-        optimizer: The name of the optimizer.
-        betas: The betas of Adam and AdamW.
-        weight_decay: The weight decay.
-        clip: Maximum norm of the gradient; None for no clipping.
-        schedule: The learning-rate schedule, see `training.loop.rate_factor`.
-        warmup: Number of warm-up updates of "inverse_sqrt", "linear" and "cosine".
-        halve_after: The last epoch at the full learning rate of "halving".
-        average: Number of last epochs whose weights are averaged; 0 takes the epoch that is best on validation.
-    """
+    """The settings of training that all families share; each family adds the settings of its model."""
 
     model_config = STRICT
 
     epochs: PositiveInt
-    batch: PositiveInt
-    learning_rate: PositiveFloat
-    rows: PositiveInt | None = None
+    batch: PositiveInt  # rows, or tokens for translation
+    learning_rate: PositiveFloat  # before the schedule
+    rows: PositiveInt | None = None  # maximum number of training examples; None for all
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     betas: Betas = (0.9, 0.999)
     weight_decay: NonNegativeFloat = 0.0
-    clip: PositiveFloat | None = None
+    clip: PositiveFloat | None = None  # maximum norm of the gradient; None for no clipping
     schedule: Literal["constant", "halving", "inverse_sqrt", "linear", "cosine"] = "constant"
-    warmup: NonNegativeInt = 0
-    halve_after: NonNegativeInt = 0
-    average: NonNegativeInt = 0
+    warmup: NonNegativeInt = 0  # updates of warm-up, for "inverse_sqrt", "linear" and "cosine"
+    halve_after: NonNegativeInt = 0  # the last epoch at the full learning rate, for "halving"
+    average: NonNegativeInt = 0  # last epochs whose weights are averaged; 0 takes the epoch that is best on validation
 
     encoding: ClassVar[tuple[str, ...]] = ("rows",)
     """The names of the settings that the encoded data depends on."""
@@ -88,8 +73,8 @@ class Recipe(BaseModel):
     def changed(self, **overrides: Any) -> Self:
         """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed."""
         for name in overrides:
-            if name not in type(self).model_fields:
-                raise InputError(f"there is no setting {name!r}: there are {', '.join(type(self).model_fields)}")
+            if name not in dict(self):
+                raise InputError(f"there is no setting {name!r}: there are {', '.join(dict(self))}")
         return checked(type(self), **dict(self) | overrides)
 
 
@@ -104,19 +89,13 @@ def drawn(count: int, of: int) -> Tensor:
 
 
 class PredictionOptions(BaseModel):
-    """The options of a language model's predictions.
-
-    Args:
-        words: Maximum number of words to add to each text.
-        temperature: 0 takes the most likely word each time; above 0 words are drawn, at 1 with their probabilities.
-        seed: Seed of drawn words; alone it asks for drawn words, at temperature 1.
-    """
+    """The options of a language model's predictions."""
 
     model_config = STRICT
 
-    words: NonNegativeInt | None = None
-    temperature: NonNegativeFloat | None = None
-    seed: NonNegativeInt | None = None
+    words: NonNegativeInt | None = None  # maximum number of words to add to each text
+    temperature: NonNegativeFloat | None = None  # 0 takes the most likely word; at 1 words are drawn
+    seed: NonNegativeInt | None = None  # of drawn words; alone it asks for drawn words, at temperature 1
 
 
 def one_line(text: str) -> str:
@@ -292,13 +271,21 @@ class Family(ABC, Generic[Settings]):
         """Whether the model has normalisation layers, which SAM-ON moves."""
         return False
 
-    @abstractmethod
+    def count(self, split: Split) -> int:
+        """The number of examples of a split."""
+        raise NotImplementedError
+
+    def read(self, split: Split, rows: Tensor) -> Any:
+        """Examples as tensors: usually in a tuple, but a dictionary or a nested structure is allowed."""
+        raise NotImplementedError
+
     def batches(self, order: Generator) -> Sequence[Any]:
         """The training batches of one epoch, in random order; `batch` turns each into tensors."""
+        return torch.split(torch.randperm(self.count("train"), generator=order), self.settings.batch)
 
-    @abstractmethod
     def batch(self, chosen: Any) -> Any:
-        """The tensors of a batch: usually a tuple, but a dictionary or a nested structure is allowed."""
+        """The tensors of a batch."""
+        return self.read("train", chosen)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The optimizer; None for the one that the settings name."""
@@ -327,9 +314,9 @@ class Family(ABC, Generic[Settings]):
     def objective(self) -> Objective:
         """The training loss of each example, for analyses."""
 
-    @abstractmethod
     def examples(self, split: Split, rows: int) -> list[Any]:
         """About `rows` examples of a split, always the same ones, in batches for the objective."""
+        return [self.read(split, some) for some in drawn(rows, self.count(split)).split(self.settings.batch)]
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
         """The word embeddings, to whose outputs FreeLB adds its noise."""

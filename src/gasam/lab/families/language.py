@@ -38,23 +38,14 @@ DRAWS = 1000
 
 
 class LSTMSettings(Recipe):
-    """Settings of an LSTM language model.
+    """Settings of an LSTM language model."""
 
-    Args:
-        vocabulary: Number of words, including <unk> and <eos>.
-        length: Number of words of backpropagation through time.
-        hidden: Size of the hidden layers and of the embeddings, which are tied to the output layer.
-        dropout: The dropout probability.
-        layers: Number of LSTM layers.
-        embedding_range: Largest absolute value of the initial embeddings.
-    """
-
-    vocabulary: PositiveInt
-    length: PositiveInt
-    hidden: PositiveInt
+    vocabulary: PositiveInt  # words, including <unk> and <eos>
+    length: PositiveInt  # words of backpropagation through time
+    hidden: PositiveInt  # size of the hidden layers and of the embeddings, which are tied to the output layer
     dropout: Share
     layers: PositiveInt = 2
-    embedding_range: PositiveFloat = 0.1
+    embedding_range: PositiveFloat = 0.1  # largest absolute value of the initial embeddings
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -36,8 +37,6 @@ from gasam.lab.families.family import (
 )
 from gasam.lab.record import Metric
 
-Side = Literal["source", "target"]
-SIDES: tuple[Side, Side] = ("source", "target")
 TRANSLATED_AT_ONCE = 64
 POSITIONS = 2048
 """Maximum number of tokens of a sentence."""
@@ -50,33 +49,19 @@ LONGEST_WORD = 1000
 
 
 class TransformerSettings(Recipe):
-    """Settings of a Transformer.
+    """Settings of a Transformer."""
 
-    Args:
-        vocabularies: Sizes of the two vocabularies, including special tokens.
-        units: Whole words, or byte-pair encoding.
-        dropout: The dropout probability.
-        width: Size of the embeddings and hidden states.
-        layers: Number of layers of the encoder and of the decoder.
-        heads: Number of attention heads.
-        feedforward: Size of the feed-forward layers.
-        smoothing: Label smoothing.
-        length: Training pairs with more tokens than this are left out.
-        beam: Number of beams when translating.
-        judged: Maximum number of sentences of validation and of test; None for all.
-    """
-
-    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)
+    vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)  # including special tokens
     units: Literal["words", "bpe"]
     dropout: Share
     width: PositiveInt = 512
-    layers: PositiveInt = 6
+    layers: PositiveInt = 6  # of the encoder and of the decoder
     heads: PositiveInt = 8
     feedforward: PositiveInt = 2048
     smoothing: Share = 0.1
-    length: PositiveInt = 175
+    length: PositiveInt = 175  # training pairs with more tokens are left out
     beam: PositiveInt = 5
-    judged: PositiveInt | None = None
+    judged: PositiveInt | None = None  # maximum number of sentences of validation and of test; None for all
 
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabularies", "units", "length", "judged")
 
@@ -121,34 +106,40 @@ class Translation(Family[TransformerSettings]):
 
         Validation and test also keep the text, because BLEU is computed from text.
         """
-        texts = [pair[0] for pair in examples], [pair[1] for pair in examples]
-        lines = [Subwords(saved).encode(side) for saved, side in zip(shared["subwords"], texts, strict=True)]
-        if split != "train":
-            _check_lengths(f"the {split} split", *lines)
-            return dict(zip(SIDES, map(joined, lines), strict=True)) | {
-                "source_text": texts[0],
-                "target_text": texts[1],
-            }
-        kept = [pair for pair in zip(*lines, strict=True) if max(map(len, pair)) <= settings.length]
-        if not kept:
+        encoders = [Subwords(saved) for saved in shared["subwords"]]
+        sides = (encoder.encode(text) for encoder, text in zip(encoders, zip(*examples, strict=True), strict=True))
+        pairs = list(zip(*sides, strict=True))
+        if split == "train":
+            pairs = [pair for pair in pairs if max(map(len, pair)) <= settings.length]
+        else:
+            _check_lengths(f"the {split} split", chain(*pairs))
+        if not pairs:
             raise InputError(f"no training pair has at most {settings.length} tokens in both languages: raise length")
-        numbers = dict(zip(SIDES, map(joined, zip(*kept, strict=True)), strict=True))
-        return numbers | {"dropped": len(examples) - len(kept)}
+        sources, targets = zip(*pairs, strict=True)
+        text = [] if split == "train" else examples
+        return {"source": joined(sources), "target": joined(targets), "text": text}
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
         said = []
         if settings.judged is not None and settings.judged < max(len(corpus.valid), len(corpus.test)):
             said.append(f"BLEU is of the first {settings.judged:,} sentences of validation and test in this size")
-        if dropped := splits["train"]["dropped"]:
+        dropped = min(len(corpus.train), settings.rows or len(corpus.train)) - len(splits["train"]["source"][1])
+        if dropped:
             said.append(f"{dropped:,} training pairs longer than {settings.length} pieces are left out")
         return said
 
     @cached_property
-    def lines(self) -> dict[tuple[Split, Side], tuple[Tensor, ...]]:
-        """The lines of each split and side."""
-        found = {(split, side): part[side] for split, part in self.data.splits.items() for side in SIDES}
-        return {key: torch.split(words, lengths.tolist()) for key, (words, lengths) in found.items()}
+    def pairs(self) -> dict[Split, list[tuple[Tensor, Tensor]]]:
+        """The source and the target lines of each split."""
+        found = {}
+        for split, part in self.data.splits.items():
+            sides = (torch.split(words, lengths.tolist()) for words, lengths in (part["source"], part["target"]))
+            found[split] = list(zip(*sides, strict=True))
+        return found
+
+    def sources(self, split: Split) -> list[Tensor]:
+        return [source for source, _ in self.pairs[split]]
 
     @cached_property
     def subwords(self) -> tuple[Subwords, Subwords]:
@@ -162,24 +153,23 @@ class Translation(Family[TransformerSettings]):
         """The word embeddings, without the position embeddings."""
         return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
 
+    def count(self, split: Split) -> int:
+        return len(self.pairs[split])
+
+    def read(self, split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
+        sources, targets = zip(*(self.pairs[split][row] for row in rows.tolist()), strict=True)
+        return padded(sources), padded(targets)
+
     def _packed(self, split: Split, rows: Tensor) -> list[Tensor]:
         """Batches of pairs of similar length, with at most `batch` tokens including padding."""
-        source, target = (self.data[split][side][1][rows] for side in SIDES)
-        lengths, order = torch.maximum(source, target).sort(stable=True)
+        lengths = torch.tensor([max(map(len, self.pairs[split][row])) for row in rows.tolist()])
+        lengths, order = lengths.sort(stable=True)
         return packed(rows[order], lengths.tolist(), self.settings.batch)
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """The batches in random order."""
-        rows = len(self.data["train"]["source"][1])
-        chosen = self._packed("train", torch.randperm(rows, generator=order))
+        chosen = self._packed("train", torch.randperm(self.count("train"), generator=order))
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
-
-    def batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        return self._pairs("train", chosen.tolist())
-
-    def _pairs(self, split: Split, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        source, target = ([self.lines[split, side][row] for row in rows] for side in SIDES)
-        return padded(source), padded(target)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
         return cross_entropy(*self._scores(model, *batch), label_smoothing=self.smoothing), None
@@ -194,8 +184,7 @@ class Translation(Family[TransformerSettings]):
         return Objective(lambda model, batch: logits(model, *batch), loss)
 
     def examples(self, split: Split, rows: int) -> list[tuple[Tensor, ...]]:
-        batches = self._packed(split, drawn(rows, len(self.data[split]["source"][1])))
-        return [self._pairs(split, some.tolist()) for some in batches]
+        return [self.read(split, some) for some in self._packed(split, drawn(rows, self.count(split)))]
 
     def _scores(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's logits and the target words, without padding."""
@@ -207,21 +196,20 @@ class Translation(Family[TransformerSettings]):
         """The perplexity without label smoothing. BLEU needs a beam search, so only the final weights get it."""
         device = next(model.parameters()).device
         total, count = 0.0, 0
-        for rows in by_length(self.lines["valid", "source"]):
-            source, target = self._pairs("valid", rows)
+        for rows in by_length(self.sources("valid")):
+            source, target = self.read("valid", torch.tensor(rows))
             scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
             count += len(right)
         return math.exp(min(total / count, 100.0))
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        lines = self.translate(model, self.lines[split, "source"][:rows])
-        return bleu(lines, self.data[split]["target_text"][:rows], draws=1000)[0]
+        lines = self.translate(model, self.sources(split)[:rows])
+        return bleu(lines, [target for _, target in self.data[split]["text"][:rows]], draws=1000)[0]
 
     def remarks(self) -> dict[str, Any]:
         """The signature of BLEU, and the BLEU of copying the source without translation."""
-        test = self.data["test"]
-        copied, signature = bleu(test["source_text"], test["target_text"])
+        copied, signature = bleu(*map(list, zip(*self.data["test"]["text"], strict=True)))
         return {"bleu_signature": signature, "bleu_of_copying": copied.value}
 
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
@@ -250,8 +238,8 @@ class Translation(Family[TransformerSettings]):
         return [translations[row] for row in sorted(translations)]
 
 
-def _check_lengths(where: str, *sides: Sequence[Tensor]) -> None:
-    longest = max((len(line) for lines in sides for line in lines), default=0)
+def _check_lengths(where: str, lines: Iterable[Tensor]) -> None:
+    longest = max(map(len, lines), default=0)
     if longest > POSITIONS:
         raise InputError(
             f"{where} has a text of {longest:,} tokens, but {POSITIONS:,} is the limit: split it into sentences"
@@ -302,8 +290,8 @@ def logits(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     return output.logits  # type: ignore[no-any-return]
 
 
-def padded(lines: list[Tensor]) -> Tensor:
-    return pad_sequence(lines, batch_first=True, padding_value=PAD).long()
+def padded(lines: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(lines), batch_first=True, padding_value=PAD).long()
 
 
 def by_length(lines: Sequence[Tensor]) -> list[list[int]]:

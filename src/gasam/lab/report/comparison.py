@@ -293,39 +293,28 @@ class Comparison:
             told += f" At equal cost, compared with {longer.label}: {standing}, {lead.versus(longer)}."
         return told
 
-    def notes(self, tune: str | None = None) -> list[str]:
-        """Warnings about rows, and what readers must know of the data.
-
-        Args:
-            tune: The command that searches on the same task and data, without its method; None if it is not known.
-        """
+    def notes(self) -> list[str]:
+        """Warnings about rows, and what readers must know of the data."""
         data = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
         copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
         return [
             self.answer,
-            *self._warnings(tune),
+            *self._warnings(),
             *(f"Data: {note}." for note in data),
             *(f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1]),
         ]
 
-    def _warnings(self, tune: str | None) -> Iterator[str]:
+    def _warnings(self) -> Iterator[str]:
         for row in self.rows:
             if row.guesses:
                 yield f"{row.label} is no better than guessing ({self.metric.shown(row.first.worthless or 0.0)})."
             if row.never_walked:
                 yield f"{row.label} never walked: its loss did not fall enough for the schedule. Train longer."
             if row.collapsed:
-                known = tune is not None and row.walk.source != "tuned"
-                cure = f": run `{tune} --method {row.method}`, then compare with --tuned" if known else ""
-                yield f"{row.label} collapsed{cure}."
+                yield f"{row.label} collapsed."
 
-    def table(self, step_times: Mapping[str, float] | None = None, tune: str | None = None) -> Table:
-        """A line for each row.
-
-        Args:
-            step_times: Times of a step relative to plain training, by the key of the record.
-            tune: As for `notes`.
-        """
+    def table(self, step_times: Mapping[str, float] | None = None) -> Table:
+        """A line for each row; `step_times` are relative to plain training, by the key of the record."""
         shown, values = [], []
         for row in self.rows:
             cost, time = row.relative_cost, (step_times or {}).get(row.key)
@@ -354,7 +343,7 @@ class Comparison:
                     "step_time": time,
                 }
             )
-        return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(tune), values)
+        return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(), values)
 
     def charts(self) -> list[Chart]:
         """Learning curves over their cost, and differences to plain training."""

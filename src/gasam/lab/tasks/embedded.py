@@ -6,7 +6,7 @@ digits for mnist, docstrings for imdb, pydoc for ptb, and numerals for en-vi.
 from __future__ import annotations
 
 import ast
-import platform
+import importlib.util
 import random
 import re
 import warnings
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from gasam.lab.data.corpus import SEED, Corpus, Source, Split, cut, installed, permuted
+from gasam.lab.data.corpus import SEED, Corpus, Source, Split, cut, permuted
 from gasam.lab.families.classification import TextClassification
 from gasam.lab.families.images import ImageClassification
 from gasam.lab.families.language import LanguageModel
@@ -23,13 +23,8 @@ from gasam.lab.tasks import imdb, mnist, ptb, translation
 from gasam.lab.tasks.task import Task
 
 
-def digits() -> Source:
+def digits() -> Corpus:
     """1,000 training, 297 validation and 500 test images of 8 x 8 pixels; the 17 shades are scaled to 0..255."""
-    installed("digits", "sklearn")
-    return Source("digits", _read_digits, packages=("scikit-learn",))
-
-
-def _read_digits() -> Corpus:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     pixels, labels = load_digits(return_X_y=True)
@@ -51,7 +46,7 @@ LIBRARIES = {
 EACH = 1_000
 FEWEST_WORDS, MOST_WORDS, OPENING = 8, 100, 8
 
-NAMES = re.compile(r"matplotlib|networkx|numpy|scipy|sklearn|scikit|sympy|torch|pyplot|pylab|mplot")
+TELLING = re.compile(r"\d|matplotlib|networkx|numpy|scipy|sklearn|scikit|sympy|torch|pyplot|pylab|mplot")
 ALIASES = {"mpl", "np", "nx", "plt", "sk", "sp", "sy"}
 WORD = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 ROLE = re.compile(r":[a-z:]+:(?=`)")
@@ -68,19 +63,13 @@ FOREIGN = re.compile(
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings() -> Source:
+def docstrings() -> Corpus:
     """The prose at the start of docstrings, lower-case, without numbers and without the libraries' names and aliases.
 
     The packages' files are parsed, not imported. Every library contributes equally many texts, at most 1,000. Of these
     4/7 are for training, 1/7 for validation and 2/7 for test (3,997, 994 and 2,009 rows). No two rows begin with the
     same eight words. Tests and third-party code inside a package are left out.
     """
-    for library in LIBRARIES:
-        installed("docstrings", library)
-    return Source("docstrings", _read_docstrings, packages=tuple(LIBRARIES.values()))
-
-
-def _read_docstrings() -> Corpus:
     openings: set[str] = set()
     found = [list(islice(_distinct(library, openings), EACH)) for library in LIBRARIES]
     each = min(map(len, found))
@@ -94,9 +83,9 @@ def _read_docstrings() -> Corpus:
 
 def _distinct(library: str, openings: set[str]) -> Iterator[str]:
     """Texts from the library's files in a fixed random order, so that the first ones are a fair sample."""
-    folders = installed("docstrings", library).submodule_search_locations
-    assert folders, f"{library} is a package"
-    folder = Path(folders[0])
+    spec = importlib.util.find_spec(library)
+    assert spec is not None
+    folder = Path(str(spec.origin)).parent
     names = (path.relative_to(folder) for path in folder.rglob("*.py"))
     for name in permuted(sorted(name.as_posix() for name in names if not any(map(FOREIGN.search, name.parts)))):
         for text in _texts(folder / name):
@@ -135,25 +124,19 @@ def prose_of(docstring: str) -> list[str]:
 
 def _telling(word: str) -> bool:
     """Whether a word must be removed: it has a digit, contains a library's name, or has an alias as a part."""
-    return (
-        any(map(str.isdigit, word)) or NAMES.search(word) is not None or not ALIASES.isdisjoint(re.split("['-]", word))
-    )
+    return TELLING.search(word) is not None or not ALIASES.isdisjoint(re.split("['-]", word))
 
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
 RULE = re.compile(r"^[*=~^\"'-]{3,}$", re.MULTILINE)
 
 
-def pydoc() -> Source:
+def pydoc() -> Corpus:
     """Paragraphs of Python's language reference, as lower-case words and single punctuation marks.
 
     Of every ten topics, in alphabetical order, one is for validation and one for test. Topics quote each other, so only
     the first occurrence of a paragraph is used, and no paragraph is in two splits.
     """
-    return Source("pydoc", _read_pydoc, options=f"Python {platform.python_version()}")
-
-
-def _read_pydoc() -> Corpus:
     from pydoc_data.topics import topics
 
     splits: dict[Split, list[str]] = {"train": [], "valid": [], "test": []}
@@ -172,16 +155,11 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield " ".join(tokens)
 
 
-def numerals() -> Source:
+def numerals() -> Corpus:
     """4,000 training, 500 validation and 500 test numbers below a million as words of two languages, by num2words.
 
     The number of digits is drawn uniformly. A number is in one split only.
     """
-    installed("numerals", "num2words")
-    return Source("numerals", _read_numerals, packages=("num2words",))
-
-
-def _read_numerals() -> Corpus:
     from num2words import num2words  # type: ignore[import-untyped]
 
     generator = random.Random(SEED)
@@ -202,7 +180,7 @@ TASKS = (
         about="scikit-learn's 8 x 8 digits, MLP",
         kind="twin of mnist",
         family=ImageClassification,
-        source=lambda origin: digits(),
+        source=lambda origin: Source("digits", digits, packages=("scikit-learn",)),
         sizes={"paper": mnist.PAPER, "small": mnist.PAPER.changed(epochs=60), "tiny": mnist.TINY},
     ),
     Task(
@@ -210,7 +188,7 @@ TASKS = (
         about="which library wrote this docstring? TextCNN",
         kind="twin of imdb",
         family=TextClassification,
-        source=lambda origin: docstrings(),
+        source=lambda origin: Source("docstrings", docstrings, packages=tuple(LIBRARIES.values())),
         sizes={
             "paper": imdb.PAPER,
             "small": imdb.SMALL_MODEL.changed(
@@ -224,7 +202,7 @@ TASKS = (
         about="language model of Python's language reference, LSTM",
         kind="twin of ptb",
         family=LanguageModel,
-        source=lambda origin: pydoc(),
+        source=lambda origin: Source("pydoc", pydoc),
         sizes={
             "paper": ptb.PAPER,
             "small": ptb.SMALL_MODEL.changed(rows=None, epochs=6, halve_after=3, batch=20, vocabulary=4_000, hidden=64),
@@ -236,16 +214,11 @@ TASKS = (
         about="number words, English to Vietnamese, Transformer",
         kind="twin of en-vi",
         family=Translation,
-        source=lambda origin: numerals(),
+        source=lambda origin: Source("numerals", numerals, packages=("num2words",)),
         sizes={
             "paper": translation.PAPER,
             "small": translation.SMALL_MODEL.changed(
-                rows=None,
-                vocabularies=(200, 200),
-                warmup=100,
-                width=64,
-                feedforward=128,
-                judged=None,
+                rows=None, vocabularies=(200, 200), warmup=100, width=64, feedforward=128, judged=None
             ),
             "tiny": translation.TINY,
         },

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
 from gasam.lab.data.files import fault_at, rows
-from gasam.lab.data.published import HubSplit, Published, Row, as_lines
+from gasam.lab.data.published import Published, Row, as_lines, on_hub
 from gasam.lab.families.classification import TextClassification, TextCNNSettings
 from gasam.lab.tasks.task import Task
 
@@ -73,7 +73,7 @@ def _from_hub(table: list[Row]) -> list[bytes]:
 
 PUBLISHED = Published(
     tuple(
-        HubSplit((f"imdb/{split}.jsonl.gz",), _from_hub, "stanfordnlp/imdb", "plain_text", split)
+        on_hub((f"imdb/{split}.jsonl.gz",), _from_hub, "stanfordnlp/imdb", "plain_text", split)
         for split in ("train", "test")
     ),
     "one JSON object per line with text and label, 0 for negative or 1 for positive",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, cut, permuted, required
 from gasam.lab.data.files import idx
-from gasam.lab.data.published import HubSplit, Published, Row
+from gasam.lab.data.published import Published, Row, on_hub
 from gasam.lab.errors import InputError
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.tasks.task import Task
@@ -18,7 +18,7 @@ FILES = tuple(
 CLASSES = tuple("0123456789")
 SIDE = 28
 VALID_SHARE = 6
-CURE = "delete it and download it again with `gasam data get mnist`"
+CURE = "delete it and download it again with `gasam data --get mnist`"
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
@@ -69,7 +69,7 @@ def _from_hub(table: list[Row]) -> list[bytes]:
 
 PUBLISHED = Published(
     tuple(
-        HubSplit(files, _from_hub, "ylecun/mnist", "mnist", split)
+        on_hub(files, _from_hub, "ylecun/mnist", "mnist", split)
         for files, split in ((FILES[:2], "train"), (FILES[2:], "test"))
     ),
     "idx files as published",

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy
 import torch
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, create_model
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 from torch.utils.data import IterableDataset, Subset, default_collate
 
@@ -49,10 +49,8 @@ DRAWS = 200
 """The number of bootstrap samples for the standard error of a metric that is not a plain mean."""
 SAMPLED = 256
 """The number of examples of a dataset that are hashed. Tensors are hashed as a whole."""
-_GIVEN: dict[str, str] = {}
-_LOADED: dict[tuple[str, str], Task] = {}
+_LOADED: dict[tuple[Path, str], Task] = {}
 """The tasks that this process has loaded, by path and hash."""
-_SETTINGS: dict[str, type[OwnSettings]] = {}
 
 
 def is_file(reference: str) -> bool:
@@ -63,37 +61,33 @@ def absolute(reference: str) -> Path:
     return Path(reference).expanduser().resolve()
 
 
-def give_text(reference: str, text: str) -> None:
-    """Give this process the text of a task file. The node of a cluster needs it, because it does not have the file."""
-    _GIVEN[reference] = text
-
-
-def load_task(reference: str) -> Task:
-    """Load the task that a Python file defines. The file is run once for each version of its text."""
-    path, given = absolute(reference), _GIVEN.get(reference)
-    try:
-        text = path.read_text(encoding="utf-8") if given is None else given
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
-    key = (str(path) if given is None else reference), _hashed(text)
-    if key not in _LOADED:
-        try:
-            _LOADED[key] = _task(path, text)
-        except InputError as error:
-            raise InputError(f"{path.name}: {error}") from None
-    return _LOADED[key]
-
-
-def planned_task(reference: str, code: str) -> Task:
-    """The task of a file in the version with this hash; raise if the file has changed since.
+def load_task(reference: str, code: str | None = None) -> Task:
+    """Load the task that a Python file defines, in the version with the hash `code` if that is given.
 
     A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
     """
-    key = reference, code
-    if key not in _LOADED and load_task(reference) is not _LOADED.get(key):
-        raise InputError(f"{reference} has changed since this command was started: run the command again")
-    return _LOADED[key]
+    path = absolute(reference)
+    if code is None or (path, code) not in _LOADED:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
+        if code not in (None, _hashed(text)):
+            raise InputError(f"{reference} has changed since this command was started: run the command again")
+        code = load_text(reference, text)
+    return _LOADED[path, code]
+
+
+def load_text(reference: str, text: str) -> str:
+    """Load the task of this text, once in a process, and return its hash. The node of a cluster has only the text."""
+    path, code = absolute(reference), _hashed(text)
+    if (path, code) not in _LOADED:
+        try:
+            _LOADED[path, code] = _task(path, text)
+        except InputError as error:
+            raise InputError(f"{path.name}: {error}") from None
+    return code
 
 
 def code_of(path: Path) -> str | None:
@@ -146,7 +140,7 @@ def _task(path: Path, text: str) -> Task:
         kind="file",
         family=type("OwnModel", (OwnModel,), {"file": file, "metric": metric, "task_text": text}),
         source=lambda origin: Source(path.stem, file.read),
-        sizes={"own": settings_with(arguments)(code=_hashed(text)).changed(**file.settings)},
+        sizes={"own": OwnSettings(code=_hashed(text), **arguments).changed(**file.settings)},
     )
 
 
@@ -181,11 +175,13 @@ def _default(argument: inspect.Parameter) -> Any:
 
 
 class OwnSettings(Recipe):
-    """The settings of a task file. `settings_with` adds the arguments of its `model` function as fields.
+    """The settings of a task file, with the arguments of its `model` function, which have their default values' types.
 
     Args:
         code: A hash of the file, so that a changed file gives other runs.
     """
+
+    model_config = ConfigDict(extra="allow")
 
     epochs: PositiveInt = 10
     batch: PositiveInt = 32
@@ -194,32 +190,16 @@ class OwnSettings(Recipe):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `model`."""
-        return {name: value for name, value in self if name not in OwnSettings.model_fields}
+        return self.model_extra or {}
 
-    def __reduce__(self) -> tuple[Callable[..., OwnSettings], tuple[Any, ...]]:
-        """Another process has no such class before it makes one."""
-        known = type(self).model_fields
-        return _restored, ({name: known[name].default for name in self.arguments}, dict(self))
-
-
-def settings_with(arguments: Mapping[str, Any]) -> type[OwnSettings]:
-    """The class of settings with these arguments of `model`, which have the types of their default values."""
-    key = repr(arguments)
-    if key not in _SETTINGS:
-        added: dict[str, Any] = {name: _field(value) for name, value in arguments.items()}
-        _SETTINGS[key] = create_model("OwnSettings", __base__=OwnSettings, **added)
-    return _SETTINGS[key]
-
-
-def _field(default: Any) -> tuple[Any, Any]:
-    if isinstance(default, tuple):
-        return tuple[Any, ...], Field(default, strict=False)
-    return Any if default is None else type(default), default
-
-
-def _restored(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> OwnSettings:
-    return settings_with(arguments)(**values)
+    def changed(self, **overrides: Any) -> Self:
+        for name in overrides.keys() & self.arguments.keys():
+            wanted, value = type(self.arguments[name]), overrides[name]
+            if (wanted, type(value)) in ((float, int), (tuple, list)):
+                overrides[name] = wanted(value)
+            elif type(value) is not wanted and self.arguments[name] is not None:
+                raise InputError(f"{name} must have the type of its default value, {wanted.__name__}, got {value!r}")
+        return super().changed(**overrides)
 
 
 class Examples:
@@ -273,19 +253,11 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    elif hasattr(value, "tobytes"):  # arrays, and the images of PIL
-        yield str(getattr(value, "dtype", type(value).__name__)).encode()
-        yield str(getattr(value, "shape", getattr(value, "size", ""))).encode()
-        yield value.tobytes()
-    elif isinstance(value, Mapping):
-        for name in sorted(value):
-            yield str(name).encode()
-            yield from _bytes_of(value[name])
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for part in sorted(value.items()) if isinstance(value, Mapping) else value:
             yield from _bytes_of(part)
     else:
-        yield value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
+        yield pickle.dumps(value, protocol=5)
 
 
 @dataclass(frozen=True)
@@ -364,13 +336,17 @@ class OwnModel(Family[OwnSettings]):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         return None if self.file.optimizer is None else self.file.optimizer(model, self.settings.learning_rate)
 
-    def batches(self, order: Generator) -> Sequence[Tensor]:
-        return torch.split(torch.randperm(len(self.data["train"]), generator=order), self.settings.batch)
+    def count(self, split: Split) -> int:
+        return len(self.data[split])
+
+    def read(self, split: Split, rows: Tensor) -> Any:
+        examples: Examples = self.data[split]
+        return examples.batch(rows, self.file.collate)
 
     def batch(self, chosen: Tensor) -> Any:
         """Read the examples. The seed of the step also decides random changes that the dataset makes to them."""
         _seed_others(torch.initial_seed() % 2**32)
-        return self._read("train", chosen)
+        return self.read("train", chosen)
 
     def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
         found = self.file.loss(model, batch)
@@ -396,7 +372,7 @@ class OwnModel(Family[OwnSettings]):
         device = next(model.parameters()).device
         found = []
         for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
-            batch = to_device(self._read(split, chosen), device)
+            batch = to_device(self.read(split, chosen), device)
             values = self.file.metric(model, batch)
             if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
                 wanted = f"a tensor with one value for each of the {len(chosen)} examples"
@@ -420,14 +396,6 @@ class OwnModel(Family[OwnSettings]):
 
         return torch.stack([alone(row) for row in range(example_count(batch))])
 
-    def examples(self, split: Split, rows: int) -> list[Any]:
-        chosen = drawn(rows, len(self.data[split]))
-        return [self._read(split, some) for some in torch.split(chosen, self.settings.batch)]
-
-    def _read(self, split: Split, chosen: Tensor) -> Any:
-        examples: Examples = self.data[split]
-        return examples.batch(chosen, self.file.collate)
-
     def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
         return values(path)
 
@@ -436,18 +404,13 @@ class OwnModel(Family[OwnSettings]):
         """What the file's `predict` returns: a dictionary for each input, or a value under the name `prediction`."""
         if self.file.predict is None:
             raise InputError("the task file has no predictions: define predict(model, inputs) in it and train again")
-        found, size = list[Any](), self.inputs_at_once
-        for some in (inputs[start : start + size] for start in range(0, len(inputs), size)):
-            try:
-                values = list(self.file.predict(model, some))
-            except Exception as error:  # the file's own code may raise anything
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise InputError(
-                    f"predict(model, inputs) of the task file failed ({reason}): check the inputs"
-                ) from error
-            if len(values) != len(some):
-                raise InputError(f"predict(model, inputs) must return {len(some)} results, got {len(values)}")
-            found += values
+        try:
+            found = list(self.file.predict(model, inputs))
+        except Exception as error:  # the file's own code may raise anything
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"predict(model, inputs) of the task file failed ({reason}): check the inputs") from error
+        if len(found) != len(inputs):
+            raise InputError(f"predict(model, inputs) must return {len(inputs)} results, got {len(found)}")
         return [dict(each) if isinstance(each, Mapping) else {"prediction": each} for each in found]
 
     def line(self, prediction: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import lines
-from gasam.lab.data.published import HubSplit, Published, Row, as_lines
+from gasam.lab.data.published import Published, Row, as_lines, on_hub
 from gasam.lab.families.language import LanguageModel, LSTMSettings
 from gasam.lab.tasks.task import Task
 
@@ -62,7 +62,7 @@ def _from_hub(table: list[Row]) -> list[bytes]:
 
 PUBLISHED = Published(
     tuple(
-        HubSplit((f"ptb/ptb.{name}.txt.gz",), _from_hub, "ptb-text-only/ptb_text_only", "penn_treebank", split)
+        on_hub((f"ptb/ptb.{name}.txt.gz",), _from_hub, "ptb-text-only/ptb_text_only", "penn_treebank", split)
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
     "one tokenised sentence per line",

@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import aligned, lines
-from gasam.lab.data.published import HubSplit, Published, Row, WebFile, as_lines
+from gasam.lab.data.published import Published, Row, as_lines, on_hub, on_web
 from gasam.lab.families.translation import TransformerSettings, Translation
-from gasam.lab.tasks.task import Task
+from gasam.lab.tasks.task import Origin, Task
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The files of a task in the data folder, `{folder}/{split}.{language}.gz`.
+def _source(
+    task: str,
+    directory: Path,
+    folder: str,
+    judged: tuple[str, str],
+    substitutes: tuple[str, ...],
+    note: str,
+    vocabularies: tuple[str, ...] = (),
+) -> Source:
+    """The files `{folder}/{split}.{language}.gz`; `task` is the source and the target language.
 
-    Args:
-        task: The name of the task: its source and its target language.
-        folder: The folder of the task within the data folder.
-        judged: The validation and the test split.
-        substitutes: Splits that replace missing training files.
-        note: The note to show if they do; {} is the number of pairs.
-        vocabularies: Word lists that come with the data.
+    The training split is `train`, or the substitutes if only they exist, with a note, in which {} is the number of
+    pairs. Training pairs with a blank line are left out.
     """
 
-    task: str
-    folder: str
-    judged: tuple[str, str]
-    substitutes: tuple[str, ...]
-    note: str
-    vocabularies: tuple[str, ...] = ()
+    def files(*splits: str) -> tuple[str, ...]:
+        return tuple(f"{folder}/{split}.{language}.gz" for split in splits for language in task.split("-"))
 
-    def files(self, *splits: str) -> tuple[str, ...]:
-        return tuple(f"{self.folder}/{split}.{language}.gz" for split in splits for language in self.task.split("-"))
+    def there(*splits: str) -> bool:
+        return all((directory / name).is_file() for name in files(*splits))
 
-    def source(self, directory: Path) -> Source:
-        """The training split is `train`, or the substitutes if only they exist.
+    training = substitutes if there(*substitutes) and not there("train") else ("train",)
+    splits = (*training, *judged)
+    found = required(task, directory, files(*splits) + vocabularies)
 
-        Training pairs with a blank line are left out.
-        """
+    def read() -> Corpus:
+        *train, valid, test = (aligned(*found[2 * i : 2 * i + 2]) for i in range(len(splits)))
+        pairs = [pair for pair in chain(*train) if all(pair)]
+        count = f"{round(len(pairs) / 1000)}k" if len(pairs) >= 1000 else str(len(pairs))
+        notes = () if training == ("train",) else (note.format(count),)
+        words = tuple(tuple(line.strip() for line in lines(file)) for file in found[2 * len(splits) :])
+        return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
 
-        def there(*splits: str) -> bool:
-            return all((directory / name).is_file() for name in self.files(*splits))
-
-        training = self.substitutes if there(*self.substitutes) and not there("train") else ("train",)
-        splits = (*training, *self.judged)
-        files = required(self.task, directory, self.files(*splits) + self.vocabularies)
-
-        def read() -> Corpus:
-            *train, valid, test = (aligned(*files[2 * i : 2 * i + 2]) for i in range(len(splits)))
-            pairs = [pair for pair in chain(*train) if all(pair)]
-            count = f"{round(len(pairs) / 1000)}k" if len(pairs) >= 1000 else str(len(pairs))
-            notes = () if training == ("train",) else (self.note.format(count),)
-            words = tuple(tuple(line.strip() for line in lines(file)) for file in files[2 * len(splits) :])
-            return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
-
-        return Source(self.task, read, files=files, options=" ".join(splits))
+    return Source(task, read, files=found, options=" ".join(splits))
 
 
-EN_VI = Layout(
-    task="en-vi",
-    folder="iwslt15",
-    judged=("tst2012", "tst2013"),
-    substitutes=("ted_small", "news_wiki"),
-    note="{} substitute training pairs, not the paper's 133k",
-    vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
-)
-DE_EN = Layout(
-    task="de-en",
-    folder="iwslt14",
-    judged=("valid", "test"),
-    substitutes=("train_subset",),
-    note="{} subset of the 160k training pairs",
-)
+def en_vi(origin: Origin) -> Source:
+    return _source(
+        "en-vi",
+        origin.folder,
+        "iwslt15",
+        judged=("tst2012", "tst2013"),
+        substitutes=("ted_small", "news_wiki"),
+        note="{} substitute training pairs, not the paper's 133k",
+        vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
+    )
+
+
+def de_en(origin: Origin) -> Source:
+    return _source(
+        "de-en",
+        origin.folder,
+        "iwslt14",
+        judged=("valid", "test"),
+        substitutes=("train_subset",),
+        note="{} subset of the 160k training pairs",
+    )
+
 
 PAPER = TransformerSettings(
     epochs=52,
@@ -129,7 +124,7 @@ STANFORD = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi"
 # Copies on the Hugging Face hub have no vocabularies, and its old script put tst2013 in place of tst2012.
 EN_VI_FILES = Published(
     tuple(
-        WebFile((f"iwslt15/{name}.{language}{suffix}",), f"{STANFORD}/{name}.{language}")
+        on_web(f"iwslt15/{name}.{language}{suffix}", f"{STANFORD}/{name}.{language}")
         for name, suffix in (("train", ".gz"), ("tst2012", ".gz"), ("tst2013", ".gz"), ("vocab", ""))
         for language in ("en", "vi")
     ),
@@ -148,7 +143,6 @@ iwslt15/tst2013.vi.gz 1268 08d948636e360e7b2bff319c08d6b8e0a0dcf6dd8514c59ca46d6
 iwslt15/vocab.en 17191 69120071a603bb8cdd470c5ff988d7a0887462c045eaada17718d55e6cc71b0d
 iwslt15/vocab.vi 7709 fe972acbca64a43911ea98b05d1e810a5979230ff7a4982c7b1edd006ef9ba40
 """,
-    substitutes=EN_VI.files(*EN_VI.substitutes),
 )
 
 
@@ -156,10 +150,17 @@ def _from_hub(table: list[Row]) -> list[bytes]:
     return [as_lines(row["translation"][language] for row in table) for language in ("de", "en")]
 
 
+DE_EN_REPOSITORY = "bbaaaa/iwslt14-de-en-preprocess"
 # Assumed to be fairseq's tokenised form, because the repository without `-preprocess` has raw text.
 DE_EN_FILES = Published(
     tuple(
-        HubSplit(DE_EN.files(name), _from_hub, "bbaaaa/iwslt14-de-en-preprocess", "de-en", split)
+        on_hub(
+            (f"iwslt14/{name}.de.gz", f"iwslt14/{name}.en.gz"),
+            _from_hub,
+            "bbaaaa/iwslt14-de-en-preprocess",
+            "de-en",
+            split,
+        )
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
     "one tokenised, lower-case sentence per line",
@@ -173,7 +174,6 @@ iwslt14/train_subset.en.gz 21112 16542524a5ab6f29e2fefc40506e1f449e06676d6fa4b9a
 iwslt14/valid.de.gz 7283 12c1290aa875c17458e284da52aa440aea321043db5d9706179a2d3f017bdc90
 iwslt14/valid.en.gz 7283 3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b687b0c68b82
 """,
-    substitutes=DE_EN.files(*DE_EN.substitutes),
 )
 
 TASKS = (
@@ -182,7 +182,7 @@ TASKS = (
         about="English to Vietnamese, IWSLT 2015, Transformer",
         kind="paper",
         family=Translation,
-        source=lambda origin: EN_VI.source(origin.folder),
+        source=en_vi,
         sizes={"paper": PAPER, "small": SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000)), "tiny": TINY},
         published=EN_VI_FILES,
     ),
@@ -191,7 +191,7 @@ TASKS = (
         about="German to English, IWSLT 2014, Transformer",
         kind="paper",
         family=Translation,
-        source=lambda origin: DE_EN.source(origin.folder),
+        source=de_en,
         sizes=DE_EN_SIZES,
         published=DE_EN_FILES,
     ),

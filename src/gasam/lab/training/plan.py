@@ -14,7 +14,7 @@ from gasam.lab.families.family import VERSION, Encoded, Family, Recipe, encoded
 from gasam.lab.methods import FAMILY, METHODS, Walk, Walks, find_method, walk_for
 from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task
-from gasam.lab.tasks.own_model import absolute, is_file, planned_task
+from gasam.lab.tasks.own_model import absolute, is_file, load_task
 
 _GIVEN: dict[Hashable, Encoded] = {}
 
@@ -42,7 +42,7 @@ class Plan:
     @property
     def definition(self) -> Task:
         code = getattr(self.settings, "code", None)
-        return tasks.find(self.task) if code is None else planned_task(self.task, code)
+        return tasks.find(self.task) if code is None else load_task(self.task, code)
 
     @property
     def task_name(self) -> str:

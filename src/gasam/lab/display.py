@@ -1,0 +1,124 @@
+"""What people see on a terminal: tables, JSON, sentences, and the live progress of jobs on standard error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from gasam.lab.engines.engine import Event, Job
+from gasam.lab.output import Table
+from gasam.lab.record import Record
+from gasam.lab.training.loop import Update
+
+# Markup is off, because file names and error messages may look like markup.
+console = Console(markup=False, emoji=False, highlight=False)
+errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def say(text: str, to: Console = errors, style: str | None = None) -> None:
+    """Print a sentence. On a terminal lines end between words, but a command in backticks stays in one piece."""
+    if to.is_terminal:
+        whole = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+        text = textwrap.fill(whole, to.width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+    to.print(text, style=style, soft_wrap=True)
+
+
+def print_table(table: Table, files: Iterable[Path] = ()) -> None:
+    """Print a table with its notes, and where it is saved. Only on a terminal are cells folded to its width."""
+    say(table.title, console)
+    wide = Console(width=10_000, markup=False, emoji=False, highlight=False)
+    (console if console.is_terminal else wide).print(table.terminal())
+    for note in table.notes:
+        say(f"- {note}", console)
+    for file in files:
+        console.print(f"saved: {file}", soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def label(job: Job) -> str:
+    name = f"{job.plan.task_name} {job.plan.walk.method} seed {job.plan.seed}"
+    return f"{name}, {job.detail}" if job.detail else name
+
+
+def outcome(record: Any) -> str:
+    """The scores and the cost of a run; a trial has only a validation score."""
+    if not isinstance(record, Record):
+        return "done"
+    scores = {"valid": record.valid, "test": record.test}
+    shown = [f"{split} {record.metric.shown(score)}" for split, score in scores.items() if score is not None]
+    told = f"{record.metric.name} {', '.join(shown)}" if shown else f"diverged after {len(record.curve)} epochs"
+    return f"{told}; {record.gradient_evaluations} gradient evaluations, {record.seconds:.1f} s"
+
+
+class Live:
+    """Live progress on standard error: on a terminal, a bar for each running job.
+
+    If it is not a terminal, a line is printed when a job ends, and for a single run also after every epoch.
+
+    Args:
+        total: The number of jobs; None if it is not known.
+        label: The name of a job in the display.
+    """
+
+    def __init__(self, total: int | None, label: Callable[[Job], str] = label) -> None:
+        self.total, self.label, self.ended, self.epoch = total, label, 0, 1
+        self.bars: dict[str, TaskID] = {}
+        self.notes: set[str] = set()
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
+        self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+
+    def __enter__(self) -> Live:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def watch(self, job: Job, event: Event) -> None:
+        kind, value = event
+        if job.name not in self.bars:
+            self.bars[job.name] = self.progress.add_task(self.label(job), total=None, state="starting")
+        if kind == "update":
+            self._update(job, value)
+        elif kind == "moved":
+            say(f"{self.label(job)}: {value}")
+        elif kind != "start":
+            self.progress.remove_task(self.bars.pop(job.name))
+            self.ended += 1
+            count = self.ended if self.total is None else f"{self.ended}/{self.total}"
+            result = "stopped early, among the worst quarter of the trials"
+            if kind == "done":
+                result = outcome(value)
+            elif kind == "failed":
+                result = f"failed: {value}" if job.log is None else f"failed: {value} (full message: {job.log})"
+            say(f"{count} {self.label(job)}: {result}", style="red" if kind == "failed" else None)
+
+    def _update(self, job: Job, update: Update | str) -> None:
+        """Show the progress of a run, or of an analysis, which sends texts. A note is printed once for all runs."""
+        bar = self.bars[job.name]
+        if isinstance(update, str):
+            self.progress.update(bar, state=update)
+        elif update.note:
+            if update.note not in self.notes:
+                say(f"- {update.note}")
+            self.notes.add(update.note)
+        else:
+            metric = job.plan.definition.family.followed
+            valid = "" if update.valid is None else f", validation {metric.name} {metric.shown(update.valid)}"
+            state = f"epoch {min(update.epoch, update.epochs)}/{update.epochs}{valid}"
+            self.progress.update(bar, completed=update.done, total=update.steps, state=state)
+            if not errors.is_terminal and self.total == 1 and valid and self.epoch != update.epoch:
+                self.epoch = update.epoch
+                say(f"{self.label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
