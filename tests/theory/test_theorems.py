@@ -119,8 +119,7 @@ def test_dead_pixels_make_the_bound_vacuous():
     found = shift_bound(convex)
     assert found.verdict == "vacuous"
     assert found.bound == math.inf
-    assert found.curvature.idle == 1
-    assert "1 weights have no gradient" in found.sentence
+    assert found.sentence.startswith("vacuous")
 
 
 def test_saddle_is_not_convex_here():

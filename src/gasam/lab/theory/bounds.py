@@ -28,21 +28,18 @@ Verdict = Literal["holds", "exceeded", "vacuous", "not convex here"]
 class Curvature:
     """The smallest eigenvalue of H, mu, and the largest.
 
-    Unless `resolved`, mu may be less than `smallest`, so a bound computed from it may be too small. `idle` is the
-    number of weights whose gradient is exactly 0, such as those of a pixel that is always black.
+    Unless `resolved`, mu may be less than `smallest`, so a bound computed from it may be too small.
     """
 
     smallest: float
     largest: float
     resolved: bool
-    idle: int
     verdict: Convexity
 
     @property
     def sentence(self) -> str:
         least = "" if self.resolved else "at most "
-        idle = f"; {self.idle} weights have no gradient" if self.idle else ""
-        return f"{self.verdict}: mu is {least}{self.smallest:.3g}, the largest eigenvalue {self.largest:.3g}{idle}"
+        return f"{self.verdict}: mu is {least}{self.smallest:.3g}, the largest eigenvalue {self.largest:.3g}"
 
     def judge(self, value: float, limit: float) -> Verdict:
         """Whether the value is within a limit that contains 1 / mu."""
@@ -171,13 +168,13 @@ def _curvature_of(risk: Risk) -> Curvature:
     [start] = risk.random()
     smallest, largest, resolved = spectrum_ends(risk.product, start)
     zero = risk.resolution * max(abs(smallest), abs(largest))  # an eigenvalue below this is rounding
-    idle = risk.at().gradient - risk.problem.ridge * risk.position() == 0
+    idle = risk.at().gradient - risk.ridge * risk.home == 0
     if idle.any() and not idle.all():
-        # Lanczos' method finds a zero eigenvalue slowly; a vector of idle weights finds it with one product.
+        # Lanczos' method finds a zero eigenvalue slowly; a vector of weights without a gradient needs one product.
         probe = start * idle
         smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
     verdict: Convexity = "not convex here" if smallest < -zero else "vacuous" if smallest <= zero else "convex"
-    return Curvature(smallest, largest, resolved or smallest <= zero, int(idle.sum()), verdict)
+    return Curvature(smallest, largest, resolved or smallest <= zero, verdict)
 
 
 def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,7 +142,7 @@ class Position(NamedTuple):
 
 
 class Risk:
-    """L(offset) = E[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights.
+    """L(offset) = E[l(w + offset)] + ridge/2 |w + offset|^2, where w are the model's weights; without an offset L(0).
 
     Vectors are flat and float64. `resolution` is the smallest gradient that differs from rounding errors: 4e-11 in
     float64, 2e-5 in float32.
@@ -151,38 +151,26 @@ class Risk:
     def __init__(self, problem: Problem, parts: tuple[Part, ...], weights: Named) -> None:
         self.problem, self.parts, self.ridge = problem, parts, problem.ridge
         self.names, self.weights = list(weights), list(weights.values())
-        self.size = sum(weight.numel() for weight in self.weights)
         self.device = self.weights[0].device
+        self.home = flatten(self.weights, self.device)
         self.resolution = float(max(torch.finfo(weight.dtype).eps for weight in self.weights) ** (2 / 3))
 
-    def position(self) -> Tensor:
-        """The current weights of the model."""
-        return flatten(self.weights, self.device)
-
-    def moved_by(self, offset: Tensor | None) -> AbstractContextManager[None]:
-        """Hold the model at w + offset inside the block; None leaves it at w."""
-        return nullcontext() if offset is None else displaced(self.weights, split(offset, self.weights))
-
     def loss(self, offset: Tensor | None = None) -> float:
-        with self.moved_by(offset), torch.no_grad():
-            total = self._expected(lambda _, losses, shares: losses.double() @ shares)
-            return float(total) + self.ridge / 2 * float(self.position().square().sum())
+        with torch.no_grad():
+            mean = self._expected(lambda _, losses, shares: losses.double() @ shares, offset)
+        return float(mean) + self.ridge / 2 * float(self._position(offset).square().sum())
 
     def at(self, offset: Tensor | None = None) -> Position:
-        """The loss and its gradient at w + offset; None is w."""
+        """The loss and its gradient at w + offset."""
 
         def contribution(_: Any, losses: Tensor, shares: Tensor) -> Tensor:
             gradients = grad(connected(losses @ shares.to(losses)), self.weights, materialize_grads=True)
             return flatten([losses.detach().double() @ shares, *gradients], self.device)
 
-        with self.moved_by(offset):
-            position = self.position()
-            total = self._expected(contribution)
+        total, position = self._expected(contribution, offset), self._position(offset)
         loss = float(total[0]) + self.ridge / 2 * float(position.square().sum())
         gradient = total[1:] + self.ridge * position
-        return Position(
-            torch.zeros_like(gradient) if offset is None else offset, loss, gradient, float(gradient.norm())
-        )
+        return Position(position - self.home, loss, gradient, float(gradient.norm()))
 
     def product(self, vector: Tensor, offset: Tensor | None = None) -> Tensor:
         """H v. Unlike `analysis.products`, it keeps no graph between products, because the weights change."""
@@ -192,8 +180,8 @@ class Risk:
             value = connected(losses @ shares.to(losses))
             return flatten(second_derivative(value, self.weights)(direction), self.device)
 
-        with self.moved_by(offset), twice_differentiable():
-            return self._expected(contribution) + self.ridge * vector
+        with twice_differentiable():
+            return self._expected(contribution, offset) + self.ridge * vector
 
     def example_mean(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
         """E[measure(s)], with s_i = |gradient of the example's loss by tensor i|^2, the ridge included."""
@@ -212,7 +200,7 @@ class Risk:
     def random(self, count: int = 1) -> list[Tensor]:
         """Normally distributed vectors, drawn on the CPU so that a seed gives the same ones on every device."""
         draw = torch.Generator().manual_seed(self.problem.seed)
-        return [torch.randn(self.size, dtype=torch.float64, generator=draw).to(self.device) for _ in range(count)]
+        return [torch.randn(len(self.home), dtype=torch.float64, generator=draw).to(self.device) for _ in range(count)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector by name."""
@@ -228,24 +216,26 @@ class Risk:
             )
         return flatten([delta[name] for name in self.names], self.device)
 
-    def _expected(self, contribution: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:
-        """E[h], where `contribution` gives sum_j w_j h_j from a batch, the losses of its examples and their w_j."""
+    def _position(self, offset: Tensor | None) -> Tensor:
+        return self.home if offset is None else self.home + offset
+
+    def _expected(self, contribution: Callable[[Any, Tensor, Tensor], Tensor], offset: Tensor | None = None) -> Tensor:
+        """E[h] at w + offset; `contribution` gives sum_j p_j h_j from a batch, its examples' losses and their p_j."""
+        moved = nullcontext() if offset is None else displaced(self.weights, split(offset, self.weights))
         expected = torch.zeros((), dtype=torch.float64)
-        for part in self.parts:
-            total, examples = torch.zeros((), dtype=torch.float64), 0
-            for batch in each(part.batches):
-                losses = self.problem.objective(self.problem.model, batch)
-                start, examples = examples, examples + len(losses)
-                shares = torch.ones(len(losses)).double() if part.weights is None else part.weights[start:examples]
-                if len(shares) == len(losses):
-                    total = total + contribution(batch, losses, shares.to(losses.device))
-            if part.weights is None:
-                total = total / examples
-            elif len(part.weights) != examples:
-                raise ValueError(
-                    f"weights must be one number per example, got {len(part.weights)} for {examples} examples"
-                )
-            expected = expected + part.share * total
+        with moved:
+            for part in self.parts:
+                total, examples = torch.zeros((), dtype=torch.float64), 0
+                for batch in each(part.batches):
+                    losses = self.problem.objective(self.problem.model, batch)
+                    start, examples = examples, examples + len(losses)
+                    shares = torch.ones(len(losses)).double() if part.weights is None else part.weights[start:examples]
+                    if len(shares) == len(losses):
+                        total = total + contribution(batch, losses, shares.to(losses.device))
+                if part.weights is not None and len(part.weights) != examples:
+                    given = len(part.weights)
+                    raise ValueError(f"weights must be one number per example, got {given} for {examples} examples")
+                expected = expected + part.share * (total / examples if part.weights is None else total)
         return expected
 
 
