@@ -87,14 +87,13 @@ class Weights:
 
     def _lay_out(self, present: list[int], granularity: str) -> None:
         """Decide for each of these tensors from where w is read, and where w + a is written."""
-        self._present = present
-        self._memories = [local(self.tensors[i]).detach() for i in present]
+        memories = [local(self.tensors[i]).detach() for i in present]
         tenants: dict[int, list[Tensor]] = {}
-        for memory in self._memories:
+        for memory in memories:
             tenants.setdefault(storage_identity(memory), []).append(memory)
         overlapping = {storage for storage, here in tenants.items() if overlap(here)}
         operands, self._apart = list[Operand](), list[Operand]()
-        for i, memory in zip(present, self._memories, strict=True):
+        for i, memory in zip(present, memories, strict=True):
             tensor, storage = self.tensors[i], storage_identity(memory)
             if hides_its_memory(tensor) and not is_sharded(tensor):
                 raise TypeError(
@@ -112,7 +111,7 @@ class Weights:
                 operand.source, operand.target = self._twin(i, memory), memory
             elif in_rows or not 0 < memory.numel() <= limits(memory).small:
                 operand.target = self._twin(i, memory)
-        self._groups = Groups(operands, granularity)
+        self._groups, self._present, self._memories = Groups(operands, granularity), present, memories
         plain = [o for o in operands if not is_sharded(o.parameter)]
         copied = [o for o in operands if o.source is not o.memory]
         written = [o for o in copied if o.target is o.memory or o in self._apart]
