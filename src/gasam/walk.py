@@ -270,7 +270,8 @@ class _Ascent:
         if self.plan.cap is None:
             return self._one
         norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
-        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
+        rms_weight = (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()  # of all weights that take part
+        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, rms_weight)
         self._capped = norms > limits
         return torch.where(self._capped, limits * inverse(norms), 1.0)
 
@@ -304,10 +305,6 @@ class _Ascent:
         offsets = (factor.abs() * lengths.sqrt()).nan_to_num(0.0, posinf=math.inf)  # 0 times NaN
         trace.offsets.append(offsets.expand_as(groups.sizes))
 
-    def _rms_weight(self) -> Any:
-        """The root mean square of all weights that take part."""
-        return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()
-
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
@@ -321,10 +318,8 @@ class _Ascent:
             offsets=trace.offsets[-1] if trace.offsets else groups.sizes * 0,
             weights=weights.sqrt(),
             sizes=groups.sizes,
-            rms_weight=self._rms_weight(),
             capped=self._capped,
             predicted_rise=self._rise,
-            at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
         if self.detailed and seen is not None:
             last = self._read(seen, is_climbed=False)["gradient"].sqrt()

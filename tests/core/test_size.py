@@ -55,7 +55,7 @@ def test_budget_is_the_rise_of_the_linearised_loss(name):
     walk = dataclasses.replace(TEN_WALKS[name], epsilon=None, budget=0.03, cap=None, steps=1, step_size=None)
     offsets, trace = offsets_of(network(), walk)
     assert (flat(gradient_of(network())) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
-    assert trace.predicted_rise.item() == pytest.approx(0.03, rel=1e-9)
+    assert trace.groups.predicted_rise.item() == pytest.approx(0.03, rel=1e-9)
 
 
 @given(
@@ -81,7 +81,7 @@ def test_no_group_moves_further_than_its_cap(budget, cap, norm, scale, granulari
             for w, a in zip(weight, moved, strict=True) if by_row else [(weight, moved)]:
                 limit = cap * max(w.norm().item(), 0.01 * math.sqrt(w.numel()) * rms.item())
                 assert a.norm().item() <= limit * (1 + 1e-9) + 1e-12, (k, w.shape)
-    assert trace.metrics()["capped"] > 0 or trace.predicted_rise.item() >= budget * 0.999 or steps > 1
+    assert trace.metrics()["capped"] > 0 or trace.groups.predicted_rise.item() >= budget * 0.999 or steps > 1
 
 
 @pytest.mark.parametrize("name", ["sam", "ga_sam", "asam by filter", "ga_sam by module", "inverse gradient"])
@@ -107,25 +107,25 @@ def test_narrow_weights_have_the_same_budget(dtype):
     model = network(dtype)
     gradient = [g.double() for g in gradient_of(model)]
     _, trace = offsets_of(model, ga_sam(budget=0.02, cap=0.5))
-    assert trace.predicted_rise.item() == pytest.approx(0.02, rel=1e-3)
+    assert trace.groups.predicted_rise.item() == pytest.approx(0.02, rel=1e-3)
     offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradient]
     epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradient, strict=True))
     assert trace.norms[-1].item() == pytest.approx((epsilon * flat(offset).norm()).item(), rel=1e-3)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda model: 0 * model(batch()[0]).sum(), "did not move: the gradient or the scale is zero"),
-    (lambda model: sum((p.square() + p).sum() for p in model.parameters()), "did not move: all weights are zero, and"),
+@pytest.mark.parametrize(("make", "zero"), [
+    (lambda model: 0 * model(batch()[0]).sum(), "gradient"),
+    (lambda model: sum((p.square() + p).sum() for p in model.parameters()), "weights"),
 ])  # fmt: skip
 @pytest.mark.parametrize("steps", [1, 2])
-def test_without_a_gradient_or_without_weights_nothing_moves_and_it_is_said(make, words, steps):
+def test_without_a_gradient_or_without_weights_nothing_moves_and_it_is_said(make, zero, steps):
     model = network()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_("gradient" in words)
+            parameter.mul_(zero == "gradient")
     offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1, steps=steps), loss=make)
     assert flat(offsets[-1]).abs().max() == 0
-    assert trace.verdict().startswith(words)
+    assert trace.verdict() == "did not move: the gradient, the scale or all weights are zero"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
