@@ -268,7 +268,7 @@ def _over_seeds(rows: Iterable[Row]) -> list[Row]:
     for row in finite:
         line = row["label"] if len(seeds[row["label"]]) >= FEW else f"{row['label']} {row['seed']}"
         places.setdefault((line, row.get("step", row["x"])), []).append(row)
-    found = []
+    found: list[Row] = []
     for (line, _), some in places.items():
         x, heights = statistics.fmean(row["x"] for row in some), [row["y"] for row in some]
         y, low, high = statistics.fmean(heights), min(heights), max(heights)

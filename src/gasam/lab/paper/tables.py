@@ -142,9 +142,9 @@ class Row:
             "passes": "" if cost is None else f"{cost:.2f}x",
             "verdict": "" if verdict is None else str(verdict),
         }
-        value = {"task": self.task, "row": self.label, "paper": str(self.paper), "walk": walk}
-        value |= {"key": None} if ours is None else ours.values()
-        return text, value | {"verdict": None if verdict is None else verdict._asdict()}
+        value = {"task": self.task, "row": self.label, "paper": str(self.paper), "walk": walk, "key": None}
+        found = {} if ours is None else ours.values()
+        return text, value | found | {"verdict": None if verdict is None else verdict._asdict()}
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class PaperTable:
         lines = []
         for row in (row for task in shown for row in self.rows(task)):
             ours = row.runs(found[row.task], size, walks) if row.task in found else []
-            lines += [row.beside(each) for each in ours or [None]]
+            lines += [row.beside(each) for each in ours] or [row.beside(None)]
         notes = [f"{task}: {described(tasks.find(task).family.metric)}." for task in shown]
         if left_out := [task for task in self.tasks if task not in shown]:
             notes.append(f"Not run in this size: {', '.join(left_out)}.")

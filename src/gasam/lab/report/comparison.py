@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gasam.lab.methods import METHODS, Walk, find_method, in_words
@@ -325,7 +325,7 @@ class Comparison:
         """Learning curves over their cost, and differences to plain training."""
         methods = {row.label: row.method for row in self.rows}
         curves = lines(
-            self._points("gradient_evaluations", lambda point: point.get("valid")),
+            self._points("gradient_evaluations", "valid"),
             methods,
             title="Validation",
             x="gradient evaluations",
@@ -345,17 +345,18 @@ class Comparison:
         """What was recorded about the walks of every epoch."""
         methods, found = {row.label: row.method for row in self.rows}, []
         for name, title in WALKS.items():
-            points = self._points("epoch", lambda point, name=name: (point.get("walk") or {}).get(name))
+            points = self._points("epoch", name, of_walk=True)
             found.append(lines(points, methods, title=title, x="epoch", y="", height=170))
         return [chart for chart in found if chart.values]
 
-    def _points(self, x: str, y: Callable[[dict[str, Any]], float | None]) -> Iterator[dict[str, Any]]:
-        """A point for each epoch of each run."""
+    def _points(self, x: str, y: str, *, of_walk: bool = False) -> Iterator[dict[str, Any]]:
+        """A point for each epoch of each run, with numbers of its curve or of the epoch's walks."""
         for row in self.rows:
             for record in row.records:
                 for point in record.curve:
+                    found = point.get("walk") or {} if of_walk else point
                     step = {"label": row.label, "seed": record.seed, "step": point["epoch"]}
-                    yield step | {"x": point.get(x), "y": y(point)}
+                    yield step | {"x": point.get(x), "y": found.get(y)}
 
     def _differences(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:

@@ -45,7 +45,7 @@ def chips(methods: Mapping[str, str]) -> list[dict[str, Any]]:
         methods: The method of each configuration, by its label.
     """
     colours, dashes = (each["scale"]["range"] for each in styled(methods))
-    first = {method: label for label, method in reversed(methods.items())}
+    first = {method: label for label, method in reversed(list(methods.items()))}
     shown = methods if len(methods) <= SHOWN else first.values()
     return [
         {"label": label, "colour": colour, "dashes": dash, "shown": label in shown}
