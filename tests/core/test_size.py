@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from family_reference import Reference
 from gasam import (
@@ -17,14 +16,24 @@ from gasam import (
     FreeLB,
     Perturbation,
     SharpBackward,
-    SharpnessAware,
     asam,
     ga_sam,
     layer_sam,
     multi_step_defense,
     sam,
 )
-from problems import GRANULARITIES, TEN_WALKS, batch, network
+from problems import (
+    GRANULARITIES,
+    TEN_WALKS,
+    batch,
+    function_of,
+    gradient_of,
+    loss_of,
+    network,
+    shapes_of,
+    through_backward,
+    through_closure,
+)
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
@@ -33,28 +42,23 @@ PRESETS = [sam, asam, layer_sam, multi_step_defense, ga_sam]
 
 def offsets_of(model, perturbation, loss=None, **options):
     """a_k of each pass, as lists of tensors, and the trace."""
-    x, y = batch(next(model.parameters()).dtype)
-    seen = []
+    usual, seen = loss or loss_of(model), []
 
     def remembering():
         seen.append([p.detach().clone() for p in model.parameters()])
-        return cross_entropy(model(x), y) if loss is None else loss(model)
+        return usual()
 
     sharp = SharpBackward(model, perturbation, **options)
     sharp(remembering)
     return [[a - b for a, b in zip(point, seen[0], strict=True)] for point in seen], sharp.last
 
 
-def gradient_of(model):
-    x, y = batch(next(model.parameters()).dtype)
-    return torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
-
-
 @pytest.mark.parametrize("name", TEN_WALKS)
 def test_budget_is_the_rise_of_the_linearised_loss(name):
     walk = dataclasses.replace(TEN_WALKS[name], epsilon=None, budget=0.03, cap=None, steps=1, step_size=None)
-    offsets, trace = offsets_of(network(), walk)
-    assert (flat(gradient_of(network())) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
+    model = network()
+    offsets, trace = offsets_of(model, walk)
+    assert (gradient_of(model, loss_of(model)()) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
     assert trace.predicted_rise.item() == pytest.approx(0.03, rel=1e-9)
 
 
@@ -105,11 +109,11 @@ def test_budget_without_a_cap_is_warned_of():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrow_weights_have_the_same_budget(dtype):
     model = network(dtype)
-    gradient = [g.double() for g in gradient_of(model)]
+    gradients = [g.double() for g in torch.autograd.grad(loss_of(model)(), list(model.parameters()))]
     _, trace = offsets_of(model, ga_sam(budget=0.02, cap=0.5))
     assert trace.predicted_rise.item() == pytest.approx(0.02, rel=1e-3)
-    offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradient]
-    epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradient, strict=True))
+    offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradients]
+    epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradients, strict=True))
     assert trace.norms[-1].item() == pytest.approx((epsilon * flat(offset).norm()).item(), rel=1e-3)
 
 
@@ -123,7 +127,7 @@ def test_without_a_gradient_or_without_weights_nothing_moves_and_it_is_said(make
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_("gradient" in words)
-    offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1, steps=steps), loss=make)
+    offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1, steps=steps), loss=lambda: make(model))
     assert flat(offsets[-1]).abs().max() == 0
     assert trace.verdict().startswith(words)
 
@@ -144,44 +148,27 @@ def groups_of(model, strengths=STRENGTHS):
     return [{"params": [(name, p)], "perturb": strengths[name]} for name, p in model.named_parameters()]
 
 
-def step(entry, model, groups, walk):
-    """One call, and its trace."""
-    x, y = batch()
-    if entry == "backward":
-        sharp = SharpBackward(groups, walk)
-        sharp(lambda: cross_entropy(model(x), y))
-    else:
-        sharp = SharpnessAware(torch.optim.SGD(groups, lr=0.0), walk, model=model)
-        sharp.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
-    return sharp.last
-
-
 class TestStrength:
     """A number in "perturb" multiplies T of the group."""
 
     @pytest.mark.parametrize(("entry", "norm", "granularity"), [
-        ("backward", 1.5, "element"), ("closure", 2.0, "element"), ("backward", 2.0, "filter"),
-        ("closure", math.inf, "filter"), ("backward", math.inf, "layer"), ("closure", 1.5, "layer"),
-        ("backward", 2.0, "model"), ("closure", math.inf, "model"),
+        (through_backward, 1.5, "element"), (through_closure, 2.0, "element"), (through_backward, 2.0, "filter"),
+        (through_closure, math.inf, "filter"), (through_backward, math.inf, "layer"), (through_closure, 1.5, "layer"),
+        (through_backward, 2.0, "model"), (through_closure, math.inf, "model"),
     ])  # fmt: skip
     @pytest.mark.parametrize("size", [{"epsilon": 0.05}, {"budget": 0.2, "cap": 0.03}], ids=str)
     def test_offset_is_that_of_the_reference_with_the_strengths_as_a_factor_of_the_scale(
         self, granularity, norm, entry, size
     ):
-        model, twin, (x, y) = network(), network(), batch()
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        model = network()
         moving = np.concatenate([np.full(p.numel(), STRENGTHS[name]) for name, p in model.named_parameters()])
         options = {"scale": "gradient_strength", "granularity": granularity} | size
-
-        def f(w):
-            nn.utils.vector_to_parameters(torch.from_numpy(w), twin.parameters())
-            loss = cross_entropy(twin(x), y)
-            return loss.item(), flat(torch.autograd.grad(loss, list(twin.parameters()))).numpy()
-
-        reference = Reference("sam", shapes, p=norm, moving=moving, **options)
-        expected = reference.gradient(flat(model.parameters()).numpy().copy(), f)
-        trace = step(entry, model, groups_of(model), Perturbation(norm=norm, risk="final", **options))
-        assert error(flat([p.grad for p in model.parameters()]), expected) < EXACT
+        reference = Reference("sam", shapes_of(model), p=norm, moving=moving, **options)
+        f = function_of(model, lambda m: loss_of(m)())
+        expected = reference.gradient(flat(model.parameters()).numpy(), f)
+        walk = Perturbation(norm=norm, risk="final", **options)
+        trace, gradient = entry(model, walk, given=groups_of(model))
+        assert error(gradient, expected) < EXACT
         assert error(trace.norms[-1], np.linalg.norm(reference.offset)) < EXACT
 
     @pytest.mark.parametrize("alike", [(0, False), (1, True), (1.0, None)])
@@ -192,9 +179,8 @@ class TestStrength:
             groups = groups_of(model, dict.fromkeys(STRENGTHS, 1) | {"0.weight": value})
             if value is None:
                 del groups[0]["perturb"]
-            step("backward", model, groups, ga_sam(0.1, steps=2))
-            found.append([p.grad for p in model.parameters()])
-        assert same_bits(*found)
+            found.append(through_backward(model, ga_sam(0.1, steps=2), given=groups)[1])
+        assert torch.equal(*found)
 
     def test_one_module_has_one_strength(self):
         walk = Perturbation(epsilon=0.1, granularity="module")
