@@ -217,7 +217,6 @@ BAD_ARGUMENTS = [
     (lambda: per_worker(network()), TypeError, "DistributedDataParallel model, got Sequential"),
     (lambda: FreeLB(nn.Linear(2, 2), 0.1), TypeError, "nn.Embedding modules, got Linear"),
     (lambda: FreeLB([], 0.1), TypeError, "got none"),
-    (lambda: FreeLB(nn.Embedding(4, 2), 0.1, start="normal"), ValueError, "'zero' or 'uniform', got 'normal'"),
     (lambda: FreeLB(nn.Embedding(4, 2), -1.0), ValueError, "epsilon must be a finite number >= 0"),
     (lambda: FreeLB(nn.Embedding(4, 2), 0.1, norm=1.0), ValueError, "norm must be"),
     (lambda: FreeLB(nn.Embedding(4, 2), 0.1, steps=0), ValueError, "steps must be"),
