@@ -117,7 +117,7 @@ def through_backward(model, perturbation, factor: float = 1.0, loss=None, **opti
 
 def through_closure(model, perturbation, factor: float = 1.0, loss=None, **options):
     base = torch.optim.SGD(model.named_parameters(), lr=0.0)
-    optimizer = SharpnessAware(base, perturbation, gradient_scale=factor, **options)
+    optimizer = SharpnessAware(base, perturbation, **{"gradient_scale": factor} | options)
     optimizer.step(closure_of(loss or loss_of(model), factor))
     return optimizer.last, gradient_of(model) / factor
 
@@ -150,11 +150,12 @@ def gradient_of(model, loss=None):
 
 @contextmanager
 def at_home(parameters):
-    """After the block the weights have the bits that they had before."""
+    """After the block the weights have the bits that they had before, in the same memory."""
     parameters = list(parameters)
-    before = [p.detach().clone() for p in parameters]
+    before, places = [p.detach().clone() for p in parameters], [p.data_ptr() for p in parameters]
     yield before
     assert same_bits(parameters, before)
+    assert [p.data_ptr() for p in parameters] == places
 
 
 class Visited(NamedTuple):

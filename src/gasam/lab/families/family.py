@@ -316,7 +316,7 @@ class Family(ABC, Generic[Settings]):
 
     def examples(self, split: Split, rows: int) -> list[Any]:
         """About `rows` examples of a split, always the same ones, in batches for the objective."""
-        return [self.read(split, some) for some in drawn(rows, self.count(split)).split(self.settings.batch)]
+        return [self.read(split, some) for some in torch.split(drawn(rows, self.count(split)), self.settings.batch)]
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
         """The word embeddings, to whose outputs FreeLB adds its noise."""
