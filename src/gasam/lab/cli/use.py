@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gasam.lab.cli.options import RUNS, command
 from gasam.lab.data.files import STANDARD_INPUT
 from gasam.lab.display import console, errors, print_json, print_table, say
-from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+from gasam.lab.errors import InputError
 from gasam.lab.report import html as page
 from gasam.lab.report.comparison import counted, run_list
 from gasam.lab.storage import replaced
@@ -84,7 +84,8 @@ def predict(
             if total is not None and json:
                 print(json_line({"whole_input": total}), file=stream)
     except KeyboardInterrupt:
-        raise InterruptedWithoutResumeError(f"interrupted after {done:,} inputs") from None
+        say(f"gasam: interrupted after {done:,} inputs")  # the same command starts again
+        raise SystemExit(130) from None
     if total is not None and not json:
         say(f"perplexity of the whole input: {trained.family.line(total)}")
     left_out = f"; {counted(blank, 'blank line')} without one" if blank else ""

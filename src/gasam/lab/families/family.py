@@ -22,7 +22,7 @@ from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import texts
 from gasam.lab.errors import InputError, checked
 from gasam.lab.record import Metric
-from gasam.lab.storage import replaced, save_tensors
+from gasam.lab.storage import as_bytes, replaced
 
 Settings = TypeVar("Settings", bound="Recipe")
 VERSION = 5
@@ -137,8 +137,8 @@ class Encoded:
         """The data without its test split, for searches. `shared` was learnt from the training split only."""
         return replace(self, splits={split: part for split, part in self.splits.items() if split != "test"})
 
-    def save(self, file: Path | BinaryIO) -> None:
-        save_tensors(vars(self), file)
+    def as_bytes(self) -> bytes:
+        return as_bytes(vars(self))
 
     @staticmethod
     def load(file: Path | BinaryIO) -> Encoded:
@@ -161,7 +161,7 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
         file.unlink(missing_ok=True)
     data = encode(family, source.read(), settings)
     with replaced(file) as partial:
-        data.save(partial)
+        partial.write_bytes(data.as_bytes())
     return data
 
 

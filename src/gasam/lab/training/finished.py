@@ -70,13 +70,13 @@ class FinishedRun:
     Args:
         folder: Its folder, with its weights, what was learnt from the training split, and its description.
         description: The record of the run, with its settings and scores, and where its data was.
-        data: Where the training data is; what it does not say, the description does. None uses the run without data.
+        data: The data, or where it is; what that does not say, the description does. None uses the run without data.
         cpu: Use the CPU even if there is a GPU.
     """
 
     folder: Path
     description: Description
-    data: Origin | None = None
+    data: Origin | Encoded | None = None
     cpu: bool = False
 
     @property
@@ -114,7 +114,7 @@ class FinishedRun:
     def family(self) -> Family[Any]:
         """The family of the model, with the run's data if `data` is given."""
         if self.data is not None:
-            return self.plan.family(self.read_data())
+            return self.plan.family(self.data if isinstance(self.data, Encoded) else self.read_data())
         self._check_encoding()
         file, data = self.folder / ENCODING, self.record.data
         try:
@@ -129,7 +129,7 @@ class FinishedRun:
     def plan(self) -> Plan:
         """A plan with the run's settings, without its walk. Its data is where `data` says, or else where it was."""
         origin = Origin()
-        if self.data is not None:
+        if isinstance(self.data, Origin):
             known = self.description.origin
             moved = known.data_dir is not None and not known.data_dir.is_dir()
             origin = self.data.or_else(replace(known, data_dir=None) if moved else known)
@@ -250,7 +250,7 @@ class FinishedRun:
                 yield line, None if value is None else next(found)
 
 
-def load(run: str | Path, data: Origin | None = None, *, cpu: bool = False) -> FinishedRun:
+def load(run: str | Path, data: Origin | Encoded | None = None, *, cpu: bool = False) -> FinishedRun:
     """Load a trained model. Its folder is enough: neither its training data nor its record beside it is needed.
 
     Args:
