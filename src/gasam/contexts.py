@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, get_args
@@ -186,8 +185,3 @@ def _set_generator_states(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     for (module, index), state in zip(_accelerators(), states[1:], strict=False):
         module.set_rng_state(state, index)
-
-
-def standing() -> int:
-    """A checksum of the states of the random number generators. Computing it does not advance them."""
-    return zlib.crc32(b"".join(bytes(state.tolist()) for state in _generator_states()))

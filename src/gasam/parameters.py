@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +22,11 @@ Parameters = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter. `strength` is its group's "perturb": a factor of T, and 0 if the parameter must not move."""
+    """A parameter, and whether the walk may move it."""
 
     name: str | None
     tensor: Tensor
-    strength: float
+    moves: bool
 
 
 def read(parameters: Parameters) -> list[Entry]:
@@ -45,13 +44,13 @@ def read(parameters: Parameters) -> list[Entry]:
     for item in parameters:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}
         _check_group(group)
-        strength = _strength(group.get("perturb", True), "the key 'perturb' of a parameter group")
+        moves = _checked(group.get("perturb", True), "the key 'perturb' of a parameter group")
         items = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         for given, known in zip(items, group.get("param_names") or [None] * len(items), strict=True):
             name, tensor = given if isinstance(given, tuple) else (known, given)
             if id(tensor) not in entries:
-                _check(tensor, strength, f"parameter {len(entries) if name is None else repr(name)}")
-                entries[id(tensor)] = Entry(name, tensor, strength)
+                _check(tensor, moves, f"parameter {len(entries) if name is None else repr(name)}")
+                entries[id(tensor)] = Entry(name, tensor, moves)
     if not entries:
         raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
     return list(entries.values())
@@ -84,41 +83,35 @@ def weights_of(
     """The weights that the walk may move. The perturbation's `perturb` needs the model."""
     if perturbation.perturb is not None:
         entries = _by_module(entries, perturbation.perturb, model)
-    moving = [entry for entry in entries if entry.strength]
+    moving = [entry for entry in entries if entry.moves]
     names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
     check_names(perturbation, names)
-    of_modules: dict[str, float] = {}
-    for name, entry in zip(names or (), moving, strict=False) if perturbation.granularity == "module" else ():
-        module = name.rpartition(".")[0]
-        if of_modules.setdefault(module, entry.strength) != entry.strength:
-            both = f"{of_modules[module]:g} and {entry.strength:g} in {module!r}"
-            raise ValueError(f"granularity 'module' needs one 'perturb' for all parameters of a module, got {both}")
-    return Weights([entry.tensor for entry in moving], names, [e.strength for e in moving], in_place=in_place)
+    return Weights([entry.tensor for entry in moving], names, in_place=in_place)
 
 
 def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Module | None) -> list[Entry]:
-    """The entries, each with its strength times what `perturb` says of its module."""
+    """The entries, of which those move whose module `perturb` chooses."""
     if model is None:
         raise ValueError(
             "the perturbation chooses what moves by module: give the model, as in SharpBackward(model, perturbation) "
             "or SharpnessAware(optimizer, perturbation, model=model)"
         )
-    factors: dict[int, float] = {}
+    chosen: dict[int, bool] = {}
     for module in model.modules():
         if own := list(module.parameters(recurse=False)):
-            factor = _strength(perturb(module), f"perturb of {type(module).__name__}")
-            factors = dict.fromkeys(map(id, own), factor) | factors  # the first module of a shared parameter decides
-    found = [replace(entry, strength=entry.strength * factors.get(id(entry.tensor), 0.0)) for entry in entries]
-    if not any(entry.strength for entry in found):
+            moves = _checked(perturb(module), f"perturb of {type(module).__name__}")
+            chosen = dict.fromkeys(map(id, own), moves) | chosen  # the first module of a shared parameter decides
+    found = [replace(entry, moves=entry.moves and chosen.get(id(entry.tensor), False)) for entry in entries]
+    if not any(entry.moves for entry in found):
         name = getattr(perturb, "__name__", repr(perturb))
         raise ValueError(f"no parameter of {type(model).__name__} moves, because perturb={name} leaves out all modules")
     return found
 
 
-def _strength(value: object, who: str) -> float:
-    if not isinstance(value, bool | int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{who} must be True, False or a finite number >= 0, got {value!r}")
-    return float(value)
+def _checked(value: object, who: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{who} must be True or False, got {value!r}")
+    return value
 
 
 def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
@@ -144,16 +137,16 @@ def _check_group(group: Mapping[str, Any]) -> None:
     if sizes := group.keys() & {"epsilon", "rho", "budget", "cap"}:
         raise ValueError(
             f"a parameter group has the key {min(sizes)!r}, but the walk has one size: give it to the perturbation, "
-            "and write 'perturb': 0.5 in a group that moves half as far"
+            "and write 'perturb': False in a group that must not move"
         )
     if group.get("maximize"):
         raise ValueError("a parameter group has maximize=True: minimise the negative loss instead")
 
 
-def _check(tensor: object, strength: float, who: str) -> None:
+def _check(tensor: object, moves: bool, who: str) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{who} must be a tensor, got {type(tensor).__name__}")
-    if not strength:
+    if not moves:
         return
     if not tensor.is_floating_point() or tensor.itemsize < 2:
         raise TypeError(

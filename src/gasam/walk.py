@@ -281,7 +281,8 @@ class _Ascent:
         if self.plan.cap is None:
             return self._one
         norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
-        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, self._rms_weight())
+        rms_weight = (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()  # of all weights that take part
+        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, rms_weight)
         self._capped = norms > limits
         return torch.where(self._capped, limits * inverse(norms), 1.0)
 
@@ -317,10 +318,6 @@ class _Ascent:
         lengths = sums[-1] if lengths is None else lengths
         trace.offsets.append((factor.abs() * lengths.sqrt()).expand_as(groups.sizes))
 
-    def _rms_weight(self) -> Any:
-        """The root mean square of all weights that take part."""
-        return (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()
-
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
@@ -336,10 +333,8 @@ class _Ascent:
             offsets=trace.offsets[-1] if trace.offsets else groups.sizes * 0,
             weights=weights.sqrt(),
             sizes=groups.sizes,
-            rms_weight=self._rms_weight(),
             capped=self._capped,
             predicted_rise=self._rise,
-            at_zero=(weights.sum() == 0) & (self._clean_squares.sum() > 0),
         )
         if self.detailed and seen is not None:
             clean, last = self._clean_squares.sqrt(), self._read(seen, is_climbed=False)["gradient"].sqrt()

@@ -30,7 +30,6 @@ class Weights:
     Args:
         tensors: The parameters.
         names: Their names.
-        strengths: Factors of their T; None means that all are 1.
         in_place: Write all weights in place, for a model that reads their memory by another name.
     """
 
@@ -38,13 +37,11 @@ class Weights:
         self,
         tensors: Sequence[Tensor],
         names: Sequence[str] | None = None,
-        strengths: Sequence[float] | None = None,
         *,
         in_place: bool = False,
     ) -> None:
         self.tensors = list(tensors)
         self.names = [f"parameter {i}" for i in range(len(self.tensors))] if names is None else names
-        self.strengths = [1.0] * len(self.tensors) if strengths is None else strengths
         self.in_place = in_place
         self.walking = False
         self._sharded = any(map(is_sharded, self.tensors))
@@ -54,7 +51,7 @@ class Weights:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have the tensors, and make memory of their own."""
-        return {name: getattr(self, name) for name in ("tensors", "names", "strengths", "in_place")}
+        return {name: getattr(self, name) for name in ("tensors", "names", "in_place")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -108,7 +105,7 @@ class Weights:
                     f"{self.names[i]} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into "
                     "a group with 'perturb': False"
                 )
-            operand = Operand(tensor, self.names[i], self.strengths[i], memory, memory)
+            operand = Operand(tensor, self.names[i], memory, memory)
             operands.append(operand)
             at, in_rows = storage_identity(memory), by_rows(tensor, granularity)
             rows_lie_apart = in_rows and memory.stride(0) < max(memory.stride())

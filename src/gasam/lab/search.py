@@ -398,7 +398,6 @@ class Driver:
         names = [plan.name(self.data_hash) for plan in planned]
         for name, (values, _) in zip(names, wanted, strict=True):
             jobs[name].detail = in_words(values)
-            jobs[name].data = jobs[name].data and jobs[name].data.without_test()
         do_all([*jobs.values()], self.folder, self.engine, self._heard, partial(train, cpu=self.cpu, test=False))
         for job in jobs.values():
             if job.error is not None:
