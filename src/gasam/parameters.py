@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,7 +89,11 @@ def weights_of(
         entries = _by_module(entries, perturbation.perturb, model)
     moving = [entry for entry in entries if entry.moves]
     names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
-    check_names(perturbation, names)
+    if perturbation.granularity == "module" and names is None:
+        raise ValueError(
+            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
+            "model.parameters(), to the base optimizer if you use SharpnessAware"
+        )
     return Weights([entry.tensor for entry in moving], names, in_place=in_place)
 
 
@@ -108,23 +112,6 @@ def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Mod
     if not any(entry.moves for entry in found):
         raise ValueError(f"no parameter of {type(model).__name__} moves: the perturbation's `perturb` leaves out all")
     return found
-
-
-def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
-    """Raise if the walk needs the names of modules, and they are missing or not unique."""
-    if perturbation.granularity != "module":
-        return
-    if names is None:
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer if you use SharpnessAware"
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(
-            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: "
-            "give model.named_parameters(prefix=...) with another prefix for each"
-        )
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
