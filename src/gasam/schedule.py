@@ -54,10 +54,7 @@ class Schedule:
     def of_step(self, step: int, total_steps: int | None) -> float:
         """The strength that follows from `start` and `warmup` at a step; steps count from 0."""
         warmup = _in_steps("warmup", self.warmup, total_steps)
-        return min(1.0, max(0.0, (step - self.first_walk(total_steps) + 1) / (warmup + 1)))
-
-    def first_walk(self, total_steps: int | None) -> int:
-        return _in_steps("start", self.start, total_steps)
+        return min(1.0, max(0.0, (step - _in_steps("start", self.start, total_steps) + 1) / (warmup + 1)))
 
 
 StrengthOfStep = Callable[[int], float]
@@ -95,11 +92,8 @@ class Clock:
             raise ValueError(f"accumulation must be a whole number >= 1, got {accumulation!r}")
         if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
             raise TypeError(f"schedule must be a Schedule or a function of the step, got {type(schedule).__name__}")
-        self.schedule = schedule
-        self._options = schedule if isinstance(schedule, Schedule) else Schedule()
-        self.total_steps = total_steps
-        self.process_group = process_group
-        self.accumulation = accumulation
+        self.schedule, self._options = schedule, schedule if isinstance(schedule, Schedule) else Schedule()
+        self.accumulation, self.total_steps, self.process_group = accumulation, total_steps, process_group
         self.manual = False  # whether the training loop calls begin_step
         self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
         self.state = State(0, 0, 0, None, 0.0, self._placed(torch.zeros(2)))
@@ -118,20 +112,20 @@ class Clock:
         """The strength of the current step."""
         return 0.0 if self.between_walks else self.strength_of_walk()
 
-    def strength_of_walk(self, state: State | None = None) -> float:
+    def strength_of_walk(self) -> float:
         """The strength of a walk in the current step, also if `every` leaves this step out."""
-        state = self.state if state is None else state
+        state, progress = self.state, self._options.progress
         if callable(self.schedule):
             given = self.schedule(state.step)
             if not isinstance(given, float | int) or not 0 <= given <= 1:
                 raise ValueError(f"the schedule must give a strength in [0, 1], got {given!r} for step {state.step}")
             return float(given)
         strength = self._options.of_step(state.step, self.total_steps)
-        if self._options.progress is None or state.initial == 0:
+        if progress is None or state.initial == 0:
             return strength
         if state.initial is None:
             return 0.0
-        fallen = (state.initial - state.smoothed) / (self._options.progress * abs(state.initial))
+        fallen = (state.initial - state.smoothed) / (progress * abs(state.initial))
         return strength * min(1.0, max(0.0, fallen))
 
     def begin_step(self, step: int) -> None:
@@ -177,23 +171,24 @@ class Clock:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums, group=self.process_group)
         total, number = sums.tolist()
-        state = replace(state, losses=torch.zeros_like(sums))
         mean = total / number if number else math.nan
+        state = replace(state, losses=torch.zeros_like(sums))
         if state.initial is None:
-            if mean == 0 or not math.isfinite(mean):
-                _warn(
-                    f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} "
-                    f"steps is {mean:g}: from now on the strength depends on `start` and `warmup` only"
-                )
-                return replace(state, initial=0.0)
-            return replace(state, initial=mean, smoothed=mean)
+            if mean != 0 and math.isfinite(mean):
+                return replace(state, initial=mean, smoothed=mean)
+            warnings.warn(
+                f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
+                f"{mean:g}: from now on the strength depends on `start` and `warmup` only",
+                stacklevel=5,
+            )
+            return replace(state, initial=0.0)
         if number:
             state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
-        walking = state.step - self._options.first_walk(self.total_steps)
-        if PATIENCE <= walking < PATIENCE + BLOCK and self.strength_of_walk(state) == 0:
-            _warn(
+        if PATIENCE <= state.step < PATIENCE + BLOCK and 0 != state.initial <= state.smoothed:
+            warnings.warn(
                 f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start"
+                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
+                stacklevel=5,
             )
         return state
 
@@ -206,10 +201,6 @@ class Clock:
             raise KeyError(f"the state of a schedule has no {min(missing)!r}: give a SharpBackward.state_dict()")
         losses = self._placed(torch.tensor(state["losses"], dtype=torch.float64))
         self.state = State(**{name: state[name] for name in vars(self.state)} | {"losses": losses})
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=6)
 
 
 def _in_steps(name: str, value: float, total_steps: int | None) -> int:
