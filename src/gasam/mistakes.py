@@ -6,6 +6,7 @@ import dis
 import warnings
 from collections.abc import Callable, Iterator
 from io import IOBase
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -33,29 +34,26 @@ def look_at_function(function: Callable[[], Any]) -> None:
 
 def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callable[[], Any]:
     """The same function, with a check of the graph of its loss in the first pass."""
-    if not callable(function):
-        return function
     values = [value for value, _ in _outer_variables(function).values()]
     values += [each for value in values if isinstance(value, list | tuple) for each in value]
     earlier: set[Any] = {value.grad_fn for value in values if isinstance(value, Tensor)} - {None}
-    passes = 0
+    passes = count()
 
     def checked() -> Any:
-        nonlocal passes
-        result, passes = function(), passes + 1
+        result = function()
         loss = loss_in(result)
-        if passes == 1 and isinstance(loss, Tensor):
-            for node in earlier.intersection(_nodes(loss)) if earlier else ():
+        if next(passes) == 0 and isinstance(loss, Tensor):
+            if earlier and (found := earlier.intersection(_nodes(loss))):
                 raise RuntimeError(
-                    f"the loss function uses a result ({node.name()}) that was computed before it was called, and that "
-                    "can't be computed again with other weights: compute everything inside the function, as in "
-                    "sharp(lambda: loss_function(model(x), y))"
+                    f"the loss function uses a result ({found.pop().name()}) that was computed before it was called, "
+                    "and that can't be computed again with other weights: compute everything inside the function, as "
+                    "in sharp(lambda: loss_function(model(x), y))"
                 )
             if gradient_scale == 1.0:
                 _look_at_scale(loss.grad_fn)
         return result
 
-    return checked
+    return checked if callable(function) else function
 
 
 def warn_of_statistics(loss: object) -> None:
@@ -79,16 +77,13 @@ def _look_at_scale(node: Any) -> None:
             )
 
 
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of the loss's graph, once."""
-    ahead: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
+def _nodes(loss: Tensor) -> set[Any]:
+    """All nodes of the loss's graph."""
+    found, ahead = set[Any](), {loss.grad_fn} - {None}
     while ahead:
-        node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += [function for function, _ in node.next_functions]
-            yield node
+        found |= ahead
+        ahead = {function for node in ahead for function, _ in node.next_functions} - found - {None}
+    return found
 
 
 def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
@@ -101,7 +96,7 @@ def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
             known[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             known.pop(name, None)
-    found: dict[str, tuple[Any, list[str]]] = {}
+    found = dict[str, tuple[Any, list[str]]]()
     for instruction in dis.get_instructions(function):
         how, _, where = instruction.opname.partition("_")
         if how in ("LOAD", "STORE") and where in ("DEREF", "GLOBAL") and instruction.argval in known:
