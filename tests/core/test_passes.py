@@ -29,9 +29,7 @@ def masks_of(model, around):
     """What the dropout layer let through in each pass."""
     seen = []
     handle = model[2].register_forward_hook(lambda module, inputs, output: seen.append(output == 0))
-    SharpBackward(model.parameters(), ga_sam(1e-9, steps=2), around=together(around, frozen_batchnorm(model)))(
-        loss_of(model)
-    )
+    through_backward(model, ga_sam(1e-9, steps=2), around=together(around, frozen_batchnorm(model)))
     handle.remove()
     return seen
 
