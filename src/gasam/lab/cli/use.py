@@ -6,6 +6,7 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import tee
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gasam.lab.cli.options import RUNS, command
 from gasam.lab.data.files import STANDARD_INPUT
 from gasam.lab.display import console, errors, print_json, print_table, say
-from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+from gasam.lab.errors import InputError
 from gasam.lab.report import html as page
 from gasam.lab.report.comparison import counted, run_list
 from gasam.lab.storage import replaced
@@ -67,9 +68,9 @@ def predict(
         inputs = trained.family.read_inputs(path, text_column or trained.description.origin.text_column)
         if typed := path is None and sys.stdin.isatty():
             say("type one input per line; Ctrl-D ends")
-        whole = trained.family.whole_input(trained.model)
+        inputs, texts = tee(inputs) if trained.family.continues_text else (inputs, iter(()))
         with opened(out) as stream, progress:
-            for line, found in trained.answers(inputs, options, whole=whole, at_once=1 if typed else None):
+            for line, found in trained.answers(inputs, options, at_once=1 if typed else None):
                 done, blank = done + 1, blank + (found is None)
                 progress.advance(bar)
                 if not json:  # a blank line stays blank, so that lines keep their numbers
@@ -78,11 +79,13 @@ def predict(
                     print(json_line({"line": line} | found), file=stream, flush=typed)
             if done == blank:
                 raise InputError(f"{path or STANDARD_INPUT} has no inputs: give at least one line that is not blank")
-            total = None if whole is None else whole.result()
+            given = [text for _, text in texts if text is not None]
+            total = trained.family.whole_input(trained.model, given) if given else None
             if total is not None and json:
                 print(json_line({"whole_input": total}), file=stream)
     except KeyboardInterrupt:
-        raise InterruptedWithoutResumeError(f"interrupted after {done:,} inputs") from None
+        say(f"gasam: interrupted after {done:,} inputs")  # the same command starts again
+        raise SystemExit(130) from None
     if total is not None and not json:
         say(f"perplexity of the whole input: {trained.family.line(total)}")
     left_out = f"; {counted(blank, 'blank line')} without one" if blank else ""
