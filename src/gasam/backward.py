@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam import passes
 from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, together
-from gasam.distributed import group_of, per_worker, synchronised
+from gasam.distributed import group_of, per_worker, shared_walk
 from gasam.family import Kept
 from gasam.fold import Fold
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
@@ -223,7 +223,7 @@ class SharpBackward:
                     "after they are reduced over the workers: leave per_worker out"
                 )
             if isinstance(self.model, DistributedDataParallel):
-                around = together(synchronised(self.model), around)
+                around = together(shared_walk(self.model, also_last=True), around)
         return around(k, last)
 
     def loss_scale(self, by_closure: bool) -> Tensor | float | None:

@@ -123,28 +123,21 @@ class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
 
     You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
-    already. The passes before the last are always reduced, and the last one follows your `no_sync`.
+    already. The passes before the last are always reduced, and the last one follows your `no_sync`, or is reduced
+    `also_last`.
     """
 
-    reduces_last = False
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self.model = _checked("shared_walk", model)
+    def __init__(self, model: DistributedDataParallel, *, also_last: bool = False) -> None:
+        self.model, self.also_last = _checked("shared_walk", model), also_last
 
     @contextmanager
     def __call__(self, k: int, last: bool) -> Iterator[None]:
         before = self.model.require_backward_grad_sync
-        self.model.require_backward_grad_sync = before or not last or self.reduces_last
+        self.model.require_backward_grad_sync = before or not last or self.also_last
         try:
             yield
         finally:
             self.model.require_backward_grad_sync = before
-
-
-class synchronised(shared_walk):  # noqa: N801
-    """Every pass is reduced, also the last one in `no_sync`."""
-
-    reduces_last = True
 
 
 def _checked(name: str, model: object) -> DistributedDataParallel:

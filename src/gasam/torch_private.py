@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ _tensor: Any = Tensor
 get_gradient, set_gradient, set_data = _tensor.grad.__get__, _tensor.grad.__set__, _tensor.data.__set__
 
 copy_all = torch._foreach_copy_  # from sources to targets with few kernels; a loop of `copy_` is much slower
+# Whether a tensor wraps others, as quantised weights do, so that exchanging its memory has no effect.
+hides_its_memory = is_traceable_wrapper_subclass
 
 
 def standard_gamma(shapes: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -42,11 +44,6 @@ def local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor in this process; any other tensor itself. Autograd would record `to_local`."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
-
-
-def hides_its_memory(tensor: Tensor) -> bool:
-    """Whether the tensor wraps others, as quantised weights do, so that exchanging its memory has no effect."""
-    return is_traceable_wrapper_subclass(tensor)
 
 
 def fsdp_modules() -> list[Any]:
@@ -82,10 +79,8 @@ def updates_running_statistics(node: Any) -> bool:
         return True
 
 
-@contextmanager
-def never_reading_values() -> Iterator[None]:
+def never_reading_values() -> AbstractContextManager[Any]:
     """Tensors that are created in the block have no values, so that an operation that reads one raises."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+    return FakeTensorMode(allow_non_fake_inputs=True)

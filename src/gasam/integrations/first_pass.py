@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import SharpBackward
 from gasam.contexts import includes, together
-from gasam.distributed import per_worker, shared_walk, synchronised
+from gasam.distributed import per_worker, shared_walk
 from gasam.fold import clean_factor
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, now
@@ -28,8 +28,8 @@ class FirstPass:
         if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
             # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A method's fold
             # needs the reduced gradient of the last pass as well.
-            share = shared_walk if sharp.perturbation.own_fold is None else synchronised
-            self._around = together(share(model), sharp.around)
+            share = shared_walk(model, also_last=sharp.perturbation.own_fold is not None)
+            self._around = together(share, sharp.around)
         self._stack = ExitStack()
         self._stack.enter_context(self._around(0, not sharp.walks()))
 
