@@ -79,10 +79,11 @@ def _look_at_scale(node: Any) -> None:
 
 def _nodes(loss: Tensor) -> set[Any]:
     """All nodes of the loss's graph."""
-    found, ahead = set[Any](), {loss.grad_fn} - {None}
-    while ahead:
+    found: set[Any] = set()
+    ahead: set[Any] = {loss.grad_fn}
+    while ahead := ahead - found - {None}:
         found |= ahead
-        ahead = {function for node in ahead for function, _ in node.next_functions} - found - {None}
+        ahead = {function for node in ahead for function, _ in node.next_functions}
     return found
 
 

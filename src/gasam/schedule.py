@@ -171,9 +171,9 @@ class Clock:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums, group=self.process_group)
         total, number = sums.tolist()
-        mean = total / number if number else math.nan
+        mean, initial = total / number if number else math.nan, state.initial
         state = replace(state, losses=torch.zeros_like(sums))
-        if state.initial is None:
+        if initial is None:
             if mean != 0 and math.isfinite(mean):
                 return replace(state, initial=mean, smoothed=mean)
             warnings.warn(
@@ -184,10 +184,10 @@ class Clock:
             return replace(state, initial=0.0)
         if number:
             state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
-        if PATIENCE <= state.step < PATIENCE + BLOCK and 0 != state.initial <= state.smoothed:
+        if PATIENCE <= state.step < PATIENCE + BLOCK and 0 != initial <= state.smoothed:
             warnings.warn(
                 f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {state.initial:.4g}: give schedule=Schedule(), which walks from the start",
+                f"value {initial:.4g}: give schedule=Schedule(), which walks from the start",
                 stacklevel=5,
             )
         return state
