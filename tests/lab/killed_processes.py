@@ -45,7 +45,7 @@ class InThisProcess:
     parallel = 1
 
     def __init__(self):
-        self.ended, self.cancelled = [], []
+        self.ended = []
 
     @property
     def running(self):
@@ -57,9 +57,6 @@ class InThisProcess:
     def events(self):
         ended, self.ended = self.ended, []
         return ended
-
-    def cancel(self, job):
-        self.cancelled.append(job.name)
 
     def stop(self):
         self.ended.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -117,18 +118,16 @@ def tune(
         seeds: Run plain training and up to three best trials with this many seeds, and choose by the mean.
         seed: Seed of the trials. Use other seeds for results.
     """
-    asked = question(
-        task, method, size=size, quantity=quantity, space=space, trials=trials, seeds=seeds, seed=seed,
-        settings=settings, origin=data,
+    asked = checked(
+        Search, task=str(task), method=method, size=size, quantity=quantity, space=dict(space or {}), trials=trials,
+        seeds=seeds, seed=seed, settings=dict(settings or {}), origin=data or Origin(),
     )  # fmt: skip
     with opened(on, parallel=jobs, cpu=cpu) as engine:
         found = find(asked, Path(out), engine, cpu=cpu)
-    rows = []
-    for each in found.trials:
-        valid = [score for score in each["valid"] if score is not None]
-        mean = fmean(valid) if valid else None
-        rows.append({"method": found.method} | each["values"] | {"valid": mean, "chosen": each["chosen"]})
-    frame = _frame(rows)
+    frame = _frame(
+        {"method": found.method} | each["values"] | {"valid": fmean(each["valid"] or [nan]), "chosen": each["chosen"]}
+        for each in found.trials
+    )
     frame.attrs = {"settings": found.changes, "walk": found.walk, "plain": found.plain, "sentence": found.sentence}
     return frame
 
@@ -139,7 +138,7 @@ def runs(folder: str | Path = "runs") -> DataFrame:
     return _frame(run_list(list(found.values()), "").values)
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+def _frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     from pandas import DataFrame
 
     return DataFrame(rows)
@@ -219,20 +218,6 @@ def save(table: Table, records: Sequence[Record], file: Path) -> list[Path]:
         for chart in each.charts()
     ]
     return [*table.save(file), *output.save(charts, file, columns=2)]
-
-
-def question(
-    task: str | Path,
-    method: str,
-    *,
-    space: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    **options: Any,
-) -> Search:
-    """What to search; the options are the other fields of `Search`."""
-    given = {"space": dict(space or {}), "settings": dict(settings or {}), "origin": origin or Origin()}
-    return checked(Search, task=str(task), method=method, **given, **options)
 
 
 def find(asked: Search, out: Path, engine: Engine, *, cpu: bool) -> Finding:

@@ -36,10 +36,6 @@ class InputError(ValueError):
     """
 
 
-class InterruptedWithoutResumeError(Exception):
-    """The user interrupted a command that does not continue where it stopped. The message says how far it came."""
-
-
 def checked(model: type[Model], /, **values: Any) -> Model:
     """Make a pydantic model of values that a user gave; raise `InputError` in one sentence for a wrong one."""
     from pydantic import ValidationError

@@ -37,7 +37,7 @@ def _run() -> int:
         from gasam.lab.cli.options import app, refusal
     except ModuleNotFoundError as error:
         return _say(f"the command needs {error.name}: run `pip install 'gasam[lab]'`", 2)
-    from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+    from gasam.lab.errors import InputError
 
     try:
         code = app(prog_name="gasam", standalone_mode=False)
@@ -45,8 +45,6 @@ def _run() -> int:
         return _say(refusal(error), 2)
     except InputError as error:
         return _say(str(error), 2)
-    except InterruptedWithoutResumeError as error:
-        return _say(str(error), INTERRUPTED)
     except OSError as error:
         place = error.filename or "a file"
         return _say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2)

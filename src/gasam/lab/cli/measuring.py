@@ -61,7 +61,7 @@ def measured(
     analysis: Analysis, runs: Sequence[Path], folder: Path, origin: Origin, engine: Engine, cpu: bool
 ) -> list[AnalysisRecord]:
     """Measure the runs that have no record yet, with progress on standard error."""
-    with Live(len(runs), label=lambda job: job.name) as live:
+    with Live(len(runs)) as live:
         jobs = measure_all(analysis, runs, folder, origin, engine, live.watch, cpu=cpu)
     if any(job.record is None for job in jobs):
         raise typer.Exit(1)

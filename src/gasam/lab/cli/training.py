@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,15 @@ from gasam.lab import api
 from gasam.lab.cli.options import RUNS, GivenWalk, Place, Settings, assignments, command, listed
 from gasam.lab.display import Live, console, label, outcome, print_json, print_table, say
 from gasam.lab.engines.engine import Job
-from gasam.lab.errors import InputError
+from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Table
-from gasam.lab.record import Record, as_json
+from gasam.lab.record import as_json
 from gasam.lab.report import html
 from gasam.lab.report.comparison import Comparison
-from gasam.lab.search import FOLDER, TrialFailedError
+from gasam.lab.search import FOLDER, Search, TrialFailedError
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training import tracking
-from gasam.lab.training.plan import Plan, make
+from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 
@@ -54,8 +53,8 @@ def compare(
         methods: Methods, separated by commas, or `family` for all of them.
         walk: Change an option of a method's walk: METHOD.NAME=VALUE, e.g. ga-sam.epsilon=1e-3.
     """
-    names, changed = listed("--methods", methods), settings.changed(task, size)
-    walks = walks_of(names, walk or (), same_noise)
+    names = listed("--methods", methods)
+    walks, changed = walks_of(names, walk or (), same_noise), settings.changed(task, size)
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
         done = api.run_all(plans, out, engine, cpu=cpu, track=track)
@@ -74,10 +73,7 @@ def compare(
         html.write(files[-1], found, times)
     show(table, done, files, json)
     if not json and task in TASKS and TASKS[task].kind.startswith("twin"):
-        say(
-            "This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`",
-            console,
-        )
+        say("This data is built in, and no evidence. On your own: `gasam compare classify --train YOUR.csv`", console)
 
 
 def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> dict[str, dict[str, Any]]:
@@ -95,8 +91,7 @@ def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> 
 def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -> None:
     """Print the table and where it is saved, then the runs that failed."""
     if json:
-        failed = [job for job in jobs if job.record is None]
-        told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed]
+        told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed_of(jobs)]
         print_json(table.as_json() | {"failed": told})
     else:
         print_table(table, files)
@@ -105,11 +100,14 @@ def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -
 
 def exit_if_failed(jobs: Sequence[Job]) -> None:
     """Name the runs that failed, and exit with code 1 if there are any."""
-    failed = [job for job in jobs if job.record is None]
-    for job in failed:
+    for job in failed_of(jobs):
         say(f"failed: {label(job)}: {job.error}")
-    if failed:
+    if failed_of(jobs):
         raise typer.Exit(1)
+
+
+def failed_of(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if job.record is None]
 
 
 @partial(command, walk=GivenWalk)
@@ -139,32 +137,28 @@ def train(
     """
     given = dict(vars(walk))
     options = assignments("--option", given.pop("option"))
-    changed = settings.changed(task, size)
-    plan = make(task, method, size, seed, origin=data, settings=changed, walk=given | options)
-    record = run_here(plan, out, cpu=cpu, gradient_norms=gradient_norms, track=track)
-    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun only the first prints
-        return
+    plan = make(task, method, size, seed, origin=data, settings=settings.changed(task, size), walk=given | options)
+    if track is not None:
+        tracking.check(track)
+    [job] = api.prepared([plan], out)
+    if job.record is not None:
+        say(f"{label(job)}: already there, not run again")
+    with Live(1) as live:  # in this process, as torchrun and debuggers need
+        record = run(
+            plan,
+            out,
+            on_update=lambda update: live.watch(job, ("update", update)),
+            cpu=cpu,
+            gradient_norms=gradient_norms,
+            track=track,
+        )
     if json:
         print_json(as_json(record))
         return
     say(f"{plan.task_name} {method} seed {seed}: {outcome(record)}", console)
     folder = out / record.name
-    console.print(f"record: {folder}.json", soft_wrap=True)
-    missing = "" if folder.is_dir() else " is missing: use another --out to train it again"
-    console.print(f"model: {folder}{missing}", soft_wrap=True)
-
-
-def run_here(plan: Plan, out: Path, track: str | None, **options: Any) -> Record:
-    """Run a plan in this process, as torchrun and debuggers need; the options are those of `training.run.run`."""
-    if track is not None:
-        tracking.check(track)
-    if os.environ.get("RANK", "0") != "0":
-        return run(plan, out, track=track, **options)
-    [job] = api.prepared([plan], out)
-    if job.record is not None:
-        say(f"{label(job)}: already there, not run again")
-    with Live(1) as live:  # `run` checks what a finished run lacks of the options
-        return run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), track=track, **options)
+    say(f"record: {folder}.json", console)
+    say(f"model: {folder}{'' if folder.is_dir() else ' is missing: use another --out to train it again'}", console)
 
 
 @command
@@ -205,7 +199,7 @@ def tune(
         names.remove("baseline")
     options: dict[str, Any] = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed}
     options |= {"space": assignments("--space", space), "settings": settings.changed(task, size), "origin": data}
-    searches = [api.question(task, name, **options) for name in names]
+    searches = [checked(Search, task=task, method=name, **options) for name in names]
     try:
         with place.engine(cpu, jobs) as engine:
             for asked in searches:

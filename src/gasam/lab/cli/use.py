@@ -11,10 +11,11 @@ from typing import Any, TextIO
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from gasam.lab.cli import INTERRUPTED
 from gasam.lab.cli.options import RUNS, command
 from gasam.lab.data.files import STANDARD_INPUT
 from gasam.lab.display import console, errors, print_json, print_table, say
-from gasam.lab.errors import InputError, InterruptedWithoutResumeError
+from gasam.lab.errors import InputError
 from gasam.lab.report import html as page
 from gasam.lab.report.comparison import counted, run_list
 from gasam.lab.storage import replaced
@@ -82,7 +83,8 @@ def predict(
             if total is not None and json:
                 print(json_line({"whole_input": total}), file=stream)
     except KeyboardInterrupt:
-        raise InterruptedWithoutResumeError(f"interrupted after {done:,} inputs") from None
+        say(f"gasam: interrupted after {done:,} inputs")
+        sys.exit(INTERRUPTED)
     if total is not None and not json:
         say(f"perplexity of the whole input: {trained.family.line(total)}")
     left_out = f"; {counted(blank, 'blank line')} without one" if blank else ""
@@ -123,7 +125,7 @@ def report(folder: Path = RUNS, *, html: Path | None = None, csv: bool = False, 
         say(f"not listed: {fault}", style="red")
     table = run_list(runs, f"Runs in {folder}")
     if csv:
-        sys.stdout.write(table.csv())
+        print(table.csv(), end="")
     elif json:
         answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in comparisons]
         print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
@@ -131,4 +133,4 @@ def report(folder: Path = RUNS, *, html: Path | None = None, csv: bool = False, 
         print_table(table)
         for each in comparisons:
             say(f"{each.title}: {each.answer}", console)
-        console.print(f"saved: {file}", soft_wrap=True)
+        say(f"saved: {file}", console)
