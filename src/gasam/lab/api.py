@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gasam.lab import output, search
 from gasam.lab.display import Live, errors, say
 from gasam.lab.engines import opened
-from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
+from gasam.lab.engines.engine import Engine, Job, do_all, prepare, raise_failed, train
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_times import step_times
-from gasam.lab.errors import InputError, checked
+from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import Record
 from gasam.lab.report.comparison import Comparison, run_list
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
-
-
-class RunFailedError(RuntimeError):
-    """A run failed. The other runs were finished first; calling `compare` again repeats only the failed ones."""
 
 
 def compare(
@@ -78,8 +74,7 @@ def compare(
     plans = comparison_plans(task, methods, seeds, folder if tuned else None, size, data, settings, walks)
     with opened(on, parallel=jobs, cpu=cpu) as engine:
         done = run_all(plans, folder, engine, cpu=cpu)
-    if failed := [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]:
-        raise RunFailedError("; ".join(failed))
+    raise_failed(done)
     return _frame(run_list([job.record for job in done], "").values)
 
 

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import BaseModel, NonNegativeInt, PositiveInt, model_validator
 
 from gasam import recommended
-from gasam.lab.engines.engine import Engine, OnEvent, do_all, prepare, train
+from gasam.lab.engines.engine import Engine, OnEvent, do_all, prepare, raise_failed, train
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import STRICT
 from gasam.lab.methods import Walk, find_method
@@ -55,10 +55,6 @@ PLAIN: Mapping[str, str] = {"budget": "plain training", "epsilon": "plain traini
 """What the size of a walk is compared with; settings are compared with the task's own ones."""
 OWN = "the task's own settings"
 Values = Mapping[str, Any]
-
-
-class TrialFailedError(RuntimeError):
-    """A trial failed. The same search repeats it."""
 
 
 class Search(BaseModel):
@@ -324,7 +320,7 @@ def tune(
 ) -> Finding:
     """Search, or continue a search that was interrupted. The study is `out/search/NAME.journal`, the finding `.json`.
 
-    Raises `TrialFailedError` if a trial fails; the message names the log file.
+    Raises `RunFailedError` if a trial fails; the same search repeats it.
     """
     plan = search.plan()
     data_hash, metric = plan.data().hash, plan.definition.family.metric
@@ -395,9 +391,7 @@ class Driver:
             jobs[name].detail = in_words(values)
             jobs[name].data = jobs[name].data and jobs[name].data.without_test()
         do_all([*jobs.values()], self.folder, self.engine, self.watch, partial(train, cpu=self.cpu, test=False))
-        for job in jobs.values():
-            if job.error is not None:
-                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
+        raise_failed(jobs.values())
         return [jobs[name].record for name in names]
 
     def next_trials(self) -> Sequence[optuna.Trial | FrozenTrial]:

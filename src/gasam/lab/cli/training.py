@@ -8,18 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from gasam.lab import api
 from gasam.lab.cli.options import RUNS, GivenWalk, Place, Settings, assignments, command, listed
 from gasam.lab.display import Live, console, label, outcome, print_json, print_table, say
-from gasam.lab.engines.engine import Job
+from gasam.lab.engines.engine import Job, raise_failed
 from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import as_json
 from gasam.lab.report import html
 from gasam.lab.report.comparison import Comparison
-from gasam.lab.search import FOLDER, Search, TrialFailedError
+from gasam.lab.search import FOLDER, Search
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training import tracking
 from gasam.lab.training.plan import make
@@ -35,7 +33,6 @@ def compare(
     seeds: int = 3,
     walk: list[str] | None = None,
     tuned: bool = False,
-    same_noise: bool = False,
     data: Origin,
     settings: Settings,
     place: Place,
@@ -54,7 +51,7 @@ def compare(
         walk: Change an option of a method's walk: METHOD.NAME=VALUE, e.g. ga-sam.epsilon=1e-3.
     """
     names = listed("--methods", methods)
-    walks, changed = walks_of(names, walk or (), same_noise), settings.changed(task, size)
+    walks, changed = walks_of(names, walk or ()), settings.changed(task, size)
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
         done = api.run_all(plans, out, engine, cpu=cpu, track=track)
@@ -76,9 +73,9 @@ def compare(
         say("This data is built in, and no evidence. On your own: `gasam compare classify --train YOUR.csv`", console)
 
 
-def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> dict[str, dict[str, Any]]:
-    """Parse METHOD.NAME=VALUE into options by method; `same_noise` holds for all methods."""
-    changed: dict[str, dict[str, Any]] = {method: {"same_noise": same_noise or None} for method in methods}
+def walks_of(methods: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse METHOD.NAME=VALUE into options by method."""
+    changed = {method: dict[str, Any]() for method in methods}
     for text in texts:
         method, dot, assignment = text.partition(".")
         if not dot or method not in methods:
@@ -89,25 +86,14 @@ def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> 
 
 
 def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -> None:
-    """Print the table and where it is saved, then the runs that failed."""
+    """Print the table and where it is saved, then raise if a run failed."""
     if json:
-        told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed_of(jobs)]
+        failed = [job for job in jobs if job.record is None]
+        told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed]
         print_json(table.as_json() | {"failed": told})
     else:
         print_table(table, files)
-    exit_if_failed(jobs)
-
-
-def exit_if_failed(jobs: Sequence[Job]) -> None:
-    """Name the runs that failed, and exit with code 1 if there are any."""
-    for job in failed_of(jobs):
-        say(f"failed: {label(job)}: {job.error}")
-    if failed_of(jobs):
-        raise typer.Exit(1)
-
-
-def failed_of(jobs: Sequence[Job]) -> list[Job]:
-    return [job for job in jobs if job.record is None]
+    raise_failed(jobs)
 
 
 @partial(command, walk=GivenWalk)
@@ -186,30 +172,18 @@ def tune(
     `gasam tune imdb --method baseline`, then `gasam compare imdb --settings-from runs/search/NAME.json`
 
     Args:
-        method: Method, several separated by commas, or `family`, each with the same --trials; baseline searches the
-            settings of plain training.
+        method: Name of a method; baseline searches the settings of plain training.
         space: Range of a setting, or of norm, budget, epsilon or cap: NAME=LOW..HIGH, NAME=LOW..HIGH,log, a JSON list
             such as NAME=[0,0.1], or NAME=null to leave it out.
     """
-    names = api.expanded(task, listed("--method", method))
-    if len(names) > 1 and trials is None:
-        raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
-    if len(names) > 1 and "baseline" in names and quantity not in ("settings", "joint"):
-        say("- baseline has no walk: search its settings with --method baseline")
-        names.remove("baseline")
-    options: dict[str, Any] = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed}
-    options |= {"space": assignments("--space", space), "settings": settings.changed(task, size), "origin": data}
-    searches = [checked(Search, task=task, method=name, **options) for name in names]
-    try:
-        with place.engine(cpu, jobs) as engine:
-            for asked in searches:
-                found = api.find(asked, out, engine, cpu=cpu)
-                file = out / FOLDER / f"{found.name}.json"
-                if json:
-                    print_json(found.model_dump(mode="json") | {"file": str(file)})
-                    continue
-                print_table(found.table(), [file, file.with_suffix(".journal")])
-                say(found.sentence, console)
-    except TrialFailedError as error:
-        say(f"failed: {error}; run the same command to continue")
-        raise typer.Exit(1) from None
+    ranges, changed = assignments("--space", space), settings.changed(task, size)
+    options = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed, "origin": data}
+    asked = checked(Search, task=task, method=method, space=ranges, settings=changed, **options)
+    with place.engine(cpu, jobs) as engine:
+        found = api.find(asked, out, engine, cpu=cpu)
+    file = out / FOLDER / f"{found.name}.json"
+    if json:
+        print_json(found.model_dump(mode="json") | {"file": str(file)})
+    else:
+        print_table(found.table(), [file, file.with_suffix(".journal")])
+        say(found.sentence, console)
