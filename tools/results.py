@@ -16,7 +16,8 @@ from gasam.lab import tasks
 from gasam.lab.output import Table
 from gasam.lab.paper import tables
 from gasam.lab.paper.figures import PAPER
-from gasam.lab.record import AnalysisRecord, Record, as_json, read_all, read_analysis
+from gasam.lab.record import AnalysisRecord, Record, as_json, read_analysis
+from gasam.lab.record import read as read_run
 from gasam.lab.report.comparison import Comparison
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def add(folder: Path, root: Path) -> None:
     """Append what a folder of runs holds."""
-    runs = [as_json(record) for record in read_all(folder)]
+    runs = [as_json(read_run(file)) for file in sorted(folder.glob("*.json"))]
     for run in runs:
         run["curve"] = [{name: point.get(name) for name in CURVE} for point in run["curve"]]
     _merge(root / RUNS, runs)

@@ -49,10 +49,9 @@ class SharpBackward:
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
-            parameters that must not move into a group with "perturb": False; with "perturb": 0.5 they move half as far.
-            If you leave trained parameters out, their gradients are wrong in two cases: if the risk is "final", as in
-            SAM, or a method's, they accumulate the gradients of all K+1 passes, and with a schedule weight other than
-            1 they are not rescaled.
+            parameters that must not move into a group with "perturb": False. If you leave trained parameters out, their
+            gradients are wrong in two cases: if the risk is "final", as in SAM, or a method's, they accumulate the
+            gradients of all K+1 passes, and with a schedule weight other than 1 they are not rescaled.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
             None means full strength in every step, unless `perturbation` is None.
@@ -202,7 +201,7 @@ class SharpBackward:
                 why = OFF if not self.could_walk else BETWEEN if clock.between_walks else WAITING
                 trace = Trace([run.plain()], plain=why, loss_scale=self.loss_scale(by_closure))
             if fold is not None and seen is not None:
-                fold.finish(trace.finite, seen.magnitude)
+                fold.finish(trace.finite, abs(seen.gradient_scale))
             trace.strength, trace.step = strength, clock.state.step
             if walks:
                 watch.add(trace)

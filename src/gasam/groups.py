@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,7 +59,6 @@ class Operand:
 
     parameter: Tensor  # with a gradient
     name: str
-    strength: float  # factor of its T
     memory: Tensor  # the weights of this process
     source: Tensor  # the same memory, or a copy that is made when a walk begins
     target: Tensor | None = None  # in the memory order of the source; None for a small tensor, which gets a packed one
@@ -144,44 +143,39 @@ class Groups:
         self._parameters = [operand.parameter for operand in operands]
         self.total = sum(parameter.numel() for parameter in self._parameters)  # n
         self.plain = not any(map(is_sharded, self._parameters))
-        self.names: list[str] = []
-        sizes, strengths, dimensions, of = self._number()
         device = operands[0].source.device if operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
+        sizes, dimensions, of = self._number()
         self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
         self.dimensions = self.sizes.new_tensor(dimensions)  # of the group's tensor, or the largest of several
-        self.strengths = self.sizes.new_tensor(strengths) if any(s != 1 for s in strengths) else None
         self._cut(of)
         self._share_scratch()
 
-    def _number(self) -> tuple[list[int], list[float], list[int], list[int | range]]:
-        """Number the groups: their sizes, strengths and dimensions, and an operand's group, or those of its rows."""
-        sizes, strengths, dimensions = list[int](), list[float](), list[int]()
-        of, numbers = list[int | range](), dict[object, int]()
-        for operand in self.operands:
-            parameter, name, first = operand.parameter, operand.name, len(sizes)
-            count, size, key = 1, parameter.numel(), object()
-            if by_rows(parameter, self.granularity):
-                count, size = len(parameter), math.prod(parameter.shape[1:])
-                names = [f"{name}[{row}]" for row in range(count)]
-                here = first + first_row(parameter)  # this process may hold only some rows of a sharded parameter
-                of.append(range(here, here + len(operand.source)))
-            else:
-                if self.granularity == "module":
-                    name = key = name.rpartition(".")[0]
-                names = [name]
-                of.append(numbers.setdefault(key, first))
-                if (known := numbers[key]) < first:
-                    sizes[known] += size
-                    dimensions[known] = max(dimensions[known], parameter.ndim)
-                    continue
-            self.names += names
-            sizes += [size] * count
-            strengths += [operand.strength] * count
-            dimensions += [parameter.ndim] * count
-        return sizes, strengths, dimensions, of
+    def _number(self) -> tuple[list[int], list[int], list[list[int]]]:
+        """Name and number the groups: their sizes and dimensions, and for each operand the groups of its rows here."""
+        self.names = list[str]()
+        sizes, dimensions, of = list[int](), list[int](), list[list[int]]()
+        numbers, seen = dict[object, int](), Counter[str]()
+        by_module = self.granularity == "module"
+        for i, operand in enumerate(self.operands):
+            parameter, name, in_rows = operand.parameter, operand.name, by_rows(operand.parameter, self.granularity)
+            names = [f"{name}[{row}]" for row in range(len(parameter))] if in_rows else [name]
+            seen[name] += 1  # 2 for a parameter of a second model, whose modules have groups of their own
+            here = []
+            for row, label in enumerate([name.rpartition(".")[0]] if by_module else names):
+                number = numbers.setdefault((label, seen[name]) if by_module else (i, row), len(sizes))
+                if number == len(sizes):
+                    self.names.append(label)
+                    sizes.append(0)
+                    dimensions.append(0)
+                sizes[number] += parameter.numel() // len(names)
+                dimensions[number] = max(dimensions[number], parameter.ndim)
+                here.append(number)
+            first = first_row(parameter)  # this process may hold only some rows of a sharded parameter
+            of.append(here[first : first + len(operand.source)] if in_rows else here)
+        return sizes, dimensions, of
 
-    def _cut(self, of: list[int | range]) -> None:
+    def _cut(self, of: list[list[int]]) -> None:
         """Make the pieces; find the group of each row, and which sums are added up over which processes."""
         small: dict[Any, list[int]] = {}
         for i, operand in enumerate(self.operands):
@@ -190,28 +184,25 @@ class Groups:
         self._packs = [(Packed([self.operands[i].memory for i in members]), members) for members in small.values()]
         self._large = [i for i, operand in enumerate(self.operands) if operand.target is not None]
         self.pieces: list[Piece] = []
-        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(map(sharding, self._parameters)))}
-        self._shardings = list(kinds)  # the same in all processes, also in those whose shards are empty
-        rows, places = list[int](), list[int]()
-
-        def add(i: int, numbers: Sequence[int]) -> None:
-            rows.extend(numbers)
-            places.extend(kinds[sharding(self._parameters[i])] * len(self.sizes) + number for number in numbers)
-
+        rows, kinds = list[int](), list[Any]()
         for packed, members in self._packs:
             self.pieces.append(packed)
             views = packed.views(packed.source), packed.views(packed.target)
             for i, count, source, target in zip(members, packed.counts, *views, strict=True):
                 self.operands[i].source, self.operands[i].target = source, target
-                add(i, [of[i]] * count)  # type: ignore[list-item]
+                rows += of[i] * count
+                kinds += [None] * count
         for i in self._large:
-            operand, here = self.operands[i], of[i]
+            operand, kind = self.operands[i], sharding(self._parameters[i])
             for source, target in zip(self._parts(i, operand.source), self._parts(i, operand.target), strict=True):
                 self.pieces.append(Piece(source, target))
-                add(i, [here] if isinstance(here, int) else here)
+                rows += of[i]
+                kinds += [kind] * len(of[i])
+        self._shardings = list(dict.fromkeys(map(sharding, self._parameters)))  # the same in all processes
         self._counts = [piece.rows for piece in self.pieces]
         self._group_of_row = torch.tensor(rows, dtype=torch.int64, device=self.sizes.device)
-        self._place_of_row = torch.tensor(places, dtype=torch.int64, device=self.sizes.device)
+        places = [self._shardings.index(kind) * len(self.sizes) for kind in kinds]
+        self._place_of_row = self._group_of_row + self._group_of_row.new_tensor(places)
 
     def _parts(self, i: int, tensor: Any) -> Sequence[Tensor]:
         """A tensor of a large operand as the parts of its pieces: a matrix if its rows are groups, else vectors."""
@@ -264,21 +255,16 @@ class Groups:
         Returns a row for each of them. All share one collective for each kind of sharding. `doubt` is 0, or NaN if the
         loss of this process is not finite; it is added, so that NaN reaches every process.
         """
-        groups = len(self.sizes)
+        groups, device = len(self.sizes), self.sizes.device
         total = self.sizes.new_zeros(count, len(self._shardings) * groups)
-        if rows := [self._joined(list(column)) for column in zip(*found, strict=True)]:
-            total.index_add_(1, self._place_of_row, torch.stack(rows))
+        columns = [torch.hstack([each.to(device) for each in column]) for column in zip(*found, strict=True)]
+        if columns:
+            total.index_add_(1, self._place_of_row, torch.stack(columns).to(total))
         total = total + doubt
         if self.plain:
             return total
         parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
         return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)
-
-    def _joined(self, column: list[Tensor]) -> Tensor:
-        """The numbers of all rows as one vector."""
-        if len(self._kinds) > 1:
-            column = [each.to(self.sizes) for each in column]
-        return torch.hstack(column).to(self.sizes)
 
     def largest(self, vectors: Iterable[Tensor]) -> Tensor:
         """The largest absolute value in the pieces' vectors, over all processes."""
@@ -297,10 +283,9 @@ class Groups:
         return [factor if piece.target.ndim == 1 else factor.unsqueeze(1) for factor, piece in pairs]
 
     @cached_property
-    def rows(self) -> dict[Piece, tuple[Tensor, Tensor | float]]:
-        """The dimensions and the strength of each row of a piece."""
-        strengths = [1.0] * len(self.pieces) if self.strengths is None else self.spread(self.strengths)
-        return dict(zip(self.pieces, zip(self.spread(self.dimensions), strengths, strict=True), strict=True))
+    def dimensions_of(self) -> dict[Piece, Tensor]:
+        """The number of dimensions of the tensors in each row of a piece."""
+        return dict(zip(self.pieces, self.spread(self.dimensions), strict=True))
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

@@ -39,7 +39,7 @@ class SharpnessAware(Optimizer):
 
     Args:
         base: The optimizer that updates the weights. Parameter groups with "perturb": False do not move in the walk,
-            and those with "perturb": 0.5 move half as far.
+            but are trained.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         model: The model. Needed for the names of its parameters and for `batchnorm`.
         before_step: Called with the combined gradient in `.grad`, before the base steps. Clip gradients here.

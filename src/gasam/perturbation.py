@@ -16,8 +16,8 @@ from gasam.scales import SCALES, Scale, Weight
 from gasam.schedule import Schedule, StrengthOfStep, is_number, is_whole
 
 Risk = Literal["mean", "final"]
-PerturbModule = Callable[[nn.Module], float]
-"""The strength of a module's own parameters in the walk: a factor of T; 0 means that they do not move."""
+PerturbModule = Callable[[nn.Module], bool]
+"""Whether a module's own parameters move."""
 Granularity = Literal["element", "filter", "layer", "module", "model"]
 
 
@@ -43,8 +43,8 @@ class Perturbation:
         floor: Smallest root-mean-square gradient that a scale divides by.
         method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
             T is still computed from the gradient, and a budget is the rise along what the walk climbs.
-        perturb: A function from a module to the strength of its own parameters, as "perturb" in a parameter group: 0
-            means that they do not move, 0.5 half of T. Needs the model. None means that all parameters move.
+        perturb: A function of a module that says whether its own parameters move, as "perturb" in a parameter group.
+            Needs the model. None means that all parameters move.
     """
 
     epsilon: float | None = None

@@ -128,25 +128,22 @@ def scale_of_groups(
         find_weight=lambda: joined(weight_squares).sqrt(),
     )
     found = scale(group)
-    found = found.sum() if by_model else found.expand_as(groups.sizes)
-    return found if groups.strengths is None else found * groups.strengths
+    return found.sum() if by_model else found.expand_as(groups.sizes)
 
 
 def scale_of_weights(
     scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
 ) -> Tensor:
     """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.aside`."""
-    dimensions, strengths = groups.rows[piece]
     group = Group(
         size=gradient.new_ones(1),
         total=groups.total,
         floor=floor,
-        dimensions=dimensions,
+        dimensions=groups.dimensions_of[piece],
         find_gradient=lambda: gradient.abs().div_(factor),
         find_weight=lambda: torch.abs(piece.weights(), out=piece.aside),
     )
-    found = scale(group)
-    return found if groups.strengths is None else found * strengths
+    return scale(group)
 
 
 SMALLEST_WEIGHTS = 0.01

@@ -1,4 +1,4 @@
-"""`Trace`, the report of one step, derived from sums on the device when somebody reads it; and one warning a run."""
+"""`Trace`, the report of one step, computed from sums on the device when somebody reads it; and one warning a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +16,41 @@ from gasam.scales import comparable_norms
 OFF = "off: one plain pass"
 WAITING = "waiting: one plain pass, because the schedule's strength is 0"
 BETWEEN = "between walks: one plain pass"
-NOT_FINITE = "not finite: a loss, gradient or scale was NaN or infinite"
-NO_GRADIENT = "did not move: the gradient or the scale is zero"
-AT_ZERO = "did not move: all weights are zero, and the cap or the scale is relative to them"
-TOO_SMALL = "too small to matter: the predicted rise is below the rounding of the loss"
-UNSEEN = (
-    "without effect: the weights moved, and the loss did not change by one bit: if the model reads its weights by "
-    "another name, such as a view of a flat buffer, give in_place=True"
-)
+NO_MOVE = "did not move: the gradient, the scale or all weights are zero"
 SAMPLED = 20
 """The first walks are measured in full, and then one in as many. A warning judges as many measured walks together."""
 MANY_TIMES = 10.0
 """A walk is too large if the measured rise is more than this many times the predicted one."""
+
+
+class Finding(NamedTuple):
+    """What may be wrong with a walk."""
+
+    text: str  # with places for the name and the ratio of the group that moved furthest
+    cure: str
+    enough: int  # if this many of 20 measured walks show it, the user is warned
+
+
+SMALLER = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
+NOT_FINITE = Finding(
+    "not finite: a loss, gradient or scale was NaN or infinite",
+    "check plain training first, and with float16 the loss scale",
+    enough=11,
+)
+TOO_FAR = Finding("too large: {} moved by {:.2g} times its norm", SMALLER, enough=5)
+# A single walk may show this because of its dropout masks. It is a fact if all walks do.
+TOO_STEEP = Finding(f"too large: the loss rises by more than {MANY_TIMES:g} times what was predicted", SMALLER, SAMPLED)
+TOO_SMALL = Finding(
+    "too small to matter: the predicted rise is below the rounding of the loss",
+    "give a larger budget or epsilon",
+    SAMPLED,
+)
+UNSEEN = Finding(
+    "without effect: the weights moved, and the loss did not change by one bit",
+    "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True",
+    SAMPLED,
+)
+FINDINGS = NOT_FINITE, TOO_FAR, TOO_STEEP, TOO_SMALL, UNSEEN
 
 
 @dataclass(eq=False, repr=False)
@@ -42,13 +64,16 @@ class Measured:
     offsets: Tensor  # |a_i|
     weights: Tensor  # |w_i|
     sizes: Tensor  # n_i
-    rms_weight: Tensor  # the root mean square of all weights
     capped: Tensor  # whether the cap limited the offset
     predicted_rise: Tensor  # first-order rise of the mean loss in the first step
-    at_zero: Tensor  # whether all weights are zero although there is a gradient
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient
+
+    @property
+    def rms_weight(self) -> Tensor:
+        """The root mean square of all weights."""
+        return (self.weights.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
 
     @property
     def ratios(self) -> Tensor:
@@ -65,18 +90,12 @@ class Measured:
         ratios = self.ratios.nan_to_num(0.0, posinf=0.0).tolist()
         return max(zip(self.labels, ratios, strict=True), key=lambda each: each[1], default=("no group", 0.0))
 
-    def too_large(self) -> str:
-        name, ratio = self.largest_ratio()
-        return f"too large: {name} moved by {ratio:.2g} times its norm"
-
-    def __str__(self) -> str:
-        columns = [self.offsets, self.weights, self.ratios, self.cosines, self.gradient_ratios]
-        unknown = torch.full_like(self.offsets, torch.nan)
-        rows = torch.stack([unknown if each is None else each for each in columns]).T.tolist()
+    def table(self) -> str:
+        """A row for each group of a detailed walk."""
         lines = ["       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)"]
-        for label, (a, w, ratio, cosine, growth) in zip(self.labels, rows, strict=True):
-            share = f"{ratio:10.3e}" if w > 0 else "      zero"
-            lines.append(f"{a:10.3e} {share} {cosine:7.3f} {growth:8.3f}  {label}")
+        columns = self.offsets, self.ratios, self.cosines, self.gradient_ratios
+        for label, *numbers in zip(self.labels, *(c.tolist() for c in columns if c is not None), strict=True):
+            lines.append("{:10.3e} {:10.3e} {:7.3f} {:8.3f}  {}".format(*numbers, label))
         return "\n".join(lines)
 
 
@@ -107,7 +126,7 @@ class Trace:
     step: int = 0
     groups: Measured | None = None
     sampled: Trace | None = None  # of the last measured walk
-    problem: str | None = None  # what the rises of the last 20 measured walks showed
+    too_steep: bool = False  # whether the last 20 measured walks were
 
     @cached_property
     def norms(self) -> list[Tensor]:
@@ -123,12 +142,7 @@ class Trace:
     @property
     def rise(self) -> Tensor:
         """The measured rise of the mean loss in the first step; NaN if the unit of the losses is not known."""
-        return (self.losses[:2][-1] - self.losses[0]) / (math.nan if self.loss_scale is None else self.loss_scale)
-
-    @property
-    def predicted_rise(self) -> Tensor | None:
-        """First-order rise of the mean loss; None if it was not measured."""
-        return None if self.groups is None else self.groups.predicted_rise
+        return self._of_mean(self.losses[:2][-1] - self.losses[0])
 
     @property
     def climbed(self) -> Tensor:
@@ -144,22 +158,35 @@ class Trace:
         """Whether the schedule's `every` skipped the walk of this step."""
         return self.plain == BETWEEN
 
+    def findings(self, groups: Measured) -> Tensor:
+        """Whether each of FINDINGS is true of this walk; on the device."""
+        climbed, rounding = self.climbed, self._of_mean(self.losses[0]).abs() * torch.finfo(self.losses[0].dtype).eps
+        predicted = groups.predicted_rise.to(rounding)
+        too_small = predicted < rounding
+        # A walk that the cap limits in all groups is not too steep: close to a minimum the prediction vanishes.
+        too_steep = ~groups.capped.all() & (self.rise > MANY_TIMES * torch.maximum(predicted, rounding))
+        unseen = ~too_small & (self.sharpness == 0)
+        wrong = groups.too_far, too_steep, too_small, unseen
+        return torch.stack([self.not_finite, *(climbed & each.to(climbed) for each in wrong)])
+
     def verdict(self) -> str:
         """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
         if self.plain is not None:
             return self.plain
         if self.not_finite:
-            return NOT_FINITE
+            return NOT_FINITE.text
         if not self.climbed:
-            return AT_ZERO if self.groups is not None and self.groups.at_zero else NO_GRADIENT
+            return NO_MOVE
         if self.groups is None:
             last = self.sampled
             return "fine" if last is None else f"{last.verdict()} (measured in step {last.step})"
-        if self.groups.too_far:
-            return self.groups.too_large()
-        if self.problem is None and _is_too_small(self, self.groups):
-            return TOO_SMALL
-        return self.problem or (UNSEEN if self.losses[-1] == self.losses[0] else "fine")
+        for finding, is_true in zip(FINDINGS, self.findings(self.groups).tolist(), strict=True):
+            if self.too_steep if finding is TOO_STEEP else is_true:
+                return finding.text.format(*self.groups.largest_ratio())
+        return "fine"
+
+    def _of_mean(self, loss: Tensor) -> Tensor:
+        return loss / (math.nan if self.loss_scale is None else self.loss_scale)
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
@@ -185,70 +212,38 @@ class Trace:
             "predicted_rise": float(groups.predicted_rise),
             "perturbation_ratio": float(groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30)),
             "largest_ratio": groups.largest_ratio()[1],
-            "capped": fmean(groups.capped.double().tolist() or [0.0]),
+            "capped": float(groups.capped.double().mean()),
         }
 
     def __repr__(self) -> str:
-        parts = [self.verdict(), f"losses {', '.join(f'{float(loss):.6g}' for loss in self.losses)}"]
+        groups = self.groups
+        line = f"{self.verdict()}; losses {', '.join(f'{float(loss):.6g}' for loss in self.losses)}"
         if len(self.losses) > 1:
-            predicted = "" if self.groups is None else f", predicted {float(self.groups.predicted_rise):.4g}"
-            parts.append(f"rise {float(self.rise):.4g}{predicted}")
-            parts.append(f"|a| {', '.join(f'{float(norm):.4g}' for norm in self.norms)}")
-        if self.groups is not None:
-            metrics, (name, ratio) = self.metrics(), self.groups.largest_ratio()
-            parts.append(f"|a|/|w| {metrics['perturbation_ratio']:.2g}, largest {ratio:.2g} in {name}")
-            parts.append(f"{metrics['capped']:.0%} of the groups capped")
+            predicted = "" if groups is None else f", predicted {float(groups.predicted_rise):.4g}"
+            norms = ", ".join(f"{float(norm):.4g}" for norm in self.norms)
+            line += f"; rise {float(self.rise):.4g}{predicted}; |a| {norms}"
+        if groups is not None:
+            metrics, (name, ratio) = self.metrics(), groups.largest_ratio()
+            line += f"; |a|/|w| {metrics['perturbation_ratio']:.2g}, largest {ratio:.2g} in {name}"
+            line += f"; {metrics['capped']:.0%} of the groups capped"
         if self.strength != 1:
-            parts.append(f"strength {self.strength:.2g}")
-        line = "; ".join(parts)
-        return line if self.groups is None or self.groups.cosines is None else f"{line}\n{self.groups}"
-
-
-def _is_too_small(trace: Trace, groups: Measured) -> Tensor:
-    """Whether the predicted rise is smaller than the rounding of the mean loss."""
-    loss = trace.losses[0] / (math.nan if trace.loss_scale is None else trace.loss_scale)
-    rounding = loss.abs() * torch.finfo(loss.dtype).eps
-    return trace.climbed & (groups.predicted_rise.to(rounding) < rounding)
-
-
-def _numbers_of(trace: Trace, groups: Measured) -> Tensor:
-    """What a run is judged by: a row of a window. Walks that the cap limits in all groups are not `judged`."""
-    climbed, too_small = trace.climbed, _is_too_small(trace, groups)
-    judged = climbed & ~groups.capped.all() & (len(groups.capped) > 0)
-    unseen = climbed & ~too_small & (trace.sharpness == 0)
-    of_rise = judged, groups.predicted_rise, trace.rise
-    numbers = *of_rise, trace.not_finite, climbed & groups.too_far, too_small, unseen
-    return torch.stack([number.to(groups.predicted_rise) for number in numbers]).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _problem_of_rises(window: Tensor) -> str | None:
-    """A message if the loss rises far more than predicted, and more than the noise of dropout masks explains.
-
-    Walks that the cap limits in all groups are not judged: the cap determines their size, and close to a minimum the
-    first-order prediction vanishes.
-    """
-    judged, predictions, rises, *_ = window.T.tolist()
-    mean, predicted = fmean(rises), fmean(predictions)
-    is_noise = mean <= 4 * pstdev(rises) / math.sqrt(len(rises))
-    if not all(judged) or is_noise or mean <= MANY_TIMES * max(predicted, 0.0):
-        return None
-    return f"too large: the loss rises by {mean:.2g} on average, but {predicted:.2g} was predicted"
+            line += f"; strength {self.strength:.2g}"
+        return line if groups is None or groups.cosines is None else f"{line}\n{groups.table()}"
 
 
 class Watch:
-    """Collects the measured walks of a run in windows of 20, and warns once if they are too large, too small or odd.
+    """Counts what the measured walks of a run show, 20 at a time, and warns once if something is wrong.
 
-    At the end of a window its numbers are copied from the accelerator asynchronously, and read when they have arrived.
+    The counts are copied from the accelerator asynchronously, and read when they have arrived.
     """
 
     def __init__(self) -> None:
         self.walks = 0
         self.last: Trace | None = None  # the last measured walk
-        self._numbers: list[Tensor] = []
-        self._window: Tensor | None = None  # the numbers of a complete window, until they are read
+        self._found: list[Tensor] = []
+        self._counts: Tensor | None = None  # until they are read
         self._arrived: torch.Event | None = None
-        self._problem: str | None = None
-        self._warned = False
+        self._too_steep = self._warned = False
 
     def __reduce__(self) -> Any:  # copies and pickles begin anew
         return Watch, ()
@@ -265,31 +260,23 @@ class Watch:
         if trace.groups is None:
             trace.sampled = self.last
             return
-        self._numbers.append(_numbers_of(trace, trace.groups))
-        if len(self._numbers) == SAMPLED:
-            numbers, self._numbers = torch.stack(self._numbers), []
-            self._window = numbers.to("cpu", non_blocking=True)
-            if numbers.device.type != "cpu":
-                self._arrived = torch.Event(numbers.device)
+        self._found.append(trace.findings(trace.groups))
+        if len(self._found) == SAMPLED:
+            counts, self._found = torch.stack(self._found).sum(0), []
+            self._counts = counts.to("cpu", non_blocking=True)
+            if counts.device.type != "cpu":
+                self._arrived = torch.Event(counts.device)
                 self._arrived.record()
-        if self._window is not None and (self._arrived is None or self._arrived.query()):
-            self._judge(self._window, trace.groups)
-            self._window = self._arrived = None
-        self.last, trace.problem = trace, self._problem
+        if self._counts is not None and (self._arrived is None or self._arrived.query()):
+            self._judge(dict(zip(FINDINGS, self._counts.tolist(), strict=True)), trace.groups)
+            self._counts = self._arrived = None
+        self.last, trace.too_steep = trace, self._too_steep
 
-    def _judge(self, window: Tensor, groups: Measured) -> None:
-        not_finite, too_far, too_small, unseen = map(int, window.sum(0).tolist()[3:])
-        problem = self._problem = _problem_of_rises(window)
-        cure = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
-        if too_far >= SAMPLED / 4:
-            problem = f"{groups.too_large()}, and a group moved too far in {too_far} of the last {SAMPLED} walks"
-        elif not_finite > SAMPLED / 2:
-            problem = f"{NOT_FINITE} in {not_finite} of the last {SAMPLED} walks"
-            cure = "check plain training first, and with float16 the loss scale"
-        elif too_small == SAMPLED:
-            problem, cure = TOO_SMALL, "give a larger budget or epsilon"
-        elif unseen == SAMPLED:
-            problem, _, cure = UNSEEN.rpartition(": ")
-        if problem is not None and not self._warned:
-            self._warned = True
-            warnings.warn(f"the walk is {problem}: {cure}", UserWarning, stacklevel=5)
+    def _judge(self, counts: dict[Finding, int], groups: Measured) -> None:
+        self._too_steep = counts[TOO_STEEP] == SAMPLED
+        for finding, count in counts.items():
+            if count >= finding.enough and not self._warned:
+                self._warned = True
+                text = finding.text.format(*groups.largest_ratio())
+                message = f"the walk is {text}, in {count} of the last {SAMPLED} walks: {finding.cure}"
+                warnings.warn(message, UserWarning, stacklevel=5)

@@ -121,25 +121,6 @@ class TestCallersGradients:
         SharpBackward([a], sam(0.1))(lambda: 2 * a.sum())
         assert torch.equal(a.grad.detach(), torch.full((3,), 3.0))
 
-    def test_a_failure_leaves_the_tensors_as_they_were(self):
-        model, x = network(), batch()[0]
-        tensors = [torch.randn_like(p) for p in model.parameters()]
-        before, calls = [t.clone() for t in tensors], []
-        for parameter, tensor in zip(model.parameters(), tensors, strict=True):
-            parameter.grad = tensor
-
-        def loss():
-            calls.append(1)
-            if len(calls) == 3:
-                model[0].weight.data = torch.zeros(4)
-                raise KeyError("mine")
-            return model(x).square().mean()
-
-        with pytest.raises((KeyError, RuntimeError)):
-            SharpBackward(model.parameters(), ga_sam(0.1, steps=2))(loss)
-        assert same_bits(tensors[1:], before[1:])
-        assert all(p.grad is t for p, t in zip(model.parameters(), tensors, strict=True))
-
     @pytest.mark.parametrize("steps", [1, 3])
     def test_two_parameters_may_share_one_gradient(self, steps):
         a, b, shared = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2)), torch.zeros(2)

@@ -63,7 +63,7 @@ class Case(NamedTuple):
     perturbation: Perturbation
     weights: str
     schedule: Any
-    options: dict
+    in_place: bool
     seed: int
 
 
@@ -82,65 +82,54 @@ def draw(random):
         perturbation = replace(PRESETS[method](**size), steps=steps)
     schedules = [None, Schedule(every=2), Schedule(start=1, warmup=3), Schedule(progress=0.2)]
     schedule = Schedule(every=2, weight=1) if method == "look_sam" else random.choice(schedules)
-    options = {"in_place": random.random() < 0.2}
-    return Case(random.random() < 0.5, perturbation, weights, schedule, options, random.randrange(10**6))
+    in_place = random.random() < 0.2
+    return Case(random.random() < 0.5, perturbation, weights, schedule, in_place, random.randrange(10**6))
 
 
 class UserFault(NamedTuple):
-    """In pass k the user's code raises `failure`, or multiplies a number by `value`."""
+    """The user's code raises `failure` in pass k."""
 
     k: int
-    where: str  # loss, hook, enter, leave; with a value: loss, gradient
-    failure: Any = None
-    value: float = 1.0
-
-
-class SkippingSGD(torch.optim.SGD):
-    """Skips the step if asked to, as a loop that drops the steps whose gradient is not finite."""
-
-    skip = False
-
-    def step(self, closure=None):
-        with _disable_current_modes():  # what a fault does in the middle of the base's step is not gasam's
-            return None if self.skip else super().step(closure)
+    where: str  # loss, hook, enter, leave
+    failure: BaseException
 
 
 class Subject:
-    """A model with its walk, whose next call may have a fault. A `bug` does its harm after every call."""
+    """A model with its walk, whose next call may have a fault. A `bug` does its harm after every failed call."""
 
     def __init__(self, case, bug=None):
         torch.manual_seed(case.seed)
         self.model, self.bug = MODELS[case.weights](), bug
         self.parameters = list(self.model.parameters())
         self.base, self.fault, self.passes = None, None, 0
-        options = {"schedule": case.schedule, "around": self.around, **case.options}
+        options = {"schedule": case.schedule, "around": self.around, "in_place": case.in_place}
         if case.by_closure:
-            self.base = SkippingSGD(self.parameters, lr=0.05, momentum=0.0 if case.weights == "sparse" else 0.5)
+            momentum = 0.0 if case.weights == "sparse" else 0.5
+            self.base = torch.optim.SGD(self.parameters, lr=0.05, momentum=momentum)
             self.sharp = SharpnessAware(self.base, case.perturbation, model=self.model, **options)
         else:
             self.sharp = SharpBackward(self.model, case.perturbation, **options)
 
     def call(self, seed, fault=None):
         """One call on the batch of this seed."""
-        self.fault, self.passes, failure = fault, 0, None
+        self.fault, self.passes = fault, 0
         generator = torch.Generator().manual_seed(seed)
         with _disable_current_modes():
             loss = partial(self.loss, *(torch.randint(WORDS, shape, generator=generator) for shape in ((6, 3), (6,))))
         try:
             self.sharp(loss) if self.base is None else self.sharp.step(closure_of(loss))
-        except BaseException as raised:
-            failure = raised
-            raise
-        finally:
+        except BaseException as failure:
             if self.bug is not None:
                 with _disable_current_modes(), torch.no_grad():
                     self.bug(self, failure)
+            raise
 
     def loss(self, words, classes):
         self.passes += 1
         outputs = self.model(words)
-        outputs.register_hook(self.hook)
-        return cross_entropy(outputs.float(), classes) * self.now("loss")
+        outputs.register_hook(lambda gradient: self.now("hook"))
+        self.now("loss")
+        return cross_entropy(outputs.float(), classes)
 
     @contextmanager
     def around(self, k, last):
@@ -148,17 +137,10 @@ class Subject:
         yield
         self.now("leave", k)
 
-    def hook(self, gradient):
-        self.now("hook")
-        return gradient * self.now("gradient")
-
     def now(self, where, k=None):
         fault = self.fault
-        if fault is None or fault.where != where or fault.k != (self.passes - 1 if k is None else k):
-            return 1.0
-        if fault.failure is not None:
+        if fault is not None and fault.where == where and fault.k == (self.passes - 1 if k is None else k):
             raise fault.failure
-        return fault.value
 
     def saved(self):
         """The state of the schedule, and under "method" what the method keeps."""
@@ -166,9 +148,6 @@ class Subject:
 
     def load(self, **changes):
         (self.sharp if self.base is None else self.sharp.sharp).load_state_dict(self.saved() | changes)
-
-    def schedule(self):
-        return repr({name: value for name, value in self.saved().items() if name != "method"})
 
     def kept(self):
         """What the method keeps; zeros are the same as nothing yet."""
@@ -181,7 +160,8 @@ class Subject:
         base, own = self.base, self.parameters
         gradients = [p.grad if base is None else base.state[p].get("momentum_buffer") for p in own]
         tensors = [torch.empty(0) if one is None else one.detach() for one in (*own, *gradients)]
-        return [(one.to_dense() if one.is_sparse else one).clone() for one in tensors], self.schedule()
+        schedule = {name: value for name, value in self.saved().items() if name != "method"}
+        return [(one.to_dense() if one.is_sparse else one).clone() for one in tensors], repr(schedule)
 
     def copy(self):
         made = copy.deepcopy(self)
@@ -199,26 +179,26 @@ def alike(one, other):
 
 
 class AtOperation(TorchDispatchMode):
-    """Counts those of torch's operations that need memory, and strikes at number `at`."""
+    """Counts those of torch's operations that need memory; it is out at number `at`."""
 
-    def __init__(self, at=None, strike=None):
+    def __init__(self, at=None):
         super().__init__()
-        self.at, self.strike, self.places = at, strike, []
+        self.at, self.places = at, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         new = [each for each in func._schema.returns if each.alias_info is None and "Tensor" in str(each.type)]
         if new and not str(func).startswith("profiler."):
             self.places.append(str(func))
             if len(self.places) - 1 == self.at:
-                self.strike()
+                raise torch.OutOfMemoryError("injected")
         return func(*args, **(kwargs or {}))
 
 
 class AtLine:
-    """Counts the lines of gasam that run, and strikes before number `at`."""
+    """Counts the lines of gasam that run; the user presses Ctrl-C before number `at`."""
 
-    def __init__(self, at=None, strike=None):
-        self.at, self.strike, self.places = at, strike, []
+    def __init__(self, at=None):
+        self.at, self.places = at, []
 
     def __enter__(self):
         self.before = sys.gettrace()
@@ -232,16 +212,8 @@ class AtLine:
         if event == "line":
             self.places.append(frame.f_code)
             if len(self.places) - 1 == self.at:
-                self.strike()
+                signal.raise_signal(signal.SIGINT)
         return self.line
-
-
-def interrupt():
-    signal.raise_signal(signal.SIGINT)
-
-
-def fail():
-    raise torch.OutOfMemoryError("injected")
 
 
 class Pair:
@@ -281,27 +253,21 @@ class Pair:
     def inject(self):
         """One fault and what follows from it."""
         self.clear()
-        seed, k = self.random.randrange(10**6), self.random.randrange(self.case.perturbation.steps + 1)
-        kind = self.random.choice([AtOperation, AtLine, "user", "number"])
-        if kind == "number":
-            self.bad_number(seed, UserFault(k, self.random.choice(["loss", "gradient"]), value=math.nan))
-        elif kind == "user":
-            error = self.random.choice([ValueError("injected"), KeyboardInterrupt(), MemoryError("injected")])
-            place = UserFault(k, self.random.choice(["loss", "hook", "enter", "leave"]), error)
-            self.failure(seed, nullcontext(), place)
-        else:
-            strike = self.random.choice([interrupt, fail]) if kind is AtOperation else interrupt
-            self.failure(seed, kind(self.place(kind), strike))
+        kind = self.random.choice([AtOperation, AtLine, UserFault])
+        if kind is UserFault:
+            k, where = (
+                self.random.randrange(self.case.perturbation.steps + 1),
+                self.random.choice(["loss", "hook", "enter", "leave"]),
+            )
+            self.failure(nullcontext(), UserFault(k, where, self.random.choice([ValueError(), KeyboardInterrupt()])))
+        else:  # each kind of operation, and each function of gasam, is equally likely
+            chosen = self.random.choice(list(dict.fromkeys(self.places[kind])))
+            self.failure(kind(self.random.choice([i for i, each in enumerate(self.places[kind]) if each == chosen])))
         self.next_step()
 
-    def place(self, kind):
-        """A number of an operation or line. Each kind of operation, and each function of gasam, is equally likely."""
-        chosen = self.random.choice(list(dict.fromkeys(self.places[kind])))
-        return self.random.choice([i for i, each in enumerate(self.places[kind]) if each == chosen])
-
-    def failure(self, seed, striking, fault=None):
+    def failure(self, striking, fault=None):
         """The call is undone or complete."""
-        subject = self.subject
+        subject, seed = self.subject, self.random.randrange(10**6)
         before, kept, gradients = subject.state(), subject.kept(), [p.grad for p in subject.parameters]
         ahead = self.twin.copy()
         ahead.call(seed)
@@ -325,22 +291,6 @@ class Pair:
         entries = zip(subject.kept(), old, ahead.kept(), strict=False)
         self.check(all(torch.equal(x, a) or torch.equal(x, b) for x, a, b in entries), "what the method keeps")
         self.twin.load(method=copy.deepcopy(subject.saved().get("method", {})))
-
-    def bad_number(self, seed, fault):
-        """NaN: the call does not raise, it counts as a step, and the number reaches `.grad` alone."""
-        subject = self.subject
-        before = [p.detach().clone() for p in subject.parameters]
-        if subject.base is not None:
-            subject.base.skip = True
-        subject.call(seed, fault)
-        self.check(same_bits(subject.parameters, before), f"the weights after {fault}")
-        self.check(all(bool(one.isfinite().all()) for one in subject.kept()), f"what the method keeps after {fault}")
-        self.check("nan" not in subject.schedule(), f"the schedule after {fault}")
-        if subject.base is not None:
-            subject.base.skip = False
-        for parameter in subject.parameters:
-            parameter.grad = None
-        self.twin = subject.copy()
 
 
 def campaign(seed, faults, bug=None):
@@ -369,38 +319,30 @@ def test_no_fault_loses_anything():
 
 @pytest.mark.parametrize("by_closure", [False, True])
 def test_an_interrupt_at_any_line_leaves_no_half_step(by_closure):
-    pair = Pair(Case(by_closure, PRESETS["friendly_sam"](0.1), "float64", Schedule(warmup=3), {}, 0), Random(0))
+    pair = Pair(Case(by_closure, PRESETS["friendly_sam"](0.1), "float64", Schedule(warmup=3), False, 0), Random(0))
     count = len(pair.places[AtLine])
     assert count > 100
     for place in range(0, count, max(1, count // 100)):
-        pair.failure(place, AtLine(place, interrupt))
+        pair.failure(AtLine(place))
         assert pair.lost == []
 
 
-def replace_gradients(subject, values):
-    for parameter, value in zip(subject.parameters, values, strict=False):
-        parameter.grad = value
-
-
-def keep_nan(subject):
-    kept = {name: [tensor * math.nan for tensor in each] for name, each in subject.saved().get("method", {}).items()}
-    subject.load(method=kept)
+def replace_gradients(subject, make):
+    for parameter in subject.parameters:
+        parameter.grad = make(parameter)
 
 
 BUGS = {
-    "a weight stays": lambda s, failure: failure and s.parameters[0].mul_(1.5),
+    "a weight stays": lambda s, failure: s.parameters[0].mul_(1.5),
     "a weight stays after interrupts": lambda s, failure: (
         isinstance(failure, KeyboardInterrupt) and s.parameters[-1].mul_(1.5)
     ),
     "the offset is subtracted": lambda s, _: [p.add_(0.1).sub_(0.1) for p in s.parameters],  # w + a - a is not w
-    "a failed pass's gradient stays": lambda s, failure: (
-        failure and replace_gradients(s, [torch.ones_like(s.parameters[0])])
+    "a failed pass's gradient stays": lambda s, _: replace_gradients(s, torch.ones_like),
+    "gradients are replaced by copies": lambda s, _: replace_gradients(
+        s, lambda p: None if p.grad is None else p.grad.clone()
     ),
-    "gradients are replaced by copies": lambda s, failure: (
-        failure and replace_gradients(s, [p.grad if p.grad is None else p.grad.clone() for p in s.parameters])
-    ),
-    "a failed step counts": lambda s, failure: failure and s.load(step=s.saved()["step"] + 1),
-    "NaN is kept": lambda s, _: s.fault and math.isnan(s.fault.value) and keep_nan(s),
+    "a failed step counts": lambda s, _: s.load(step=s.saved()["step"] + 1),
 }
 
 

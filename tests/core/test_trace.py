@@ -103,8 +103,8 @@ class TestWarning:
         weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
         sharp = SharpBackward([("valley", weight)], sam(0.5))
         [message] = said_by(sharp, lambda: 1e-3 * weight.sum() + 50 * (weight - 1).square().sum())
-        assert "the loss rises by 13 on average, but 0.001 was predicted" in message
-        assert sharp.last.verdict().startswith("too large: the loss rises by 13 on average")
+        assert "the loss rises by more than 10 times what was predicted" in message
+        assert sharp.last.verdict().startswith("too large: the loss rises by more than")
         with torch.no_grad():
             weight.add_(100.0)  # on a slope, where the prediction holds
         sharp = SharpBackward([("slope", weight)], sam(0.5))

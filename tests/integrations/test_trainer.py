@@ -402,4 +402,4 @@ def test_trainers_budget_is_that_of_the_mean_loss(tmp_path, preset):
     for accumulate in (1, 2):
         args, walk = arguments(tmp_path, accumulate), preset(budget=0.02, cap=1e9)
         trainer = trained(classifier(), sentences(8 * accumulate), args, perturbation=walk)
-        assert trainer.sharp.last.predicted_rise.item() == pytest.approx(0.02, rel=1e-5)
+        assert trainer.sharp.last.groups.predicted_rise.item() == pytest.approx(0.02, rel=1e-5)

@@ -101,7 +101,7 @@ def test_a_seed_out_of_range_is_refused():
 def test_a_record_is_read_as_it_was_written_and_has_the_key_of_its_plan(tmp_path):
     plan = make("digits", "gsam", "tiny", settings={"epochs": 1})
     made = run(plan, tmp_path, cpu=True)
-    [found] = records.read_all(tmp_path)
+    found = records.read(tmp_path / f"{made.name}.json")
     assert found == made
     assert found.key == plan.key(plan.data().hash)
     assert found.metric == TASKS["digits"].family.metric
@@ -115,13 +115,13 @@ def damaged(**changes):
 
 FAULTS = {
     "torn": (damaged()[:50], ""),
-    "of another version": (damaged(schema=1), "schema: it is not 2"),
-    "without a seed": (damaged(seed="left out"), "it lacks seed; delete it and run again"),
+    "of another version": (damaged(schema=1), "schema: Input should be 2; delete it and run again"),
+    "without a seed": (damaged(seed="left out"), "seed: Field required"),
     "with text for a number": (damaged(test="good"), "test: "),
     "with a score of NaN": (damaged(test=math.nan), "test: "),
     "without any gradients": (damaged(gradient_evaluations=0), "gradient_evaluations"),
     "with an unknown entry": (damaged(colour="red"), "colour: "),
-    "with a metric that has no name": (damaged(metric={"unit": "%"}), "it lacks name"),
+    "with a metric that has no name": (damaged(metric={"unit": "%"}), "metric.name: Field required"),
     "deeper than Python goes": ("[" * 100_000, ""),
 }
 

@@ -42,8 +42,7 @@ def timeless(record, *without):
 
 def training_of(plan, folder):
     data = plan.data()
-    checkpoints = Checkpoints(folder / plan.name(data.hash))
-    return Training(plan, plan.family(data), checkpoints, print, Accelerator(cpu=True))
+    return Training(plan, data, Checkpoints(folder / plan.name(data.hash)), Accelerator(cpu=True))
 
 
 @pytest.mark.parametrize("task", PAPER_AND_TWINS)
@@ -187,8 +186,8 @@ def test_the_row_of_an_epoch_has_the_means_of_its_walks(tmp_path, monkeypatch, w
         assert row.get("walk", {"walks": 0})["walks"] == len(walks)
         if not walks:
             continue
-        for name in ("strength", "rise"):
-            assert row["walk"][name] == pytest.approx(fmean(each[name] for each in walks), rel=1e-5)
+        for name, metric in (("strength", "strength"), ("rise", "sharpness")):
+            assert row["walk"][name] == pytest.approx(fmean(each[metric] for each in walks), rel=1e-5)
         assert row["walk"]["ratio"] == pytest.approx(fmean(each["perturbation_ratio"] for each in walks), rel=0.2)
 
 

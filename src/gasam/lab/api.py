@@ -175,7 +175,7 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     """The jobs of plans, after their data was read and notes about it were printed."""
     with errors.status("preparing the data"):
         jobs = prepare(plans, out)
-    for note in dict.fromkeys(note for job in jobs for note in job.notes):
+    for note in dict.fromkeys(note for job in jobs if job.data for note in job.data.notes):
         say(f"- {note}")
     return jobs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -11,22 +11,18 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=BaseModel)
 
 ALLOWED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "tuple": "a list",
     "literal_error": "one of {expected}",
     "greater_than": "> {gt:g}",
     "greater_than_equal": ">= {ge:g}",
     "less_than": "< {lt:g}",
     "less_than_equal": "<= {le:g}",
 }
-"""What is allowed by the kind of pydantic's error; other kinds are said in pydantic's words."""
+"""What is allowed by the type of pydantic's error, or its first word; other types are said in pydantic's words."""
 
 
 class InputError(ValueError):
@@ -55,13 +51,11 @@ def checked(model: type[Model], /, **values: Any) -> Model:
         raise InputError(f"there is no {name!r}: there are {', '.join(model.model_fields)}")
     if fault["type"] == "missing" and not place:
         raise InputError(f"{name} must be given")
-    of_kind = not place and fault["type"].endswith("_type")
-    nullable = of_kind and type(None) in get_args(model.model_fields[name].annotation)
-    raise InputError(f"{name} must {allowed(fault)}{' or null' if nullable else ''}, got {fault['input']!r}")
+    raise InputError(f"{name} must {allowed(fault)}, got {fault['input']!r}")
 
 
 def allowed(fault: Mapping[str, Any]) -> str:
     """What a value must be, of one of pydantic's errors."""
-    if known := ALLOWED.get(fault["type"]):
+    if known := ALLOWED.get(fault["type"]) or ALLOWED.get(fault["type"].partition("_")[0]):
         return f"be {known.format(**fault.get('ctx', {}))}"
     return fault["msg"].partition("should ")[2].partition(" after validation")[0] or "have more items"

@@ -8,7 +8,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,11 +35,9 @@ class Metric:
     decimals: int = 2
 
     def shown(self, value: float) -> str:
-        """A score as text, with its unit."""
         return f"{value:.{self.decimals}f}{self.unit}"
 
     def difference(self, value: float) -> str:
-        """A difference of two scores as text, with its sign."""
         return f"{round(value, self.decimals) + 0.0:+.{self.decimals}f}" if abs(value) < 1000 else f"{value:+,.0f}"
 
     @property
@@ -51,7 +49,6 @@ class Metric:
         return old is None or (new > old if self.higher_is_better else new < old)
 
     def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
-        """The item with the best score."""
         return max(items, key=score) if self.higher_is_better else min(items, key=score)
 
 
@@ -80,15 +77,7 @@ class Summary(BaseModel):
     """A run with its configuration and scores; the record of an analysis holds this part of its run.
 
     Args:
-        name: The name of the run and of its files.
-        task: The name of the task.
-        size: The name of the size.
-        method: The name of the method.
-        seed: The seed of all randomness.
-        settings: The settings of the model and its training.
         walk: All options of the walk, and the source of its size.
-        data: The hash, the encoding and the notes of the data.
-        metric: The metric of the scores.
         valid: The score on the validation split; None if training diverged before it gave usable weights.
         test: The score on the test split; None in the same case, and for the trial of a search.
         gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass.
@@ -174,17 +163,13 @@ def read_analysis(file: Path) -> AnalysisRecord:
     return read_as(AnalysisRecord, "the record of an analysis", file)
 
 
-def read_all(folder: Path) -> Iterator[Record]:
-    """Read the records of all runs in a folder, in the order of their names."""
-    return map(read, sorted(folder.glob("*.json")))
-
-
 def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
     """Read a JSON file as an object of the class `kind`; `what` is what the error message calls such a file."""
     try:
         return TypeAdapter(kind).validate_python(read_json(file))
     except ValidationError as error:
-        fault = _fault(error)
+        first = error.errors(include_url=False)[0]
+        fault = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror}): check what it is, and its permissions") from None
     except (ValueError, RecursionError) as error:
@@ -198,18 +183,6 @@ def write(file: Path, record: Record | AnalysisRecord) -> None:
 
 def as_json(record: Record | AnalysisRecord) -> dict[str, Any]:
     return record.model_dump(mode="json", by_alias=True)
-
-
-def _fault(error: ValidationError) -> str:
-    """A few words that say what is missing, or which value is wrong."""
-    faults = error.errors(include_url=False)
-    for fault in faults:
-        if fault["loc"][-1:] == ("schema",):
-            return "schema: it is not 2, so another version of gasam wrote it"
-    missing = [str(fault["loc"][-1]) for fault in faults if fault["type"] == "missing"]
-    if missing:
-        return f"it lacks {', '.join(missing)}"
-    return f"{'.'.join(map(str, faults[0]['loc'])) or 'the file'}: {faults[0]['msg']}"
 
 
 def versions() -> dict[str, str]:
@@ -229,10 +202,9 @@ def code() -> dict[str, Any]:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The hardware of this process. Training is bit-identical only on machines with the same instruction set."""
-    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     return {
         "device": str(device),
-        "processes": processes,
+        "processes": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         "threads": torch.get_num_threads(),
         "platform": platform.machine(),
         "cpu": _cpu(),
@@ -243,9 +215,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 def _cpu() -> str:
     """The processor's model name, if the system provides it."""
     file = Path("/proc/cpuinfo")
-    named = re.search(
-        r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE
-    )
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return named[1] if named else platform.processor()
 
 

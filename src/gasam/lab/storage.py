@@ -12,9 +12,10 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -68,20 +69,14 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def save_tensors(value: Any, file: Path | IO[bytes]) -> None:
-    """Call `torch.save`, and raise `OSError` if the file cannot be written, where torch raises `RuntimeError`."""
-    if not isinstance(file, Path):
-        torch.save(value, file)
-        return
-    # An interrupt inside torch.save can make it write to the closed stream in a destructor, which aborts the process.
-    with delayed_signals(), file.open("wb") as stream:
-        watched = _Watched(stream)
-        try:
-            torch.save(value, watched)  # type: ignore[arg-type]
-        except RuntimeError:
-            if watched.fault is not None:
-                raise watched.fault from None
-            raise
+def as_bytes(value: Any) -> bytes:
+    """What `torch.save` writes, in memory.
+
+    Written to a file, `torch.save` hides the reason of a full disk, and an interrupt can make it abort the process.
+    """
+    stream = BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
 
 
 def save_weights(model: nn.Module, file: Path) -> None:
@@ -95,61 +90,13 @@ def save_weights(model: nn.Module, file: Path) -> None:
             raise
 
 
-@contextmanager
-def delayed_signals() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends. Python handles signals in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in both}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        for number in came:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handler(number, None)  # directly, because Ray's processes block signals
-            else:
-                signal.raise_signal(number)
-
-
-class _Watched:
-    """A stream that remembers the error of a write, which torch replaces by one without the reason."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.fault: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self.stream.write(data)
-        except OSError as error:
-            self.fault = error
-            raise
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
 def write_json(file: Path, value: Any) -> None:
     with replaced(file) as partial:
         partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(file: Path) -> Any:
-    """Read JSON; raise `ValueError` if it is none, or has half of a surrogate pair, which no file can hold."""
-    text = file.read_text(encoding="utf-8")
-    value = json.loads(text)
-    if "\\ud" in text.lower():
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair, which is not valid text") from None
-    return value
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 class Checkpoints:
@@ -176,7 +123,7 @@ class Checkpoints:
 
     def save(self, file: Path, value: dict[str, Any]) -> None:
         with replaced(file) as partial:
-            save_tensors(value, partial)
+            partial.write_bytes(as_bytes(value))
 
     def load(self, file: Path) -> dict[str, Any] | None:
         """Load a file, or None if it does not exist. Loading never runs code from the file."""
@@ -217,7 +164,7 @@ class Checkpoints:
 
 
 class Interruption:
-    """A context that delays the first signal until `stop_if_wanted` is called. A second signal raises at once."""
+    """Inside this context the first signal waits for `stop_if_wanted`, and a second one raises at once."""
 
     def __init__(self) -> None:
         self.wanted = False

@@ -83,7 +83,7 @@ def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -
         if job.files is not None:
             run = Path(place) / run.name
             write_files(Path(place), run.stem, job.files, job.files)
-        loaded = load(run, job.origin, cpu=job.cpu)
+        loaded = load(run, job.origin if job.data is None else job.data, cpu=job.cpu)
         try:
             found = analysis.measure(loaded, progress)
         except ValueError as error:  # invalid options, explained in one sentence

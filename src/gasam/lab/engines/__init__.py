@@ -24,8 +24,8 @@ def opened(
     Args:
         where: `local` for processes of this machine, `ray` or `auto` for the Ray cluster that runs on it, or the
             address of a cluster, HOST:PORT or ray://HOST:PORT.
-        parallel: The largest number of runs at a time. Default: `default_jobs()`, or as many as the cluster holds.
-        cpus: CPUs of each run in a cluster. Default: 1.
+        parallel: The largest number of runs at a time.
+        cpus: CPUs of each run in a cluster.
         gpus: GPUs of each run in a cluster. Default: 1 if it has any.
         cpu: Use the CPU even if there is a GPU.
     """
@@ -39,9 +39,9 @@ def opened(
             raise InputError(
                 "--cpus-per-run and --gpus-per-run are for a Ray cluster: add --on ray, or divide the cores by --jobs"
             )
-        from gasam.lab.engines.local import LocalEngine, default_jobs
+        from gasam.lab.engines.local import LocalEngine
 
-        yield LocalEngine(default_jobs() if parallel is None else parallel)
+        yield LocalEngine(parallel)
         return
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"--on {where} needs the package ray: run `pip install 'gasam[ray]'`, or leave out --on")

@@ -24,17 +24,14 @@ class Job:
     """A run to execute. In the end it has a `record`, or the first line of an `error` and the `log` with all of it.
 
     Args:
-        plan: What to train.
         name: The name of the run and its record.
-        notes: Notes about the data.
         detail: Text to add to the run's label in the display.
-        data: The encoded data, which engines without access to the source files send along; it may lack the test split.
+        data: The encoded data, which engines without access to the source files send along.
         exclusive: Whether only one process at a time may work on a job of this name in a folder.
     """
 
     plan: Plan
     name: str
-    notes: tuple[str, ...] = ()
     record: Any = None
     error: str | None = None
     log: Path | None = None
@@ -52,11 +49,9 @@ Work = Callable[[Any, Path, OnUpdate], Any]
 
 
 class Engine(Protocol):
-    """A place that executes jobs, each in a process of its own. A job ends as "done", "failed" or "cancelled"."""
+    """A place that executes jobs, each in a process of its own, at most `parallel` at a time."""
 
-    @property
-    def parallel(self) -> int:
-        """The largest number of jobs that may be started and not yet ended."""
+    parallel: int
 
     @property
     def running(self) -> int:
@@ -83,28 +78,25 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
     jobs: dict[str, Job] = {}
     known: dict[Hashable, Encoded] = {}
     for plan in plans:
-        if plan.data_key not in known:
-            known[plan.data_key] = plan.data()
-        data = known[plan.data_key]
-        name = plan.name(data.hash)
-        file = folder / f"{name}.json"
-        record = records.read(file) if file.exists() else None
-        if record is not None:
+        data = known[plan.data_key] = known.get(plan.data_key) or plan.data()
+        name, record = plan.name(data.hash), None
+        if (folder / f"{name}.json").exists():
+            record = records.read(folder / f"{name}.json")
             Checkpoints(folder / name).clean()
-        jobs[name] = Job(plan, name, data.notes, record, data=data)
+        jobs[name] = Job(plan, name, record, data=data)
     return list(jobs.values())
 
 
 def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record:
     """The work of a training job; the options are those of `training.run.run`."""
-    return run(job.plan, folder, on_update=on_update, **options)
+    return run(job.plan, folder, on_update=on_update, data=job.data, **options)
 
 
 def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent, work: Work = train) -> None:
     """Call `work`, such as `partial(train, cpu=True)`, for every job without a record, each in its own process.
 
-    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first. `folder` is for records,
-    checkpoints and logs. `on_event` gets every event, and may call `engine.cancel`.
+    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first. `on_event` may call
+    `engine.cancel`.
     """
     waiting = [job for job in jobs if job.record is None]
     if waiting:

@@ -16,12 +16,6 @@ from pathlib import Path
 import torch
 
 from gasam.lab.engines.engine import Event, Job, Work, message_of
-from gasam.lab.errors import InputError
-
-
-def default_jobs() -> int:
-    """The default number of parallel runs: one for each core, or 1 if there is an accelerator."""
-    return 1 if torch.accelerator.is_available() else cores()
 
 
 def cores() -> int:
@@ -40,14 +34,15 @@ class Worker:
 
 
 class LocalEngine:
-    """Executes jobs in processes of this machine, `parallel` at a time. The cores are divided among them."""
+    """Executes jobs in processes of this machine, `parallel` at a time. The cores are divided among them.
 
-    def __init__(self, parallel: int = 1) -> None:
-        if parallel < 1:
-            raise InputError(f"jobs must be a whole number >= 1, got {parallel}")
-        self.parallel = parallel
+    By default there is a job for each core, or one if there is an accelerator.
+    """
+
+    def __init__(self, parallel: int | None = None) -> None:
+        self.parallel = parallel or (1 if torch.accelerator.is_available() else cores())
         set_by_user = "OMP_NUM_THREADS" in os.environ
-        self.threads = torch.get_num_threads() if set_by_user else max(1, cores() // parallel)
+        self.threads = torch.get_num_threads() if set_by_user else max(1, cores() // self.parallel)
         self.workers: list[Worker] = []
 
     @property

@@ -15,16 +15,15 @@ import re
 import signal
 import socket
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError, WorkerCrashedError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gasam.lab.engines.engine import Event, Job, Work, read_files, write_files
@@ -65,14 +64,13 @@ def connected(where: str, *, parallel: int | None, cpus: int, gpus: float | None
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
     except (RuntimeError, ConnectionError, ValueError) as error:
-        sentence = " ".join(str(error).split())
-        raise InputError(f"cannot connect to the Ray cluster at {address}: {sentence}") from None
+        raise InputError(f"cannot connect to the Ray cluster at {address}: {' '.join(str(error).split())}") from None
     finally:
         for number, handler in before.items():  # Ray sets its own
             signal.signal(number, handler)
     try:
         if gpus is None:
-            gpus = 1.0 if ray.cluster_resources().get("GPU") and not cpu else 0.0
+            gpus = 1.0 if ray.cluster_resources().get("GPU") and not cpu else 0.0  # type: ignore[no-untyped-call]
         _check_nodes(cpus, gpus)
         yield RayEngine(parallel, cpus, gpus)
     finally:
@@ -90,9 +88,8 @@ class RayEngine:
         self.data: dict[Hashable, Any] = {}
         self.taken: Any = None
         self.execute = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=MOST_RETRIES)(execute)
-        depot: Any = ray.remote(Depot)
         here = _on_node(ray.get_runtime_context().get_node_id())
-        self.depot = depot.options(num_cpus=0, scheduling_strategy=here).remote()
+        self.depot: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Depot).remote()
 
     @property
     def running(self) -> int:
@@ -111,7 +108,7 @@ class RayEngine:
             if ray.wait([self.taken], timeout=0)[0]:
                 message, self.taken = ray.get(self.taken), None
                 found = self._read(*message)
-            return found + [event for number in self._ended() for event in self._finished(number)]
+            return found + [self._finished(number) for number in self._ended()]
         except (RayError, ConnectionError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(f"the Ray cluster is gone ({reason}): start it, and run the same command again") from None
@@ -144,11 +141,11 @@ class RayEngine:
         return [number for number, started in self.started.items() if started.task in ready]
 
     def _read(self, message: int, number: int, process: str, kind: str, value: Any) -> list[tuple[Job, Event]]:
-        """Answer a message, and give its events. Updates of a job that has ended or was started again are ignored."""
+        """Answer a message, and give its event. Updates of a job that has ended or was started again are ignored."""
         started, found, answer = self.started.get(number), list[tuple[Job, Event]](), None
         if started is not None and kind == "start":
-            told = "its node died; it continues on another one from its last checkpoint"
-            found = [(started.job, ("start", None) if started.process is None else ("moved", told))]
+            moved = "moved", "its node died; it continues on another one from its last checkpoint"
+            found = [(started.job, ("start", None) if started.process is None else moved)]
             answer = self._files_for(started, value)
             started.process = process
         elif started is not None and started.process == process:
@@ -159,7 +156,7 @@ class RayEngine:
         self.depot.answer.remote(message, answer)
         return found
 
-    def _files_for(self, started: Started, versions: Mapping[str, str | None]) -> list[Any] | InputError:
+    def _files_for(self, started: Started, versions: dict[str, str | None]) -> list[Any] | InputError:
         """References to what a process needs: the files that this machine has of its job, and its data."""
         job, data = started.job, ray.put(None)
         try:
@@ -169,31 +166,22 @@ class RayEngine:
         except InputError as error:
             return error
         if job.data is not None and job.plan.definition.family.task_text is None:  # a task file reads its own
-            key = job.plan.data_key, frozenset(job.data.splits)
-            if key not in self.data:
-                stream = BytesIO()
-                job.data.save(stream)
-                self.data[key] = ray.put(stream.getvalue())
-            data = self.data[key]
+            if job.plan.data_key not in self.data:
+                self.data[job.plan.data_key] = ray.put(job.data.as_bytes())
+            data = self.data[job.plan.data_key]
         return [ray.put(read_files(started.folder, job.name)), data]
 
-    def _finished(self, number: int) -> list[tuple[Job, Event]]:
-        """The last events of a job; keep its files, and release its lock."""
-        started = self.started.pop(number)
-        files = None
+    def _finished(self, number: int) -> tuple[Job, Event]:
+        """The last event of a job; keep its files, and release its lock."""
+        started, files = self.started.pop(number), None
         with started.lock:
             try:
                 kind, value, files = ray.get(started.task)
-            except WorkerCrashedError:
-                logs = "/tmp/ray/session_latest/logs"
-                kind, value = "failed", f"its process crashed or was killed; Ray's logs are on its node in {logs}"
             except RayError as error:
                 kind, value = "failed", str(error).strip() or type(error).__name__
             if files is not None:
                 write_files(started.folder, started.job.name, files, files)
-        event = ("cancelled", None) if kind == "failed" and started.cancelled else (kind, value)
-        before = [("start", None)] if started.process is None else []
-        return [(started.job, each) for each in (*before, event)]
+        return started.job, ("cancelled", None) if kind == "failed" and started.cancelled else (kind, value)
 
 
 def _found_on_this_machine() -> str:
@@ -242,7 +230,7 @@ def _check_nodes(cpus: float, gpus: float) -> None:
             raise InputError(f"{place} cannot run gasam ({reason}): run `pip install 'gasam[ray]'` there") from None
 
 
-def _check_versions(place: str, theirs: Mapping[str, str | None]) -> None:
+def _check_versions(place: str, theirs: dict[str, str | None]) -> None:
     for name, version in node_versions().items():
         if None not in (version, theirs[name]) and version != theirs[name]:
             difference = f"has {name} {theirs[name]} and we have {version}"

@@ -23,7 +23,6 @@ from gasam.lab.engines.engine import Files, message_of, names_of_files, read_fil
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Encoded
 from gasam.lab.tasks.own_model import load_text
-from gasam.lab.training.plan import give_data
 
 Message = tuple[int, int, str, str, Any]
 """Its number, the number of its job, the name of its process, and "start" with the versions of the node, or "update"
@@ -77,7 +76,7 @@ def execute(number: int, task: bytes, folder: str, depot: Any) -> tuple[str, Any
             if text is not None:
                 load_text(job.plan.task, text)
             if data:
-                give_data(job.plan, Encoded.load(BytesIO(data)))
+                job.data = Encoded.load(BytesIO(data))
             torch.set_num_threads(threads)
             kind, value = "done", work(job, Path(place), reporter.update)
         except (Exception, KeyboardInterrupt) as error:

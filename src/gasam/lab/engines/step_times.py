@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 import warnings
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,13 +17,15 @@ from accelerate import Accelerator
 
 from gasam.lab.engines.engine import Engine, Job, do_all
 from gasam.lab.storage import Checkpoints
-from gasam.lab.training.loop import OnUpdate, Training, ignore_update
+from gasam.lab.training.loop import Training
 from gasam.lab.training.plan import Plan
 
 ROUNDS, SECONDS = 15, 20.0
 """The measurement ends after this many rounds, or after this many seconds and at least one round."""
 STEPS = 4
 """The minimum number of steps in a round; more than one, because batches may differ in length."""
+AT_ONCE = {"walk_progress": None, "walk_start": 0, "walk_warmup": 0, "start_epoch": 1}
+"""Options of a walk at full strength from the first step."""
 
 
 def step_times(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dict[str, float]:
@@ -34,17 +36,18 @@ def step_times(engine: Engine, jobs: Sequence[Job], *, cpu: bool = False) -> dic
     `RuntimeError` if the measurement fails.
     """
     done = {job.record.key: job for job in reversed(jobs) if job.record is not None}
-    if len(done) < 2 or all(job.plan.walk.moved != "nothing" for job in done.values()):
-        return {}
     plans = {key: job.plan for key, job in done.items()}
+    plain = next((key for key, plan in plans.items() if plan.walk.moved == "nothing"), None)
+    if plain is None or len(plans) == 1:
+        return {}
     measurement = Job(jobs[0].plan, "step-times", data=jobs[0].data, exclusive=False)
     with tempfile.TemporaryDirectory() as folder:
         work = partial(_measure, plans=plans, rounds=ROUNDS, cpu=cpu)
         do_all([measurement], Path(folder), engine, lambda job, event: None, work)
     if measurement.record is None:
         raise RuntimeError(measurement.error)
-    times: dict[str, float] = measurement.record
-    return {key: 1 + _share_of_walks(job) * (times[key] - 1) for key, job in done.items()}
+    seconds: dict[str, float] = measurement.record
+    return {key: 1 + _share_of_walks(job) * (seconds[key] / seconds[plain] - 1) for key, job in done.items()}
 
 
 def _share_of_walks(job: Job) -> float:
@@ -55,15 +58,17 @@ def _share_of_walks(job: Job) -> float:
     return float((job.record.gradient_evaluations / job.record.updates - 1) / (most - 1))
 
 
-def _measure(
-    job: Job, folder: Path, on_update: OnUpdate, *, plans: Mapping[str, Plan], rounds: int, cpu: bool
-) -> dict[str, float]:
-    """The median time of a step of each plan at full strength, relative to plain training.
+def _measure(job: Job, folder: Path, _: Any, *, plans: Mapping[str, Plan], rounds: int, cpu: bool) -> dict[str, float]:
+    """The median seconds of a step of each plan at full strength.
 
-    The plans take turns, a few steps each, so that other programs on the machine slow all of them equally. A method
-    that walks on every n-th step is measured over at least n steps.
+    The plans take turns, a few steps each, so that other programs on the machine slow all of them equally.
     """
-    trainings = {key: _training(plan, folder, cpu) for key, plan in plans.items()}
+    data = job.plan.data() if job.data is None else job.data
+    trainings = {}
+    for key, plan in plans.items():
+        at_once = replace(plan, walk=plan.walk.model_copy(update=AT_ONCE))
+        trainings[key] = Training(at_once, data, Checkpoints(folder), Accelerator(cpu=cpu))
+        trainings[key].model.train()
     seconds: dict[str, list[float]] = {key: [] for key in trainings}
     begun = time.perf_counter()
     with warnings.catch_warnings():
@@ -75,21 +80,11 @@ def _measure(
                     seconds[key].append(taken)
             if count and time.perf_counter() - begun > SECONDS:
                 break
-    plain = next(key for key, plan in plans.items() if plan.walk.moved == "nothing")
-    return {key: statistics.median(each) / statistics.median(seconds[plain]) for key, each in seconds.items()}
-
-
-def _training(plan: Plan, folder: Path, cpu: bool) -> Training:
-    """Training at full strength from the first step, without writing any file."""
-    at_once: dict[str, Any] = {"walk_progress": None, "walk_start": 0, "walk_warmup": 0, "start_epoch": 1}
-    plan = replace(plan, walk=plan.walk.model_copy(update=at_once))
-    training = Training(plan, plan.family(plan.data()), Checkpoints(folder), ignore_update, Accelerator(cpu=cpu))
-    training.model.train()
-    return training
+    return {key: median(each) for key, each in seconds.items()}
 
 
 def _seconds_per_step(training: Training) -> float:
-    every = training.plan.walk.every
+    every = training.plan.walk.every  # a method that walks on every n-th step is measured over at least n steps
     steps = every * -(-STEPS // every)
     batches = training.family.batches(torch.Generator().manual_seed(0))
     training.carried = None

@@ -22,7 +22,7 @@ from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import texts
 from gasam.lab.errors import InputError, checked
 from gasam.lab.record import Metric
-from gasam.lab.storage import replaced, save_tensors
+from gasam.lab.storage import as_bytes, replaced
 
 Settings = TypeVar("Settings", bound="Recipe")
 VERSION = 5
@@ -37,6 +37,14 @@ class Score(NamedTuple):
 
     value: float
     error: float | None
+
+
+def bootstrapped(metric: Callable[[Tensor], float], count: int, draws: int) -> Score:
+    """The metric of examples, given by their numbers below `count`, and the standard error of that many draws."""
+    generator = Generator().manual_seed(0)
+    samples = [torch.randint(count, (count,), generator=generator) for _ in range(draws if count > 1 else 0)]
+    values = torch.tensor([metric(some) for some in samples], dtype=torch.float64)
+    return Score(metric(torch.arange(count)), float(values.std()) if samples else None)
 
 
 STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
@@ -129,8 +137,8 @@ class Encoded:
         """The data without its test split, for searches. `shared` was learnt from the training split only."""
         return replace(self, splits={split: part for split, part in self.splits.items() if split != "test"})
 
-    def save(self, file: Path | BinaryIO) -> None:
-        save_tensors(vars(self), file)
+    def as_bytes(self) -> bytes:
+        return as_bytes(vars(self))
 
     @staticmethod
     def load(file: Path | BinaryIO) -> Encoded:
@@ -153,7 +161,7 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
         file.unlink(missing_ok=True)
     data = encode(family, source.read(), settings)
     with replaced(file) as partial:
-        data.save(partial)
+        partial.write_bytes(data.as_bytes())
     return data
 
 
@@ -215,19 +223,15 @@ class Family(ABC, Generic[Settings]):
     """
 
     metric: ClassVar[Metric]
-    settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
-    """The metric that `validate` returns; by default the same as `metric`."""
+    """The metric that `validate` returns, which may be another one."""
+    settings_type: ClassVar[type[Recipe]]
     task_text: ClassVar[str | None] = None
     """The text of the user's Python file that defines the task; None for a built-in family."""
     example_dim: ClassVar[int] = 0
     """The dimension of batches and of embeddings' outputs that indexes examples."""
     continues_text: ClassVar[bool] = False
-    """Whether predictions have the options of continuations."""
-
-    def __init_subclass__(cls) -> None:
-        if "metric" in cls.__dict__ and "followed" not in cls.__dict__:
-            cls.followed = cls.metric
+    """Whether predictions have the options of continuations, and all inputs together are one text."""
 
     def __init__(self, settings: Settings, data: Encoded) -> None:
         self.settings = settings
@@ -299,16 +303,13 @@ class Family(ABC, Generic[Settings]):
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         """The reported metric on a split, or on its first `rows` examples."""
 
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
-        return self.measure(model, split, rows).value
-
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The metric of guessing without reading the input."""
         return 0.0
 
     def validate(self, model: nn.Module) -> float:
         """The validation score after an epoch."""
-        return self.score(model, "valid")
+        return self.measure(model, "valid").value
 
     @abstractmethod
     def objective(self) -> Objective:
@@ -316,7 +317,7 @@ class Family(ABC, Generic[Settings]):
 
     def examples(self, split: Split, rows: int) -> list[Any]:
         """About `rows` examples of a split, always the same ones, in batches for the objective."""
-        return [self.read(split, some) for some in drawn(rows, self.count(split)).split(self.settings.batch)]
+        return [self.read(split, some) for some in torch.split(drawn(rows, self.count(split)), self.settings.batch)]
 
     def embeddings(self, model: nn.Module) -> list[nn.Embedding]:
         """The word embeddings, to whose outputs FreeLB adds its noise."""
@@ -343,6 +344,6 @@ class Family(ABC, Generic[Settings]):
         """A prediction as one line of text."""
         return json.dumps(prediction, ensure_ascii=False)
 
-    def whole_input(self, model: nn.Module) -> Any:
-        """Collects inputs with `add`, and says with `result` what is said about all of them; None if nothing is."""
-        return None
+    def whole_input(self, model: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
+        """What the model says about all inputs as one text, if it continues texts."""
+        raise NotImplementedError

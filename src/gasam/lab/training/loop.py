@@ -18,7 +18,7 @@ from torch import nn
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Family, Recipe, example_count, on_tensors, to_device
+from gasam.lab.families.family import Encoded, Recipe, example_count, on_tensors, to_device
 from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan
@@ -26,10 +26,7 @@ from gasam.trace import Trace
 
 
 class Update(NamedTuple):
-    """The progress of a run in steps and epochs; `valid` is the score of the last finished epoch.
-
-    An update with a `note` is a sentence for the user; its numbers mean nothing.
-    """
+    """The progress of a run; `valid` is the score of the last finished epoch. With a `note`, only that counts."""
 
     done: int
     steps: int
@@ -42,16 +39,9 @@ class Update(NamedTuple):
 OnUpdate = Callable[[Update], None]
 
 
-def ignore_update(update: Update) -> None:
-    """Ignore updates."""
-
-
 @dataclass
 class Progress:
-    """The counters of a run, which its checkpoints hold.
-
-    `epoch` is the number of finished epochs, `step` the number of steps since then, `loss` the sum over these steps.
-    """
+    """The counters of a run, which its checkpoints hold; `step` and `loss` count since the last finished epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -65,7 +55,6 @@ class Progress:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last epoch's mean loss was not finite."""
         return bool(self.curve) and self.curve[-1]["loss"] is None
 
 
@@ -95,9 +84,10 @@ class WalkMeans:
         if not self.walks:
             return {}
         row: dict[str, Any] = {"walks": self.walks, "strength": self.strength / self.walks}
+        if finite and weights:
+            row["ratio"] = norm / finite / weights
         if finite:
-            row |= {"ratio": norm / finite / weights} if weights else {}
-            row |= {"rise": rise / finite}
+            row["rise"] = rise / finite
         return {"walk": row}
 
 
@@ -138,24 +128,29 @@ class Training:
     """
 
     def __init__(
-        self, plan: Plan, family: Family[Any], checkpoints: Checkpoints, on_update: OnUpdate, accelerator: Accelerator
+        self,
+        plan: Plan,
+        data: Encoded,
+        checkpoints: Checkpoints,
+        accelerator: Accelerator,
+        on_update: OnUpdate = lambda update: None,
     ) -> None:
-        self.plan, self.family, self.checkpoints, self.on_update = plan, family, checkpoints, on_update
-        self.settings, self.accelerator = plan.settings, accelerator
+        self.plan, self.checkpoints, self.accelerator, self.on_update = plan, checkpoints, accelerator, on_update
+        self.settings, self.family = plan.settings, plan.family(data)
         torch.manual_seed(self.seed_for("model"))
-        self.model = self.accelerator.prepare(family.model())
-        optimizer = family.optimizer(self.plain_model) or optimizer_for(self.plain_model, self.settings)
-        self.optimizer = self.accelerator.prepare(optimizer)
+        self.model = accelerator.prepare(self.family.model())
+        optimizer = self.family.optimizer(self.plain_model) or optimizer_for(self.plain_model, self.settings)
+        self.optimizer = accelerator.prepare(optimizer)
         self.full_rates = [group["lr"] for group in optimizer.param_groups]
         self.total_updates = 1
-        self.sharp = plan.walk.backward(family, self.plain_model, self.accelerator.backward)
-        self.walks = WalkMeans(self.accelerator.device)
+        self.sharp = plan.walk.backward(self.family, self.plain_model, accelerator.backward)
+        self.walks = WalkMeans(accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
         self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
         self.carried: Any = None
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        self.code = code()
+        self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        self.code = code()  # now, because the user may change it during the training
 
     @property
     def plain_model(self) -> torch.nn.Module:
@@ -231,7 +226,7 @@ class Training:
         return on_tensors(lambda part: part.tensor_split(count, dim=dim)[own], batch)
 
     def end_epoch(self) -> None:
-        """Validate, keep the weights if they may be chosen or averaged, and add the epoch to the curve."""
+        """Validate, keep the weights, and add the epoch to the curve."""
         progress, begun = self.progress, time.perf_counter()
         steps, progress.epoch, progress.step, self.carried = progress.step, progress.epoch + 1, 0, None
         loss = float(self.accelerator.reduce(self.loss, reduction="mean")) / steps
@@ -267,10 +262,9 @@ class Training:
                 self.write(checkpoints.best, self.weights())
 
     def chosen_weights(self) -> Weights | None:
-        """After training, the final weights; None if no epoch had a finite validation score.
+        """The mean of the last epochs, or the best epoch on validation.
 
-        They are the mean of the last epochs, or those of the best epoch on validation. If an averaged run diverged,
-        it falls back to the best epoch, of which no weights are kept: None.
+        None if no epoch had a finite validation score, or if a run that averages diverged.
         """
         progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
         if averaged and not progress.diverged:
@@ -278,10 +272,10 @@ class Training:
         return checkpoints.load(checkpoints.best)
 
     def show(self, steps: int) -> None:
-        valid = self.progress.curve[-1]["valid"] if self.progress.curve else None
-        done = self.progress.epoch * steps + self.progress.step
-        epochs = self.settings.epochs
-        self.on_update(Update(done, steps * epochs, self.progress.epoch + 1, epochs, valid))
+        progress, epochs = self.progress, self.settings.epochs
+        valid = progress.curve[-1]["valid"] if progress.curve else None
+        done = progress.epoch * steps + progress.step
+        self.on_update(Update(done, steps * epochs, progress.epoch + 1, epochs, valid))
 
     def weights(self) -> Weights:
         return {name: tensor.detach() for name, tensor in self.plain_model.state_dict().items()}
@@ -303,17 +297,18 @@ class Training:
 
     def resume(self, gradient_norms: bool = False) -> None:
         """Resume from the checkpoint if there is one. Gradient norms are recorded if asked for or if it has them."""
-        saved = self.checkpoints.load(self.checkpoints.last)
-        if gradient_norms or (saved and saved.get("norms")):
+        file = self.checkpoints.last
+        saved = self.checkpoints.load(file)
+        recorded = saved is not None and saved.get("norms") is not None
+        if gradient_norms and saved is not None and not recorded:
+            raise without_norms(file)
+        if gradient_norms or recorded:
             self.norms = GradientNorms(self.plain_model, transformer_layers)
-        if saved is None:
-            return
-        try:
-            self._restore(saved)
-        except InputError:
-            raise
-        except Exception:  # a part that is missing or of another model; the kind of error depends on which
-            raise self.checkpoints.damaged(self.checkpoints.last) from None
+        if saved is not None:
+            try:
+                self._restore(saved)
+            except Exception:  # a part that is missing or of another model; the kind of error depends on which
+                raise self.checkpoints.damaged(file) from None
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.plain_model.load_state_dict(saved["model"])
@@ -324,11 +319,8 @@ class Training:
         if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
             states, own = saved["schedule"], self.accelerator.process_index
             self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        self.walks.walks, self.walks.strength = saved["walks"]["walks"], saved["walks"]["strength"]
-        self.walks.sums.copy_(saved["walks"]["sums"])
+        vars(self.walks).update(to_device(saved["walks"], self.accelerator.device))
         if self.norms is not None:
-            if saved.get("norms") is None:
-                raise without_norms(self.checkpoints.last)
             self.norms.load_state_dict(saved["norms"])
 
 

@@ -16,8 +16,6 @@ from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task
 from gasam.lab.tasks.own_model import absolute, is_file, load_task
 
-_GIVEN: dict[Hashable, Encoded] = {}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -26,10 +24,7 @@ class Plan:
     Args:
         task: The name of the task, or the path of the Python file that defines it.
         size: The name of the size; a label, because the settings are whole.
-        seed: The seed of all randomness.
-        settings: The settings of the model and its training.
         walk: The method with all options of its walk.
-        origin: Where the data is.
     """
 
     task: str
@@ -50,20 +45,14 @@ class Plan:
         return tasks.name_of(self.task)
 
     def data(self) -> Encoded:
-        """The encoded data: what `give_data` gave to this process, or else from the cache or the source."""
-        given = _GIVEN.get(self._encoding_key)
+        """The encoded data, from the cache or from its source."""
         task = self.definition
-        cache = cache_directory() / "prepared"
-        return encoded(task.family, task.source(self.origin), self.settings, cache) if given is None else given
+        return encoded(task.family, task.source(self.origin), self.settings, cache_directory() / "prepared")
 
     @property
     def data_key(self) -> Hashable:
         """A key that is equal for plans with the same encoded data."""
-        return self.origin, self._encoding_key
-
-    @property
-    def _encoding_key(self) -> Hashable:  # without the origin, because a node of a cluster may not have its folders
-        return self.task, tuple(getattr(self.settings, name) for name in self.settings.encoding)
+        return self.task, self.origin, tuple(getattr(self.settings, name) for name in self.settings.encoding)
 
     def family(self, data: Encoded) -> Family[Any]:
         return self.definition.family(self.settings, data)
@@ -120,11 +109,6 @@ def make(
         raise InputError(f"{method} moves normalisation layers, but the model of {task} has none: name another method")
     chosen = walk_for(method, task, size, resolved.epochs, walks, **(walk or {}))
     return Plan(task, size, seed, resolved, chosen, origin)
-
-
-def give_data(plan: Plan, data: Encoded) -> None:
-    """Give this process the data of a plan. The node of a cluster needs it, because it has no source files."""
-    _GIVEN[plan._encoding_key] = data
 
 
 def family_on(task: str) -> tuple[list[str], list[str]]:

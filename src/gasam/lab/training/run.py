@@ -9,12 +9,12 @@ from typing import Any
 from accelerate import Accelerator
 
 from gasam.lab.data.corpus import SPLITS, Split
-from gasam.lab.families.family import VERSION
+from gasam.lab.families.family import VERSION, Encoded
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import TASK_COPY
 from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile
-from gasam.lab.training.loop import OnUpdate, Training, Update, finite, ignore_update, without_norms
+from gasam.lab.training.loop import OnUpdate, Training, Update, finite, without_norms
 from gasam.lab.training.plan import Plan
 from gasam.lab.training.tracking import Tracker
 
@@ -23,11 +23,12 @@ def run(
     plan: Plan,
     folder: Path,
     *,
-    on_update: OnUpdate = ignore_update,
+    on_update: OnUpdate = lambda update: None,
     cpu: bool = False,
     gradient_norms: bool = False,
     track: str | None = None,
     test: bool = True,
+    data: Encoded | None = None,
 ) -> Record:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
@@ -45,8 +46,11 @@ def run(
         track: The name of a tracker that follows the training, with its files in `folder/TRACK/`. If it fails,
             `on_update` gets a note and training continues.
         test: Whether the data has its test split. A trial of a search is without: it has no test score and no model.
+        data: The data of the plan, if this machine cannot read it.
     """
-    data = plan.data() if test else plan.data().without_test()
+    data = plan.data() if data is None else data
+    if not test:
+        data = data.without_test()
     name = plan.name(data.hash)
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
     accelerator = Accelerator(cpu=cpu, log_with=track, project_dir=track and folder / track)
@@ -54,7 +58,7 @@ def run(
     if not file.exists():
         with checkpoints.locked() if main else nullcontext():
             files = [OwnFile.of(split, path) for split in SPLITS for path in plan.origin.files(split)]
-            training = Training(plan, plan.family(data), checkpoints, on_update, accelerator)
+            training = Training(plan, data, checkpoints, accelerator, on_update)
             training.resume(gradient_norms)
             tracker = Tracker(track, accelerator, lambda fault: on_update(Update(0, 1, 1, 1, None, fault)))
             training.on_epoch = lambda row: tracker.send(row, row["epoch"])
