@@ -136,7 +136,7 @@ def runs(folder: str | Path = "runs") -> DataFrame:
 def _frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     from pandas import DataFrame
 
-    return DataFrame(rows)
+    return DataFrame([*rows])
 
 
 def comparison_plans(
