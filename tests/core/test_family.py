@@ -222,9 +222,8 @@ class NoList(Method):
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule()), r"Schedule\(every=5, weight=1\)"),
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=Schedule(every=4)), r"every >= 2 and weight=1"),
         (lambda: SharpBackward(model_of(), look_sam(0.1), schedule=lambda step: 1.0), r"every >= 2 and weight=1"),
-        (lambda: SharpBackward(nn.Linear(2, 2), sam_on(0.1)), r"no parameter of Linear moves.*perturb=normalisation"),
+        (lambda: SharpBackward(nn.Linear(2, 2), sam_on(0.1)), "no parameter of Linear moves"),
         (lambda: SharpBackward(model_of().parameters(), sam_on(0.1)), r"give the model, as in SharpBackward\(model"),
-        (lambda: SharpBackward(model_of(), replace(sam(0.1), perturb=lambda m: -1)), r"perturb of Linear must be True"),
         (
             lambda: by_backward(model_of(), replace(sam(0.1), method=NoList()), range(1)),
             r"NoList.fold must return a list with one tensor for each parameter.* got Tensor",

@@ -182,7 +182,7 @@ BAD_ARGUMENTS = [
     (lambda: asam(0.1, eta=-1), ValueError, "eta must be a finite number >= 0, got -1"),
     (lambda: SharpBackward([], WALK), ValueError, "parameters is empty"),
     (lambda: SharpBackward(iter(()), WALK), ValueError, "only once"),
-    (lambda: SharpBackward(nn.Sequential(), WALK), ValueError, "Sequential has no floating-point parameters"),
+    (lambda: SharpBackward(nn.Sequential(), WALK), ValueError, "give a model with weights"),
     (lambda: SharpBackward(nn.Sequential(nn.LazyLinear(3))), ValueError, "lazy modules .* run one forward pass first"),
     (lambda: SharpBackward(torch.zeros(3), WALK), TypeError, "got Tensor"),
     (lambda: SharpBackward(None, WALK), TypeError, "got NoneType"),
