@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import friendly_sam, gsam, look_sam, reference, sam_on, wsam
-from problems import batch
+from problems import batch, function_of, shapes_of
 from tolerances import flat
 
 
@@ -115,22 +115,14 @@ def moving(method, model):
 
 
 def reference_of(method, model, **options):
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return Reference(method, shapes, moving=moving(method, model), **(OPTIONS[method] | options))
+    return Reference(method, shapes_of(model), moving=moving(method, model), **(OPTIONS[method] | options))
 
 
 def expected_run(method, steps=20, data=batch, **options):
-    """The weights and the mean of Friendly-SAM after plain gradient descent in NumPy."""
+    """The weights after plain gradient descent in NumPy, and the reference with its state."""
     model = model_of()
-    parameters, steps_of = list(model.parameters()), reference_of(method, model, **options)
-
-    def f(w, x, y):
-        nn.utils.vector_to_parameters(torch.from_numpy(w), parameters)
-        loss = cross_entropy(model(x), y)
-        return loss.item(), flat(torch.autograd.grad(loss, parameters)).numpy()
-
-    w = flat(parameters).numpy()
+    reference, w = reference_of(method, model, **options), flat(model.parameters()).numpy()
     for step in range(steps):
         x, y = data(seed=step)
-        w = w - RATE * steps_of.gradient(w, lambda at, x=x, y=y: f(at, x, y))
-    return w, steps_of
+        w = w - RATE * reference.gradient(w, function_of(model, lambda m, x=x, y=y: cross_entropy(m(x), y)))
+    return w, reference

@@ -52,16 +52,16 @@ def write_pairs(directory: Path, name: str, languages: tuple[str, str], rows: in
         write_lines(directory / f"{name}.{language}.gz", lines)
 
 
-def write_en_vi(directory: Path, training: tuple[str, ...] = ("ted_small", "news_wiki"), rows: int = ROWS) -> Path:
-    for name in (*training, "tst2012", "tst2013"):
+def write_en_vi(directory: Path, rows: int = ROWS) -> Path:
+    for name in ("ted_small", "news_wiki", "tst2012", "tst2013"):
         write_pairs(directory / "iwslt15", name, ("en", "vi"), rows)
     for language in ("en", "vi"):
         write_lines(directory / f"iwslt15/vocab.{language}", ["<unk>", "<s>", "</s>", *sorted(WORDS), language])
     return directory
 
 
-def write_de_en(directory: Path, training: str = "train_subset", rows: int = ROWS) -> Path:
-    for name in (training, "valid", "test"):
+def write_de_en(directory: Path, rows: int = ROWS) -> Path:
+    for name in ("train_subset", "valid", "test"):
         write_pairs(directory / "iwslt14", name, ("de", "en"), rows)
     return directory
 
@@ -77,6 +77,9 @@ def write_mnist(directory: Path, rows: int = ROWS) -> Path:
         labels = bytes(i % 10 for i in range(rows))
         write(directory / f"mnist/{split}-labels-idx1-ubyte.gz", idx(2049, [rows], labels))
     return directory
+
+
+WRITERS = {"imdb": write_imdb, "ptb": write_ptb, "en-vi": write_en_vi, "de-en": write_de_en, "mnist": write_mnist}
 
 
 def sizes(corpus) -> tuple[int, ...]:

@@ -83,18 +83,27 @@ def batch(dtype=torch.float64, rows: int = 12, seed: int = 1):
     return x, torch.randint(3, (rows,), generator=generator)
 
 
-def paper_walk(model: nn.Module, loss, perturbation):
-    """(offsets, losses, T, the folded gradient) by the reference, where loss(model) is evaluated on a copy."""
+def function_of(model: nn.Module, loss):
+    """f(w) = (loss, gradient) on flat NumPy vectors, where loss(model) is evaluated on a copy."""
     twin = copy.deepcopy(model)
     weights, dtype = list(twin.parameters()), next(twin.parameters()).dtype
-    shapes = {name: tuple(p.shape) for name, p in twin.named_parameters()}
 
-    def loss_and_gradient(w):
+    def f(w):
         nn.utils.vector_to_parameters(torch.from_numpy(w).to(dtype), weights)
         value = loss(twin)
         return value.item(), flat(torch.autograd.grad(value, weights)).double().numpy()
 
-    return reference_walk(flat(weights).double().numpy(), loss_and_gradient, shapes, perturbation)
+    return f
+
+
+def shapes_of(model: nn.Module):
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def paper_walk(model: nn.Module, loss, perturbation):
+    """(offsets, losses, T, the folded gradient) by the reference."""
+    start = flat(model.parameters()).double().numpy()
+    return reference_walk(start, function_of(model, loss), shapes_of(model), perturbation)
 
 
 def reference_walk(w, loss_and_gradient, shapes, perturbation):
@@ -106,17 +115,16 @@ def reference_walk(w, loss_and_gradient, shapes, perturbation):
     )  # fmt: skip
 
 
-def through_backward(model, perturbation, factor: float = 1.0, loss=None, **options):
+def through_backward(model, perturbation, factor: float = 1.0, loss=None, given=None, **options):
     """The trace and the gradient for the mean loss. Loss scalers and accumulation multiply what is differentiated."""
-    sharp = SharpBackward(
-        model.named_parameters(), perturbation, backward=lambda loss: (factor * loss).backward(), **options
-    )
+    backward = lambda loss: (factor * loss).backward()  # noqa: E731
+    sharp = SharpBackward(given or model.named_parameters(), perturbation, backward=backward, **options)
     sharp(loss or loss_of(model))
     return sharp.last, gradient_of(model) / factor
 
 
-def through_closure(model, perturbation, factor: float = 1.0, loss=None, **options):
-    base = torch.optim.SGD(model.named_parameters(), lr=0.0)
+def through_closure(model, perturbation, factor: float = 1.0, loss=None, given=None, **options):
+    base = torch.optim.SGD(given or model.named_parameters(), lr=0.0)
     optimizer = SharpnessAware(base, perturbation, **{"gradient_scale": factor} | options)
     optimizer.step(closure_of(loss or loss_of(model), factor))
     return optimizer.last, gradient_of(model) / factor

@@ -201,7 +201,7 @@ class SharpBackward:
                 why = OFF if not self.could_walk else BETWEEN if clock.between_walks else WAITING
                 trace = Trace([run.plain()], plain=why, loss_scale=self.loss_scale(by_closure))
             if fold is not None and seen is not None:
-                fold.finish(trace.finite, seen.magnitude)
+                fold.finish(trace.finite, abs(seen.gradient_scale))
             trace.strength, trace.step = strength, clock.state.step
             if walks:
                 watch.add(trace)

@@ -52,13 +52,13 @@ class frozen_batchnorm:  # noqa: N801
         if not isinstance(model, nn.Module):
             raise TypeError(f"frozen_batchnorm needs the model, got {type(model).__name__}")
         self.model = model
-        self._known: set[tuple[nn.Module, str]] | None = None  # changed by the first clean pass
-        self._changed: set[tuple[nn.Module, str]] = set()
+        self._known: set[Place] | None = None  # changed by the first clean pass
+        self._changed: set[Place] = set()
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
             return nullcontext() if last else self._watched()
-        return restored({key: buffer for key, buffer in _buffers(self.model).items() if key in self._changed})
+        return restored({place: buffer for place, buffer in _buffers(self.model).items() if place in self._changed})
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -68,58 +68,51 @@ class frozen_batchnorm:  # noqa: N801
         torch's version counters, and include "running_" buffers in case a module leaves evaluation mode.
         """
         before = _buffers(self.model)
-        versions = {key: _version(buffer) for key, buffer in before.items()}
-        values = {key: _copy(buffer) for key, buffer in before.items()} if self._known is None else {}
+        versions = {place: _version(buffer) for place, buffer in before.items()}
+        values = _values(before) if self._known is None else {}
         yield
         after = _buffers(self.model)
+        written = {place for place, buffer in after.items() if versions.get(place) != _version(buffer)}
         if self._known is None:
-            self._known = {key for key in after if not _equal(after[key], values.get(key))}
-        written = {key for key, buffer in after.items() if versions.get(key) != _version(buffer)}
-        self._changed = self._known | written | {key for key in after if key[1].startswith("running_")}
+            same = after.keys() - written
+            self._known = written | {place for place in same if not _equal(after[place], values[place])}
+        self._changed = self._known | written | {place for place in after if place[1].startswith("running_")}
 
 
-Buffers = dict[tuple[nn.Module, str], Tensor | None]
+Place = tuple[nn.Module, str]
+Buffers = dict[Place, Tensor | None]
 
 
 def _buffers(model: nn.Module) -> Buffers:
     return {(module, name): buffer for module in model.modules() for name, buffer in buffers_of(module).items()}
 
 
-@contextmanager
-def restored(buffers: Buffers) -> Iterator[None]:
-    """Restore buffers and their values after the block. A buffer that can't be written is replaced by a copy."""
-    values = {key: _copy(buffer) for key, buffer in buffers.items()}
-    try:
-        yield
-    finally:
-        for (module, name), buffer in buffers.items():
-            value = values[module, name]
-            if buffer is not None and value is not None:
-                if _alike(buffer, value) and not is_expanded(buffer):
-                    buffer.detach().copy_(value)
-                else:
-                    buffer = value
-            buffers_of(module)[name] = buffer
-
-
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None or buffer.is_meta else buffer.detach().clone()
-
-
-def _alike(buffer: Tensor, value: Tensor) -> bool:
-    return buffer.shape == value.shape and buffer.dtype == value.dtype
+def _values(buffers: Buffers) -> Buffers:
+    return {place: None if buffer is None else buffer.detach().clone() for place, buffer in buffers.items()}
 
 
 def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
-    """Whether a buffer still has this value. NaN counts as a change."""
-    if buffer is None or value is None or buffer.is_meta:
-        return True
-    return _alike(buffer, value) and torch.equal(buffer.detach(), value)
+    return buffer is None or value is None or value.is_meta or torch.equal(buffer.detach(), value)
 
 
 def _version(buffer: Tensor | None) -> tuple[int, int]:
-    """An identifier that changes when the buffer is written or replaced."""
+    """An identifier that changes when torch sees that the buffer is written or replaced."""
     return id(buffer), 0 if buffer is None or buffer.is_inference() else version(buffer)
+
+
+@contextmanager
+def restored(buffers: Buffers) -> Iterator[None]:
+    """Restore buffers and their values after the block. An expanded buffer can't be written: a copy replaces it."""
+    values = _values(buffers)
+    try:
+        yield
+    finally:
+        for (module, name), value in values.items():
+            buffer = buffers[module, name]
+            if buffer is not None and value is not None and not is_expanded(buffer):
+                buffer.detach().copy_(value)
+                value = buffer
+            buffers_of(module)[name] = value
 
 
 class together:  # noqa: N801

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,14 +154,16 @@ class Groups:
     def _number(self) -> tuple[list[int], list[int], list[list[int]]]:
         """Name and number the groups: their sizes and dimensions, and for each operand the groups of its rows here."""
         self.names = list[str]()
-        sizes, dimensions, of, numbers = list[int](), list[int](), list[list[int]](), dict[object, int]()
+        sizes, dimensions, of = list[int](), list[int](), list[list[int]]()
+        numbers, seen = dict[object, int](), Counter[str]()
         by_module = self.granularity == "module"
         for i, operand in enumerate(self.operands):
             parameter, name, in_rows = operand.parameter, operand.name, by_rows(operand.parameter, self.granularity)
             names = [f"{name}[{row}]" for row in range(len(parameter))] if in_rows else [name]
+            seen[name] += 1  # 2 for a parameter of a second model, whose modules have groups of their own
             here = []
             for row, label in enumerate([name.rpartition(".")[0]] if by_module else names):
-                number = numbers.setdefault(label if by_module else (i, row), len(sizes))
+                number = numbers.setdefault((label, seen[name]) if by_module else (i, row), len(sizes))
                 if number == len(sizes):
                     self.names.append(label)
                     sizes.append(0)

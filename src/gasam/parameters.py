@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ def read(parameters: Parameters) -> list[Entry]:
     for item in parameters:
         group: Mapping[str, Any] = item if isinstance(item, Mapping) else {"params": [item]}
         _check_group(group)
-        moves = _checked(group.get("perturb", True), "the key 'perturb' of a parameter group")
+        moves: bool = group.get("perturb", True)
         items = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         for given, known in zip(items, group.get("param_names") or [None] * len(items), strict=True):
             name, tensor = given if isinstance(given, tuple) else (known, given)
@@ -52,7 +52,10 @@ def read(parameters: Parameters) -> list[Entry]:
                 _check(tensor, moves, f"parameter {len(entries) if name is None else repr(name)}")
                 entries[id(tensor)] = Entry(name, tensor, moves)
     if not entries:
-        raise ValueError("parameters is empty: a generator can be read only once, so call model.parameters() again")
+        raise ValueError(
+            "parameters is empty: give a model with weights, or call model.parameters() again, because a generator can "
+            "be read only once"
+        )
     return list(entries.values())
 
 
@@ -71,10 +74,11 @@ def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
     names = names_in(model)
-    movable = [p for p in model.parameters() if p.requires_grad or (p.is_floating_point() and p.itemsize >= 2)]
-    if not movable:
-        raise ValueError(f"{type(model).__name__} has no floating-point parameters: give a model that can be trained")
-    return [(names[id(p)], p) for p in movable]
+    return [(names[id(p)], p) for p in model.parameters() if p.requires_grad or _can_move(p)]
+
+
+def _can_move(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.itemsize >= 2
 
 
 def weights_of(
@@ -85,7 +89,11 @@ def weights_of(
         entries = _by_module(entries, perturbation.perturb, model)
     moving = [entry for entry in entries if entry.moves]
     names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
-    check_names(perturbation, names)
+    if perturbation.granularity == "module" and names is None:
+        raise ValueError(
+            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
+            "model.parameters(), to the base optimizer if you use SharpnessAware"
+        )
     return Weights([entry.tensor for entry in moving], names, in_place=in_place)
 
 
@@ -98,37 +106,12 @@ def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Mod
         )
     chosen: dict[int, bool] = {}
     for module in model.modules():
-        if own := list(module.parameters(recurse=False)):
-            moves = _checked(perturb(module), f"perturb of {type(module).__name__}")
-            chosen = dict.fromkeys(map(id, own), moves) | chosen  # the first module of a shared parameter decides
+        for parameter in module.parameters(recurse=False):
+            chosen.setdefault(id(parameter), perturb(module))  # the first module of a shared parameter decides
     found = [replace(entry, moves=entry.moves and chosen.get(id(entry.tensor), False)) for entry in entries]
     if not any(entry.moves for entry in found):
-        name = getattr(perturb, "__name__", repr(perturb))
-        raise ValueError(f"no parameter of {type(model).__name__} moves, because perturb={name} leaves out all modules")
+        raise ValueError(f"no parameter of {type(model).__name__} moves: the perturbation's `perturb` leaves out all")
     return found
-
-
-def _checked(value: object, who: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{who} must be True or False, got {value!r}")
-    return value
-
-
-def check_names(perturbation: Perturbation, names: Sequence[str] | None) -> None:
-    """Raise if the walk needs the names of modules, and they are missing or not unique."""
-    if perturbation.granularity != "module":
-        return
-    if names is None:
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer if you use SharpnessAware"
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(
-            f"granularity 'module' needs each parameter's name once, got {twice!r} twice, as from two models: "
-            "give model.named_parameters(prefix=...) with another prefix for each"
-        )
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
@@ -139,6 +122,8 @@ def _check_group(group: Mapping[str, Any]) -> None:
             f"a parameter group has the key {min(sizes)!r}, but the walk has one size: give it to the perturbation, "
             "and write 'perturb': False in a group that must not move"
         )
+    if group.get("perturb", True) not in (True, False):
+        raise ValueError(f"the key 'perturb' of a parameter group must be True or False, got {group['perturb']!r}")
     if group.get("maximize"):
         raise ValueError("a parameter group has maximize=True: minimise the negative loss instead")
 
@@ -148,7 +133,7 @@ def _check(tensor: object, moves: bool, who: str) -> None:
         raise TypeError(f"{who} must be a tensor, got {type(tensor).__name__}")
     if not moves:
         return
-    if not tensor.is_floating_point() or tensor.itemsize < 2:
+    if not _can_move(tensor):
         raise TypeError(
             f"{who} has type {tensor.dtype}, but only real floating-point weights of 16 bits or more can be "
             "moved: leave it out, or put it into a group with 'perturb': False"

@@ -35,12 +35,6 @@ class Pass(NamedTuple):
     gradient_scale: Tensor | float = 1.0
     loss_scale: Tensor | float | None = 1.0
 
-    @property
-    def magnitude(self) -> Tensor | float:
-        """`gradient_scale` without its sign, which does not matter."""
-        scale = self.gradient_scale
-        return scale.abs() if isinstance(scale, Tensor) else abs(scale)
-
 
 def plainly(k: int, last: bool) -> AbstractContextManager[Any]:
     """The default `around`: no context manager."""

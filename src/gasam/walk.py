@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gasam.family import Kept, Method, check_result, dense_gradient
-from gasam.groups import Piece, products, squares
-from gasam.parameters import Parameters, check_names, read, weights_of
+from gasam.groups import Piece, products, squares, wide
+from gasam.parameters import Parameters, read, weights_of
 from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
@@ -87,17 +87,17 @@ class _Ascent:
         self.weights, self.plan, self.groups = weights, plan, weights.taking_part(plan.granularity)
         self.p, self.by_element, self.size = plan.norm, plan.granularity == "element", size
         self.keeps_position, self.measured, self.detailed = keeps_position, measured, detailed
-        self._one = self.groups.sizes.new_ones(())
+        one = self._one = self.groups.sizes.new_ones(())
         # Sums of the direction that are needed before the weights move: h v and |T v|^2. Later |T v|^2 costs less, but
         # a collective if the weights are sharded.
         shortens = plan.cap is not None or not self.groups.plain
         needs = shortens or plan.budget is not None or self.p != math.inf
         self._names_along = ["slope", *(["lengths"] if shortens else [])] if needs else []
-        self._looks = self._one.device.type in LOOKS and type(self._one) is Tensor  # a fake tensor has no values
-        self._T = self._largest = self._one
+        self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
+        self._T = self._largest = one
         self._kept_scales: dict[Piece, Tensor] = {}  # T of each weight
-        self._doubt = self._one * 0  # not finite as soon as a loss, gradient or scale is not
-        self._rise = self._one * 0
+        self._doubt = one * 0  # not finite as soon as a loss, gradient or scale is not
+        self._rise = one * 0
         self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         self._parts: Sequence[Tensor] = ()  # of what is climbed
         self._gradients: Sequence[Tensor] = ()
@@ -109,14 +109,14 @@ class _Ascent:
         plan, groups = self.plan, self.groups
         method = plan.method if plan.method is not None and plan.method.has_direction else None
         sums = self._read(clean, is_climbed=method is None, is_first=True)
-        self._clean_squares = sums["gradient"]
+        self._clean_squares = sums["gradient"] / self._scale**2  # of the mean loss
         self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
-        self._clean_scale = self._scale
         for piece, gradient in groups.each(self._parts) if self.detailed else ():
-            piece.buffer("clean gradient").copy_(gradient)
+            piece.buffer("clean gradient").copy_(gradient / self._scale)
         if not self.by_element:
-            squares_of_mean = self._clean_squares / self._scale**2
-            self._T = scale_of_groups(plan.scale_function, plan.floor, groups, squares_of_mean, self._weight_squares)
+            self._T = scale_of_groups(
+                plan.scale_function, plan.floor, groups, self._clean_squares, self._weight_squares
+            )
             self._doubt = self._doubt + self._T.sum()
         elif self.keeps_position or method is not None:
             for piece, gradient in groups.each(self._parts):
@@ -133,7 +133,7 @@ class _Ascent:
     def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
         """Measure the gradient of a pass, and what its direction needs if T is not part of it, with one collective."""
         groups, plan = self.groups, self.plan
-        scale = seen.magnitude
+        scale = abs(seen.gradient_scale)  # its sign does not matter
         self._scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
         self._parts = self._gradients = groups.split(groups.gradients())  # dropped when the weights move
         steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
@@ -221,9 +221,7 @@ class _Ascent:
         if seen is not None:
             self._find_direction(self._read(seen))
         groups, stride = self.groups, self.plan.stride
-        if self._is_finite() is False:
-            self._stay()
-        elif not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
+        if not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
             factor = self._factor * min(1.0, stride)
             moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._parts))
             self._displace(moved, factor * self._shrinking(factor, self._lengths), self._lengths)
@@ -236,19 +234,10 @@ class _Ascent:
     @torch.no_grad()
     def draw(self, start: Start) -> None:
         """Move to the ball's surface in the direction that `start` draws; for p = inf, move to the drawn point."""
-        if self._is_finite() is False:
-            self._stay()
-            return
-        where = self.groups.split([torch.ones_like(operand.source) for operand in self.groups.operands], "ones")
-        for piece, ones in self.groups.each(where):  # zeros between packed tensors
-            piece.buffer("position").copy_(start(ones)).mul_(ones)
+        points = [start(torch.empty_like(o.source, dtype=wide(o.source.dtype))) for o in self.groups.operands]
+        for piece, point in self.groups.each(self.groups.split(points, "start")):
+            piece.buffer("position").copy_(point)
         self._project(inverse)
-
-    def _stay(self) -> None:
-        """Make the next pass at w, because something is not finite."""
-        self.trace.offsets.append(torch.zeros_like(self.groups.sizes))
-        self._parts = self._gradients = ()
-        self.weights.home()
 
     def _project(self, rescale: Callable[[Tensor], Tensor]) -> None:
         """Project y onto the unit ball (clip for p = inf, else rescale), and move the weights there."""
@@ -292,18 +281,15 @@ class _Ascent:
         If something is not finite, the factor is zero. `lengths` are their |v_i|^2, if they are known.
         """
         finite, groups, trace = self._is_finite(), self.groups, self.trace
-        factor = self._epsilon * self._T * factor
-        if isinstance(finite, Tensor):
-            factor = torch.where(finite, factor, 0.0)
+        factor = torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)
         predicts = self.measured and not trace.offsets
         found = list[list[Tensor]]()
 
         def moves() -> Iterator[tuple[Piece, Tensor, Tensor]]:
             gradients = groups.each(self._gradients) if predicts else repeat((None, None))
-            for piece, values, own, (_, gradient) in zip(
-                groups.pieces, vectors, groups.spread(factor), gradients, strict=False
-            ):
-                if isinstance(finite, Tensor):
+            factors = groups.spread(factor)
+            for piece, values, own, (_, gradient) in zip(groups.pieces, vectors, factors, gradients, strict=False):
+                if finite is not True:
                     values = torch.nan_to_num(values, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
                 sums = [] if gradient is None else [products(gradient, values)]
                 found.append(sums if lengths is not None else [*sums, squares(values)])
@@ -316,16 +302,15 @@ class _Ascent:
         if predicts:
             self._rise = (factor * sums[0]).sum() / self._scale
         lengths = sums[-1] if lengths is None else lengths
-        trace.offsets.append((factor.abs() * lengths.sqrt()).expand_as(groups.sizes))
+        offsets = (factor.abs() * lengths.sqrt()).nan_to_num(0.0, posinf=math.inf)  # 0 times NaN
+        trace.offsets.append(offsets.expand_as(groups.sizes))
 
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
-        trace, groups, finite, weights = self.trace, self.groups, self._is_finite(), self._weight_squares
-        loss = trace.losses[-1]
-        trace.finite = finite & loss.to(self._one).isfinite() if isinstance(finite, Tensor) else finite
-        if trace.finite is True:
-            trace.finite = math.isfinite(loss)
+        trace, groups, weights = self.trace, self.groups, self._weight_squares
+        self._doubt = self._doubt + trace.losses[-1].to(self._one)
+        trace.finite = self._is_finite()
         if not self.measured:
             return trace
         report = trace.groups = Measured(
@@ -337,11 +322,11 @@ class _Ascent:
             predicted_rise=self._rise,
         )
         if self.detailed and seen is not None:
-            clean, last = self._clean_squares.sqrt(), self._read(seen, is_climbed=False)["gradient"].sqrt()
+            last = self._read(seen, is_climbed=False)["gradient"].sqrt()
             pairs = groups.each(self._parts)
             both = groups.sums(1, [[products(own, piece.buffer("clean gradient"))] for piece, own in pairs])[0]
-            report.gradient_norms = clean / self._clean_scale
-            report.gradient_ratios = last * inverse(clean) * (self._clean_scale / self._scale)
+            report.gradient_norms = clean = self._clean_squares.sqrt()
+            report.gradient_ratios = last / self._scale * inverse(clean)
             report.cosines = both * inverse(last * clean)
         return trace
 
@@ -391,7 +376,7 @@ def uniform_start(norm: float, generator: torch.Generator | None = None) -> Star
 
 
 def climb(
-    variables: Weights | Parameters,
+    variables: Parameters,
     evaluate: Callable[[int, Callable[[], list[Tensor]]], Pass | None],
     perturbation: Perturbation,
     start: Start | None = None,
@@ -406,12 +391,8 @@ def climb(
         start: Draws a random first point, for example `uniform_start(norm)`. It is visited after a_0, and K ascent
             steps follow, so there are K+2 visits. None means that the first step starts at the weights.
     """
-    if isinstance(variables, Weights):
-        weights = variables
-    else:
-        model = variables if isinstance(variables, nn.Module) else None
-        weights = weights_of(read(variables), perturbation, model)
-    check_names(perturbation, weights.names)
+    model = variables if isinstance(variables, nn.Module) else None
+    weights = weights_of(read(variables), perturbation, model)
     with uninterrupted() as held:
 
         def run(k: int) -> Pass | None:

@@ -17,15 +17,12 @@ from gasam.groups import Groups, Operand, Piece, by_rows, limits
 from gasam.passes import uninterrupted
 from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
-_CURE = "move or convert the model between steps, not in the loss function"
-
 
 class Weights:
     """All tensors that may move. In a pass at w + a they point to other memory; their own is never written.
 
-    That memory is kept between steps, so that its address stays the same. Weights of which the pointer can't be
-    exchanged are written in place instead, and copied back: FSDP2's shards, and tensors that share their memory with
-    others or have gaps in it.
+    That memory is kept between steps, so that its address stays the same. Some weights are written in place instead,
+    and copied back: FSDP2's shards, tensors that share their storage with others, and tensors with gaps in it.
 
     Args:
         tensors: The parameters.
@@ -89,17 +86,15 @@ class Weights:
         return all(map(Tensor.is_set_to, self._memories, map(local, here) if self._sharded else here))
 
     def _lay_out(self, present: list[int], granularity: str) -> None:
-        self._present = present
-        self._memories = [local(self.tensors[i]).detach() for i in present]
+        """Decide for each of these tensors from where w is read, and where w + a is written."""
+        memories = [local(self.tensors[i]).detach() for i in present]
         tenants: dict[int, list[Tensor]] = {}
-        for memory in self._memories:
+        for memory in memories:
             tenants.setdefault(storage_identity(memory), []).append(memory)
-        shared = {at: all_here for at, all_here in tenants.items() if len(all_here) > 1}
-        # One chunk stays one chunk: cuDNN's RNNs need that.
-        clones = {at: _clone(all_here[0]) for at, all_here in shared.items() if not overlap(all_here)}
+        overlapping = {storage for storage, here in tenants.items() if overlap(here)}
         operands, self._apart = list[Operand](), list[Operand]()
-        for i, memory in zip(present, self._memories, strict=True):
-            tensor = self.tensors[i]
+        for i, memory in zip(present, memories, strict=True):
+            tensor, storage = self.tensors[i], storage_identity(memory)
             if hides_its_memory(tensor) and not is_sharded(tensor):
                 raise TypeError(
                     f"{self.names[i]} is a {type(tensor).__name__}, whose memory the walk can't exchange: put it into "
@@ -107,19 +102,16 @@ class Weights:
                 )
             operand = Operand(tensor, self.names[i], memory, memory)
             operands.append(operand)
-            at, in_rows = storage_identity(memory), by_rows(tensor, granularity)
+            in_rows = by_rows(tensor, granularity)
             rows_lie_apart = in_rows and memory.stride(0) < max(memory.stride())
-            if (at in shared and at not in clones) or not _is_dense(memory) or rows_lie_apart:
+            if storage in overlapping or not _is_dense(memory) or rows_lie_apart:
                 operand.source, operand.target = torch.empty(2, *memory.shape, dtype=memory.dtype, device=memory.device)
                 self._apart.append(operand)
-            elif self.in_place or is_sharded(tensor):
+            elif self.in_place or is_sharded(tensor) or len(tenants[storage]) > 1:
                 operand.source, operand.target = self._twin(i, memory), memory
-            elif at in clones:
-                view = torch.empty(0, dtype=memory.dtype, device=memory.device)
-                operand.target = view.set_(clones[at], memory.storage_offset(), memory.shape, memory.stride())
             elif in_rows or not 0 < memory.numel() <= limits(memory).small:
                 operand.target = self._twin(i, memory)
-        self._groups = Groups(operands, granularity)
+        self._groups, self._present, self._memories = Groups(operands, granularity), present, memories
         plain = [o for o in operands if not is_sharded(o.parameter)]
         copied = [o for o in operands if o.source is not o.memory]
         written = [o for o in copied if o.target is o.memory or o in self._apart]
@@ -154,16 +146,18 @@ class Weights:
             return
         changed = ""
         if not all(map(Tensor.is_set_to, self._plain, self._away)):
-            for parameter, own in zip(self._plain, self._own, strict=True):
-                if not changed and _kind(parameter) != _kind(own):
-                    name = next(n for t, n in zip(self.tensors, self.names, strict=True) if t is parameter)
-                    changed = f"{name} changed from {_described(own)} to {_described(parameter)}"
+            for operand in self._groups.operands:
+                now, before = _kind(local(operand.parameter)), _kind(operand.memory)
+                if now != before and not changed:
+                    changed = f"{operand.name} changed from {before} to {now}"
         if self._written[0]:
             copy_all(*self._written)
         self._point(self._own)
         self._moved = False
         if changed:
-            raise RuntimeError(f"{changed} in a displaced pass: {_CURE}")
+            raise RuntimeError(
+                f"{changed} in a displaced pass: move or convert the model between steps, not in the loss function"
+            )
 
     def _point(self, memories: Sequence[Tensor]) -> None:
         deque(map(set_data, self._plain, memories), maxlen=0)
@@ -224,11 +218,6 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start * size, (start + length) * size
 
 
-def _clone(tensor: Any) -> Any:
-    """A copy of the whole storage of a tensor."""
-    return tensor.untyped_storage().clone()
-
-
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the tensor fills its part of the memory, in any order of its dimensions, without a gap or an overlap."""
     expected = 1
@@ -239,9 +228,5 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-def _described(tensor: Tensor) -> str:
+def _kind(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"

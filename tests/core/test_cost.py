@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import cross_entropy
 
-from gasam import SharpBackward, SharpnessAware, asam, friendly_sam, ga_sam, gsam, look_sam, sam, wsam
-from problems import TEN_WALKS, batch
+from gasam import SharpBackward, asam, friendly_sam, ga_sam, gsam, look_sam, sam, wsam
+from problems import ENTRIES, TEN_WALKS, batch, through_backward, through_closure
 
 METHODS = {
     "gsam": gsam(0.1),
@@ -22,25 +22,13 @@ METHODS = {
 }
 
 
-def through_backward(model, perturbation, loss):
-    sharp = SharpBackward(model.named_parameters(), perturbation)
-    sharp(loss)
-    return sharp.last
-
-
-def through_closure(model, perturbation, loss):
-    optimizer = SharpnessAware(torch.optim.SGD(model.named_parameters(), lr=0.1), perturbation)
-    optimizer.step(lambda: (value := loss()).backward() or value)
-    return optimizer.last
-
-
 def run(entry, perturbation):
     """A step on fake tensors, which have no number to give: anything that depends on data raises."""
     data = batch(torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 300), nn.Linear(300, 3))
         x, y = torch.empty_like(data[0]), torch.zeros_like(data[1])
-        return entry(model, perturbation, lambda: cross_entropy(model(x), y))
+        return entry(model, perturbation, loss=lambda: cross_entropy(model(x), y))[0]
 
 
 @pytest.mark.filterwarnings("ignore:a budget without a cap")
@@ -57,7 +45,7 @@ def test_steps_between_walks_never_synchronise():
         sharp = SharpBackward(model, perturbation)
         for _ in range(7):
             sharp(loss)
-        return sharp.last
+        return [sharp.last]
 
     assert len(run(seven, look_sam(0.1)).losses) == 1
 
@@ -94,7 +82,7 @@ WALKS = {
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("name", WALKS)
-@pytest.mark.parametrize("entry", [through_backward, through_closure])
+@ENTRIES
 def test_gradients_of_earlier_passes_are_gone_when_the_next_begins(parts, name, entry):
     model, born, loss = parts
     seen = []
@@ -103,13 +91,13 @@ def test_gradients_of_earlier_passes_are_gone_when_the_next_begins(parts, name, 
         seen.append(alive(born))
         return loss()
 
-    entry(model, WALKS[name], counted)
+    entry(model, WALKS[name], loss=counted)
     assert seen == [0] * (WALKS[name].steps + 1)
     assert alive(born) == 4  # the last pass's, for the optimizer
 
 
 def test_last_keeps_no_graph_and_no_large_tensor(parts):
     model, _, loss = parts
-    trace = through_backward(model, ga_sam(0.1, steps=2), loss)
+    trace, _ = through_backward(model, ga_sam(0.1, steps=2), loss=loss)
     kept = [*trace.losses, *trace.norms]
     assert all(value.grad_fn is None and value.numel() == 1 and value.untyped_storage().nbytes() <= 8 for value in kept)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Perturbation, SharpBackward, asam, ga_sam, sam
-from problems import batch, network
+from problems import at_home, batch, gradient_of, loss_of, network, through_backward
 from tolerances import EXACT, error, same_bits
 
 
@@ -32,18 +32,16 @@ class Dropped(nn.Module):
 ])  # fmt: skip
 def test_gradient_in_some_passes_only(passes, scale, granularity):
     """What moved is moved back; the fold counts a missing gradient as zero; what has none at first takes no part."""
-    model, (x, y) = Dropped(passes), batch()
-    before = [p.detach().clone() for p in model.parameters()]
+    model, again = Dropped(passes), Dropped(passes)
+    again.load_state_dict(model.state_dict())
     perturbation = Perturbation(epsilon=0.05, scale=scale, granularity=granularity, steps=2)
-    SharpBackward(model.parameters(), perturbation)(lambda: cross_entropy(model(x), y))
-    assert same_bits(model.parameters(), before)
+    with at_home(model.parameters()):
+        SharpBackward(model.parameters(), perturbation)(loss_of(model))
     assert (model.second.weight.grad is not None) == bool(passes)
 
     # The same walk on the layers that have a gradient in the clean pass, the other one standing still.
-    again = Dropped(passes)
-    again.load_state_dict(model.state_dict())
     groups = [{"params": again.first.parameters()}, {"params": again.second.parameters(), "perturb": 0 in passes}]
-    SharpBackward(groups, perturbation)(lambda: cross_entropy(again(x), y))
+    SharpBackward(groups, perturbation)(loss_of(again))
     for found, other in zip(model.parameters(), again.parameters(), strict=True):
         assert (found.grad is None) == (other.grad is None)
         assert found.grad is None or torch.equal(found.grad, other.grad)
@@ -51,49 +49,37 @@ def test_gradient_in_some_passes_only(passes, scale, granularity):
 
 def test_n_counts_the_weights_that_take_part():
     """An unused layer of a million weights must not shrink the walk."""
-    model, (x, y) = network(), batch()
-    alone = SharpBackward(model.parameters(), ga_sam(0.1))
-    alone(lambda: cross_entropy(model(x), y))
+    model = network()
+    alone, _ = through_backward(model, ga_sam(0.1))
     unused = nn.Linear(100, 100).double()
-    sharp = SharpBackward([*model.parameters(), *unused.parameters()], ga_sam(0.1))
-    sharp(lambda: cross_entropy(model(x), y))
-    assert torch.equal(torch.stack(sharp.last.norms), torch.stack(alone.last.norms))
+    found, _ = through_backward(model, ga_sam(0.1), given=[*model.parameters(), *unused.parameters()])
+    assert torch.equal(torch.stack(found.norms), torch.stack(alone.norms))
     assert all(p.grad is None for p in unused.parameters())
 
 
 def test_frozen_weights_stay_and_may_thaw():
-    model, (x, y), seen = network(), batch(), []
+    model, seen = network(), []
     model[0].requires_grad_(False)
     model[0].weight.grad = torch.ones_like(model[0].weight)  # left over from before
+    model.register_forward_pre_hook(lambda *_: seen.append(model[0].weight.detach().clone()))
     sharp = SharpBackward(model.parameters(), ga_sam(0.1))
-
-    def loss():
-        seen.append(model[0].weight.detach().clone())
-        return cross_entropy(model(x), y)
-
-    sharp(loss)
+    sharp(loss_of(model))
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     model[0].requires_grad_(True)
     model.zero_grad()
-    sharp(loss)
+    sharp(loss_of(model))
     assert not torch.equal(seen[2], seen[3])
 
 
-@pytest.mark.parametrize("still", [(0,), (0, 2)])
-def test_groups_may_stand_still(still):
-    model, (x, y), places = network(), batch(), []
+def test_all_may_stand_still_also_what_has_no_gradient():
+    model = network()
     quantised = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
-    groups = [{"params": model[i].parameters(), "perturb": i not in still} for i in (0, 2)]
-    sharp = SharpBackward([*groups, {"params": [quantised], "perturb": False}], sam(0.5))
-
-    def loss():
-        places.append([model[i].weight.detach().clone() for i in (0, 2)])
-        return cross_entropy(model(x), y)
-
-    sharp(loss)
-    assert [torch.equal(a, b) for a, b in zip(*places, strict=True)] == [i in still for i in (0, 2)]
-    assert sharp.last.climbed == (len(still) == 1)
+    trace, gradient = through_backward(
+        model, sam(0.5), given={"params": [*model.parameters(), quantised], "perturb": False}
+    )
+    assert not trace.climbed
+    assert error(gradient, gradient_of(model, loss_of(model)())) < EXACT
 
 
 def test_tied_weights_move_once():
@@ -108,43 +94,33 @@ def test_tied_weights_move_once():
 
 
 def test_the_perturbation_may_change_between_steps():
-    model, (x, y) = network(), batch()
+    model = network()
     sharp = SharpBackward(model.parameters(), sam(0.1))
     for perturbation in (ga_sam(0.1, steps=3), dataclasses.replace(sam(0.2), granularity="filter", steps=2), sam(0.1)):
-        fresh = SharpBackward(model.parameters(), perturbation)
-        fresh(lambda: cross_entropy(model(x), y))
-        model.zero_grad()
         sharp.perturbation = perturbation
-        sharp(lambda: cross_entropy(model(x), y))
-        model.zero_grad()
-        assert torch.equal(torch.stack(sharp.last.losses), torch.stack(fresh.last.losses))
+        sharp(loss_of(model))
+        assert torch.equal(
+            torch.stack(sharp.last.losses), torch.stack(through_backward(network(), perturbation)[0].losses)
+        )
 
 
 def test_mixed_types_share_one_walk():
-    model, (x, y) = network(), batch(torch.float32)
+    model, (x, y), walk = network(), batch(torch.float32), ga_sam(0.1, norm=2.0, steps=2)
     model[0].float()
-    sharp = SharpBackward(model.parameters(), ga_sam(0.1, norm=2.0, steps=2))
-    before = [p.detach().clone() for p in model.parameters()]
-    sharp(lambda: cross_entropy(model[2](model[1](model[0](x)).double()), y))
-    assert sharp.last.climbed
-    assert same_bits(model.parameters(), before)
-    double, (x, y) = network(), batch()
-    expected = SharpBackward(double.parameters(), ga_sam(0.1, norm=2.0, steps=2))
-    expected(lambda: cross_entropy(double(x), y))
-    assert error(torch.stack(sharp.last.losses), torch.stack(expected.last.losses)) < 1e-5
+    loss = lambda: cross_entropy(model[2](model[1](model[0](x)).double()), y)  # noqa: E731
+    with at_home(model.parameters()):
+        found, _ = through_backward(model, walk, loss=loss)
+    assert found.climbed
+    expected, _ = through_backward(network(), walk)
+    assert error(torch.stack(found.losses), torch.stack(expected.losses)) < 1e-5
 
 
-class TestUnitVectors:
-    @pytest.mark.parametrize("unit_vectors", [False, True])
-    def test_vectors_move_by_their_own_size_or_all_alike(self, unit_vectors):
-        """For norm inf each weight moves by epsilon T."""
-        model, (x, y), seen = network(), batch(), []
-
-        def loss():
-            seen.append([p.detach().clone() for p in model.parameters()])
-            return cross_entropy(model(x), y)
-
-        SharpBackward(model.parameters(), asam(0.1, norm=math.inf, unit_vectors=unit_vectors))(loss)
-        for home, moved in zip(*seen, strict=True):
-            scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
-            assert error((moved - home).abs(), 0.1 * scale) < EXACT
+@pytest.mark.parametrize("unit_vectors", [False, True])
+def test_vectors_move_by_their_own_size_or_all_alike(unit_vectors):
+    """For norm inf each weight moves by epsilon T."""
+    model, seen = network(), []
+    model.register_forward_pre_hook(lambda *_: seen.append([p.detach().clone() for p in model.parameters()]))
+    through_backward(model, asam(0.1, norm=math.inf, unit_vectors=unit_vectors))
+    for home, moved in zip(*seen, strict=True):
+        scale = torch.ones_like(home) if unit_vectors and home.ndim == 1 else home.abs()
+        assert error((moved - home).abs(), 0.1 * scale) < EXACT

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, asam, friendly_sam, gsam, look_sam, sam, wsam
-from problems import batch, network
+from problems import batch, closure_of, loss_of, network
 from tolerances import EXACT, PEER_LOOK_SAM, error, flat
 
 STEPS, RATE, RHO = 20, 0.03, 0.05
@@ -33,37 +33,34 @@ class Constant:
 
 
 def theirs(name, model, **options):
-    """A function that takes one step of their class."""
-    from pytorch_optimizer import GSAM, SAM, WSAM, FriendlySAM, LookSAM  # takes seconds, which collecting need not
+    """A function that takes one step of their class on the batch of a seed."""
+    import pytorch_optimizer  # takes seconds, which collecting need not
 
-    parameters, sgd = model.parameters(), torch.optim.SGD
-    if name == "gsam":
-        optimizer = GSAM(parameters, sgd(model.parameters(), lr=RATE), model, Constant(), **options)
-    elif name == "wsam":
-        optimizer = WSAM(model, parameters, sgd, rho=RHO, lr=RATE, **options)
+    parameters, sgd, kind = model.parameters(), torch.optim.SGD, getattr(pytorch_optimizer, name)
+    if name == "GSAM":
+        optimizer = kind(parameters, sgd(model.parameters(), lr=RATE), model, Constant(), **options)
     else:
-        kind = {"sam": SAM, "friendly_sam": FriendlySAM, "look_sam": LookSAM}[name]
-        optimizer = kind(parameters, sgd, rho=RHO, lr=RATE, **options)
+        optimizer = kind(*[model] * (name == "WSAM"), parameters, sgd, rho=RHO, lr=RATE, **options)
 
-    def step(x, y):
+    def step(seed):
+        plain = closure_of(loss_of(model, seed=seed))
+
         def closure():
             optimizer.zero_grad()
-            loss = cross_entropy(model(x), y)
-            loss.backward()
-            return loss
+            return plain()
 
-        if name == "gsam":
-            optimizer.set_closure(cross_entropy, x, y)
+        if name == "GSAM":
+            optimizer.set_closure(cross_entropy, *batch(seed=seed))
             optimizer.step()
         else:
-            if name != "wsam":
+            if name != "WSAM":
                 closure()
             optimizer.step(closure)
 
     return step
 
 
-def difference(name, perturbation, made=network, schedule=None, after_first=None, **options):
+def difference(name, perturbation, options, made=network, schedule=None, after_first=lambda sharp: None):
     """Between the weights of both after twenty steps."""
     peer, model = made(), made()
     their_step, sharp = theirs(name, peer, **options), SharpBackward(model, perturbation, schedule=schedule)
@@ -71,30 +68,26 @@ def difference(name, perturbation, made=network, schedule=None, after_first=None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs
         for seed in range(STEPS):
-            x, y = batch(seed=seed)
-            their_step(x, y)
+            their_step(seed)
             optimizer.zero_grad()
-            sharp(lambda x=x, y=y: cross_entropy(model(x), y))
+            sharp(loss_of(model, seed=seed))
             optimizer.step()
-            if seed == 0 and after_first is not None:
+            if seed == 0:
                 after_first(sharp)
     assert error(flat(made().parameters()), flat(peer.parameters())) > 0.01  # the steps did something
     return error(flat(model.parameters()), flat(peer.parameters()))
 
 
-@pytest.mark.parametrize(("perturbation", "adaptive"), [(sam(RHO), False), (asam(RHO), True)], ids=["sam", "asam"])
-def test_twenty_steps_equal_pytorch_optimizer(perturbation, adaptive):
-    assert difference("sam", perturbation, adaptive=adaptive, perturb_eps=0.0) < EXACT
-
-
-def test_gsam():
-    assert difference("gsam", gsam(RHO, alpha=0.4), alpha=0.4) < EXACT
-
-
-@pytest.mark.parametrize("decouple", [True, False])
-def test_wsam_where_the_optimizer_is_sgd_without_momentum(decouple):
-    """Their decoupled form gives the sharpness to the weights directly, which SGD does with any gradient."""
-    assert difference("wsam", wsam(RHO, gamma=0.8), gamma=0.8, decouple=decouple) < EXACT
+@pytest.mark.parametrize(("name", "perturbation", "options"), [
+    ("SAM", sam(RHO), {"adaptive": False, "perturb_eps": 0.0}),
+    ("SAM", asam(RHO), {"adaptive": True, "perturb_eps": 0.0}),
+    ("GSAM", gsam(RHO, alpha=0.4), {"alpha": 0.4}),
+    ("WSAM", wsam(RHO, gamma=0.8), {"gamma": 0.8, "decouple": False}),
+    # Their decoupled form gives the sharpness to the weights directly, which SGD does with any gradient.
+    ("WSAM", wsam(RHO, gamma=0.8), {"gamma": 0.8, "decouple": True}),
+])  # fmt: skip
+def test_twenty_steps_equal_pytorch_optimizer(name, perturbation, options):
+    assert difference(name, perturbation, options) < EXACT
 
 
 def begin_with_the_first_gradient(sharp):
@@ -106,9 +99,9 @@ def begin_with_the_first_gradient(sharp):
 
 def test_friendly_sam_differs_only_in_the_first_running_mean():
     """They climb g - sigma m_{t-1}, with the older mean: for sigma = 1 the same direction as the paper's g - m_t."""
-    walk, options = friendly_sam(RHO, sigma=1.0, decay=0.9), {"sigma": 1.0, "lmbda": 0.9}
-    assert difference("friendly_sam", walk, after_first=begin_with_the_first_gradient, **options) < EXACT
-    assert difference("friendly_sam", walk, **options) > 1e-6
+    case = "FriendlySAM", friendly_sam(RHO, sigma=1.0, decay=0.9), {"sigma": 1.0, "lmbda": 0.9}
+    assert difference(*case, after_first=begin_with_the_first_gradient) < EXACT
+    assert difference(*case) > 1e-6
 
 
 def one_tensor():
@@ -118,7 +111,6 @@ def one_tensor():
 
 def test_look_sam_agrees_on_a_model_of_one_tensor():
     """They decompose the gradient of each tensor, the paper that of the whole model."""
-    schedule = Schedule(every=4, weight=1)
-    walk, options = look_sam(RHO, alpha=0.7), {"alpha": 0.7, "k": 4}
-    assert difference("look_sam", walk, one_tensor, schedule, **options) < PEER_LOOK_SAM
-    assert difference("look_sam", walk, network, schedule, **options) > 1e-4
+    case, schedule = ("LookSAM", look_sam(RHO, alpha=0.7), {"alpha": 0.7, "k": 4}), Schedule(every=4, weight=1)
+    assert difference(*case, one_tensor, schedule) < PEER_LOOK_SAM
+    assert difference(*case, network, schedule) > 1e-4

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from family_reference import Reference
 from gasam import (
@@ -17,14 +16,13 @@ from gasam import (
     FreeLB,
     Perturbation,
     SharpBackward,
-    SharpnessAware,
     asam,
     ga_sam,
     layer_sam,
     multi_step_defense,
     sam,
 )
-from problems import GRANULARITIES, TEN_WALKS, batch, network
+from problems import ENTRIES, GRANULARITIES, TEN_WALKS, batch, function_of, gradient_of, loss_of, network, shapes_of
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
@@ -33,28 +31,23 @@ PRESETS = [sam, asam, layer_sam, multi_step_defense, ga_sam]
 
 def offsets_of(model, perturbation, loss=None, **options):
     """a_k of each pass, as lists of tensors, and the trace."""
-    x, y = batch(next(model.parameters()).dtype)
-    seen = []
+    usual, seen = loss or loss_of(model), []
 
     def remembering():
         seen.append([p.detach().clone() for p in model.parameters()])
-        return cross_entropy(model(x), y) if loss is None else loss(model)
+        return usual()
 
     sharp = SharpBackward(model, perturbation, **options)
     sharp(remembering)
     return [[a - b for a, b in zip(point, seen[0], strict=True)] for point in seen], sharp.last
 
 
-def gradient_of(model):
-    x, y = batch(next(model.parameters()).dtype)
-    return torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
-
-
 @pytest.mark.parametrize("name", TEN_WALKS)
 def test_budget_is_the_rise_of_the_linearised_loss(name):
     walk = dataclasses.replace(TEN_WALKS[name], epsilon=None, budget=0.03, cap=None, steps=1, step_size=None)
-    offsets, trace = offsets_of(network(), walk)
-    assert (flat(gradient_of(network())) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
+    model = network()
+    offsets, trace = offsets_of(model, walk)
+    assert (gradient_of(model, loss_of(model)()) @ flat(offsets[1])).item() == pytest.approx(0.03, rel=1e-9)
     assert trace.groups.predicted_rise.item() == pytest.approx(0.03, rel=1e-9)
 
 
@@ -105,11 +98,11 @@ def test_budget_without_a_cap_is_warned_of():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrow_weights_have_the_same_budget(dtype):
     model = network(dtype)
-    gradient = [g.double() for g in gradient_of(model)]
+    gradients = [g.double() for g in torch.autograd.grad(loss_of(model)(), list(model.parameters()))]
     _, trace = offsets_of(model, ga_sam(budget=0.02, cap=0.5))
     assert trace.groups.predicted_rise.item() == pytest.approx(0.02, rel=1e-3)
-    offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradient]
-    epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradient, strict=True))
+    offset = [g.sign() * g.numel() ** 0.5 / g.norm() for g in gradients]
+    epsilon = 0.02 / sum((a * g).sum() for a, g in zip(offset, gradients, strict=True))
     assert trace.norms[-1].item() == pytest.approx((epsilon * flat(offset).norm()).item(), rel=1e-3)
 
 
@@ -123,7 +116,7 @@ def test_without_a_gradient_or_without_weights_nothing_moves_and_it_is_said(make
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(zero == "gradient")
-    offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1, steps=steps), loss=make)
+    offsets, trace = offsets_of(model, ga_sam(budget=0.1, cap=0.1, steps=steps), loss=lambda: make(model))
     assert flat(offsets[-1]).abs().max() == 0
     assert trace.verdict() == "did not move: the gradient, the scale or all weights are zero"
 
@@ -140,28 +133,16 @@ def test_presets_take_a_budget_and_a_cap_and_name_epsilon(preset):
 MOVING = {"0.weight": True, "0.bias": False, "2.weight": True, "2.bias": False}
 
 
-@pytest.mark.parametrize("entry", ["backward", "closure"])
-@pytest.mark.parametrize("granularity", ["element", "filter", "layer", "module", "model"])
+@ENTRIES
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_what_must_not_move_stays_and_does_not_count(entry, granularity):
-    model, twin, (x, y) = network(), network(), batch()
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    model = network()
     moving = np.concatenate([np.full(p.numel(), MOVING[name]) for name, p in model.named_parameters()])
     options = {"scale": "gradient_strength", "granularity": granularity, "budget": 0.2, "cap": 0.03}
-
-    def f(w):
-        nn.utils.vector_to_parameters(torch.from_numpy(w), twin.parameters())
-        loss = cross_entropy(twin(x), y)
-        return loss.item(), flat(torch.autograd.grad(loss, list(twin.parameters()))).numpy()
-
-    reference = Reference("sam", shapes, p=2.0, moving=moving, **options)
-    expected = reference.gradient(flat(model.parameters()).numpy().copy(), f)
+    reference = Reference("sam", shapes_of(model), p=2.0, moving=moving, **options)
+    f = function_of(model, lambda m: loss_of(m)())
+    expected = reference.gradient(flat(model.parameters()).numpy(), f)
     groups = [{"params": [(name, p)], "perturb": MOVING[name]} for name, p in model.named_parameters()]
-    walk = Perturbation(norm=2.0, risk="final", **options)
-    if entry == "backward":
-        sharp = SharpBackward(groups, walk)
-        sharp(lambda: cross_entropy(model(x), y))
-    else:
-        sharp = SharpnessAware(torch.optim.SGD(groups, lr=0.0), walk, model=model)
-        sharp.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
-    assert error(flat([p.grad for p in model.parameters()]), expected) < EXACT
-    assert error(sharp.last.norms[-1], np.linalg.norm(reference.offset)) < EXACT
+    trace, gradient = entry(model, Perturbation(norm=2.0, risk="final", **options), given=groups)
+    assert error(gradient, expected) < EXACT
+    assert error(trace.norms[-1], np.linalg.norm(reference.offset)) < EXACT

@@ -40,7 +40,7 @@ def check_against_reference(problem, perturbation: Perturbation) -> None:
     assert error(torch.stack(sharp.last.losses), losses) < EXACT
     assert error(torch.stack(sharp.last.norms), [float((a @ a) ** 0.5) for a in offsets]) < EXACT
     assert error(flat([p.grad for p in parameters.values()]), folded) < EXACT
-    assert error(sharp.last.predicted_rise, rise) < EXACT
+    assert error(sharp.last.groups.predicted_rise, rise) < EXACT
     assert same_bits(parameters.values(), before)
 
     if perturbation.risk != "mean":

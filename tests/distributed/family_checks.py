@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
 from gasam import SharpBackward, gsam, per_worker
+from problems import function_of
 from tolerances import error, flat, same_bits
 
 STEPS = 7  # LookSAM walks twice
@@ -57,12 +58,7 @@ def ddp_state_agrees() -> list[bool]:
 
 
 def gradient_at(model, x, y):
-    def f(w):
-        nn.utils.vector_to_parameters(torch.from_numpy(w), model.parameters())
-        loss = cross_entropy(model(x), y)
-        return loss.item(), flat(torch.autograd.grad(loss, list(model.parameters()))).numpy()
-
-    return f
+    return function_of(model, lambda m: cross_entropy(m(x), y))
 
 
 def accumulation_errors() -> dict[str, float]:
@@ -71,7 +67,7 @@ def accumulation_errors() -> dict[str, float]:
     for method in ("gsam", "wsam"):
         model, twin = DistributedDataParallel(model_of(), gradient_as_bucket_view=True), model_of()
         sharp, reference = SharpBackward(model, walk_of(method)), reference_of(method, twin, epsilon=0.1)
-        w, expected = flat(twin.parameters()).numpy().copy(), 0.0
+        w, expected = flat(twin.parameters()).numpy(), 0.0
         for micro, seed in enumerate((1, 2)):
             x, y = own(seed)
             with model.no_sync() if micro == 0 else torch.enable_grad():
@@ -87,7 +83,7 @@ def own_means_error() -> float:
     train(model, SharpBackward(model, walk_of("friendly_sam"), around=per_worker(model)), range(STEPS))
     twin, workers = model_of(), range(dist.get_world_size())
     references = [reference_of("friendly_sam", twin, epsilon=0.1) for _ in workers]
-    w = flat(twin.parameters()).numpy().copy()
+    w = flat(twin.parameters()).numpy()
     for seed in range(STEPS):
         rows = [part(joint(seed), worker) for worker in workers]
         gradients = [references[worker].gradient(w, gradient_at(twin, *rows[worker])) for worker in workers]

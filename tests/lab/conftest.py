@@ -26,10 +26,9 @@ def shared(tmp_path_factory):
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
-    for write in (local_layout.write_imdb, local_layout.write_ptb, local_layout.write_mnist):
+    for write in local_layout.WRITERS.values():
         write(directory)
-    local_layout.write_en_vi(directory)
-    return local_layout.write_de_en(directory)
+    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ def test_accuracy_is_the_share_of_right_answers(rows):
     model = nn.Linear(6, 3)
     found = (inputs.numpy() @ model.weight.detach().numpy().T + model.bias.detach().numpy()).argmax(axis=1)
     family = TextClassification(CNN, Encoded({}, {"test": (inputs, labels)}, ""))
-    assert family.score(model, "test") == pytest.approx(100 * np.mean(found == labels.numpy()), rel=EXACT)
+    assert family.measure(model, "test").value == pytest.approx(100 * np.mean(found == labels.numpy()), rel=EXACT)
 
 
 def test_every_row_is_in_one_batch_of_an_epoch_and_seeds_change_the_order():
@@ -190,7 +190,7 @@ def test_perplexity_is_that_of_reading_word_by_word():
         scores, state = model(word.view(1, 1), state)
         scores = scores.view(-1).numpy()
         total += np.log(np.exp(scores).sum()) - scores[following]
-    assert family.score(model, "test") == pytest.approx(math.exp(total / (len(stream) - 1)), rel=EXACT)
+    assert family.measure(model, "test").value == pytest.approx(math.exp(total / (len(stream) - 1)), rel=EXACT)
 
 
 def test_a_text_shorter_than_the_columns_is_judged():

@@ -16,17 +16,17 @@ HOSTILE = "</script><script>document.title = 'broken'</script> <b> & \"quotes\""
 VOID = {"meta", "link", "input", "br", "line"}
 
 
-def with_walks(made, ratio):
-    walk = {"walks": 100, "strength": 0.5, "ratio": ratio, "rise": 0.1}
-    return made.model_copy(update={"curve": [row | {"walk": walk} for row in made.curve]})
-
-
 def digits():
     """Three seeds with walks, one method of which a seed diverged, and a note that looks like markup."""
     data = {"hash": "digits-data", "encoding": 1, "notes": [HOSTILE]}
     scores = {"baseline": [80.0, 81.0, 82.5], "sam": [81.0, None, 82.0], "ga-sam": [82.0, 83.5, 84.0]}
     made = records_of("digits", scores, size="tiny", data=data)
-    return [each if each.method == "baseline" else with_walks(each, 0.01 * each.seed) for each in made]
+    for each in made:
+        if each.method != "baseline":
+            each.curve = [
+                row | {"walk": {"strength": 0.5, "ratio": 0.01 * each.seed, "rise": 0.1}} for row in each.curve
+            ]
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_every_comparison_is_in_the_contents_and_every_run_in_the_table(page, fo
 
 def test_many_configurations_begin_with_the_main_ones():
     methods = {f"GA-SAM ({number})": "ga-sam" for number in range(11)} | {"Baseline": "baseline"}
-    assert [each.label for each in html.chips(methods) if each.shown] == ["GA-SAM (0)", "Baseline"]
-    assert all(each.shown for each in html.chips(dict(list(methods.items())[:3])))
+    assert [each["label"] for each in html.chips(methods) if each["shown"]] == ["GA-SAM (0)", "Baseline"]
+    assert all(each["shown"] for each in html.chips(dict(list(methods.items())[:3])))
 
 
 def test_the_command_lists_the_runs_and_writes_the_page(command, tmp_path):

@@ -11,7 +11,6 @@ from synthetic import STEPS, record, records_of
 from tools import results
 
 from gasam.lab import record as records
-from gasam.lab.errors import InputError
 from gasam.lab.report.comparison import Comparison, paired, run_list
 
 BASELINE = [84.4, 84.5, 84.2, 84.6]
@@ -56,21 +55,22 @@ def test_a_difference_is_that_of_scipy(pairs):
 
 
 def test_fewer_than_three_pairs_have_no_interval_and_decide_nothing():
-    assert paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}) == (1.5, None, None, 2)
-    assert paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}).standing(higher_is_better=True) is None
+    two = paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0})
+    assert two == (1.5, None, None, 2)
+    assert two.standing(higher_is_better=True) == "too few seeds"
     assert paired({1: 2.0}, {2: 1.0}) is None
     assert paired(dict.fromkeys(range(3), 2.0), dict.fromkeys(range(3), 1.0)) == (1.0, 1.0, 1.0, 3)
     [found] = Comparison.of(records_of("imdb", {"baseline": [84.0, 84.5], "ga-sam": [85.0, 85.5]}))
     assert found.standing == "too few seeds"
-    assert "GA-SAM 85.00, 85.50" in found.answer
-    assert "--seeds" in found.answer
-    assert "+1.00" not in found.answer
+    assert "GA-SAM 85.00, 85.50, Baseline 84.00, 84.50. Fewer than 3 seeds decide nothing; use --seeds" in found.answer
 
 
 def test_a_row_has_its_score_its_difference_and_its_cost():
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
-    found = shown(runs)
+    found = shown(runs, step_times={runs[0].key: 1.0, runs[-1].key: 2.1})
     assert found["Baseline"]["accuracy, %"] == "84.42 ± 0.17"
+    assert [row["step time"] for row in found.values()] == ["1.00x", "2.10x"]
+    assert shown([*reversed(runs), *runs]) == shown(runs), "order and repetition of records do not matter"
     assert found["GA-SAM"]["minus baseline, points [95%]"] == interval(moved(1), BASELINE)
     assert (found["GA-SAM"]["seeds"], found["GA-SAM"][PASSES]) == ("4", "2.00x")
     [values] = [row for row in Comparison.of(runs)[0].table().values if row["method"] == "ga-sam"]
@@ -87,11 +87,6 @@ def test_the_answer_follows_the_interval_and_the_direction_of_the_metric(task, s
     assert found.standing == standing
     assert interval(moved(shift), BASELINE) in found.answer
     assert standing in found.answer.lower()
-
-
-def test_order_and_repetition_of_records_do_not_matter():
-    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
-    assert shown([*reversed(runs), *runs]) == shown(runs)
 
 
 def test_runs_that_diverged_are_counted_and_are_no_sample():
@@ -144,17 +139,13 @@ def test_configurations_of_a_method_are_rows_with_what_sets_them_apart():
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)})
     runs += records_of("imdb", {"ga-sam": moved(2)}, walk={"steps": 2})
     runs += records_of("imdb", {"ga-sam": moved(3)}, settings={"dropout": 0.45})
+    runs += records_of("imdb", {"ga-sam": moved(4)}, walk={"epsilon": 5e-4}, source="tuned")
     found = list(shown(runs))
-    assert len(found) == 4
-    assert any("K = 2" in label for label in found)
-    assert any("dropout 0.45" in label for label in found)
+    assert len(found) == 5
+    for part in ("K = 2", "dropout 0.45", "tuned"):
+        assert [part in label for label in found].count(True) == 1
     shared = records_of("imdb", {"baseline": BASELINE, "ga-sam": moved(1)}, settings={"dropout": 0.45})
     assert list(shown(shared)) == ["Baseline", "GA-SAM"], "what all rows share labels none"
-
-
-def test_a_tuned_walk_is_named_so():
-    runs = records_of("imdb", {"baseline": BASELINE}) + records_of("imdb", {"ga-sam": moved(1)}, source="tuned")
-    assert "GA-SAM (tuned)" in shown(runs)
 
 
 def test_other_data_is_another_comparison():
@@ -163,46 +154,40 @@ def test_other_data_is_another_comparison():
     assert [each.title for each in Comparison.of(runs)] == ["imdb, size small", "imdb, size small, mine.csv"]
 
 
-@pytest.mark.parametrize(("score", "error", "marked"), [(76.5, 0.1, True), (77.5, 0.1, False), (76.5, 2.0, False)])
-def test_a_collapse_is_a_tenth_of_what_was_learnt_and_beyond_the_noise(score, error, marked):
-    runs = records_of("imdb", {"baseline": [80.0], "ga-sam": [score]}, worthless=50.0, test_error=error)
-    assert ("collapsed" in shown(runs)["GA-SAM"]["accuracy, %"]) == marked
-
-
-def test_a_perplexity_collapses_upwards():
-    runs = records_of("ptb", {"baseline": [100.0], "sam": [90.0], "ga-sam": [120.0]}, test_error=0.5, worthless=600.0)
-    [found] = Comparison.of(runs)
-    assert [note for note in found.notes() if "collapsed" in note] == ["GA-SAM collapsed."]
+@pytest.mark.parametrize(
+    ("task", "plain", "score", "error", "marked"),
+    [
+        ("imdb", 80.0, 76.5, 0.1, True),
+        ("imdb", 80.0, 77.5, 0.1, False),
+        ("imdb", 80.0, 76.5, 2.0, False),
+        ("ptb", 100.0, 120.0, 0.5, True),
+        ("ptb", 100.0, 90.0, 0.5, False),
+    ],
+)
+def test_a_collapse_is_a_tenth_of_what_was_learnt_and_beyond_the_noise(task, plain, score, error, marked):
+    worthless = 50.0 if task == "imdb" else 600.0
+    [found] = Comparison.of(
+        records_of(task, {"baseline": [plain], "ga-sam": [score]}, worthless=worthless, test_error=error)
+    )
+    assert ("collapsed" in found.rows[-1].score) == marked
+    assert ("GA-SAM collapsed." in found.notes()) == marked
 
 
 def test_models_that_guess_and_methods_that_never_walked_are_named():
     waits = record("imdb", "ga-sam", 60.0, walk={"walk_progress": 0.2}, **NOISE)
-    guess = [record("imdb", test=50.4, **NOISE), waits]
-    guess[1].gradient_evaluations = guess[1].updates
-    notes = " ".join(Comparison.of(guess)[0].notes())
+    waits.gradient_evaluations = waits.updates
+    notes = " ".join(Comparison.of([record("imdb", test=50.4, **NOISE), waits])[0].notes())
     assert "Baseline is no better than guessing (50.00%)" in notes
     assert "GA-SAM never walked" in notes
-
-
-def test_step_times_are_shown_where_they_were_measured():
-    runs = records_of("imdb", {"baseline": BASELINE, "sam": moved(0), "ga-sam": moved(1)})
-    found = shown(runs, step_times={runs[0].key: 1.0, runs[-1].key: 2.1})
-    assert [row["step time"] for row in found.values()] == ["1.00x", "", "2.10x"]
-
-
-def test_a_record_of_an_unknown_method_is_refused():
-    with pytest.raises(InputError, match="'other'"):
-        Comparison.of([record("imdb").model_copy(update={"method": "other"})])
 
 
 def test_charts_hold_every_seed_and_only_what_was_measured():
     scores = {"baseline": BASELINE[:3], "sam": [None] * 3, "ga-sam": moved(1)[:3]}
     [found] = Comparison.of(records_of("imdb", scores))
     curves, differences = found.charts()
-    values = differences.spec["data"]["values"]
-    assert [row["kind"] for row in values if row["label"] == "GA-SAM"] == ["mean", "seed", "seed", "seed"]
-    assert not [row for row in values if row["label"] == "SAM"]
-    last = [row for row in curves.spec["data"]["values"] if row["label"] == "Baseline"][-1]
+    assert [row["kind"] for row in differences.values if row["label"] == "GA-SAM"] == ["mean", "seed", "seed", "seed"]
+    assert not [row for row in differences.values if row["label"] == "SAM"]
+    last = [row for row in curves.values if row["label"] == "Baseline"][-1]
     assert last["x"] == STEPS * EPOCHS
     assert last["low"] < last["y"] < last["high"]
     assert found.walks() == []

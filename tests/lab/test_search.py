@@ -154,7 +154,7 @@ def test_compare_uses_the_walk_that_a_search_chose(command, tmp_path):
 
 def test_trials_are_made_with_the_test_split_withheld(tmp_path, monkeypatch):
     """In the process that trains: a family that looks at the test split fails the trial."""
-    monkeypatch.setattr(ImageClassification, "validate", lambda self, model: self.score(model, "test"))
+    monkeypatch.setattr(ImageClassification, "validate", lambda self, model: self.measure(model, "test").value)
     with pytest.raises(WithheldError):
         run(make("digits", "baseline", "tiny"), tmp_path, cpu=True, test=False)
 
@@ -256,7 +256,7 @@ def test_withheld_data_raises_in_every_family(task):
     plan = make(task, "baseline", "tiny")
     family = plan.family(plan.data().without_test())
     model = family.model().eval()
-    assert math.isfinite(family.score(model, "valid"))
-    for touch in (lambda: family.score(model, "test"), lambda: family.examples("test", 4)):
+    assert math.isfinite(family.measure(model, "valid").value)
+    for touch in (lambda: family.measure(model, "test"), lambda: family.examples("test", 4)):
         with pytest.raises(LookupError, match="test"):
             touch()

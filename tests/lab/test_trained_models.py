@@ -300,7 +300,6 @@ def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_pat
         "plain.txt": plain,
         "table.csv": header + "\n" + "\n".join(",".join(f"{p}.0" for p in row) for row in rows),
         "lists.jsonl": "\n".join(map(json.dumps, rows)),
-        "objects.jsonl.gz": "\n".join(json.dumps({"text": row}) for row in rows),
         "t5-images-idx3-ubyte.gz": idx(2051, [5, 8, 8], bytes(pixels.flatten().tolist())),
     }
     for name, content in files.items():
@@ -332,8 +331,8 @@ BAD_INPUTS = {
         "good.txt --out .": ("good\n", "--out must name a file, but . is a folder"),
     },
     "digits": {
-        "image.txt": ("1 2 3\n", "image.txt, line 1: an image must have 64 pixels, got 3"),
-        "high.txt": (f"{'9 ' * 63}256\n", "high.txt, line 1: pixels must be whole numbers from 0 (background) to 255"),
+        "image.txt": ("1 2 3\n", "image.txt, line 1: an image must have 64 whole numbers from 0"),
+        "high.txt": (f"{'9 ' * 63}256\n", "high.txt, line 1: an image must have 64 whole numbers from 0"),
         "cut-ubyte": (idx(2051, [2, 8, 8], bytes(70)), "cut-ubyte: 70 bytes of data, but the header says 128"),
         "broken.jsonl": ("[1,\n", "broken.jsonl, line 1: not JSON"),
     },

@@ -145,7 +145,7 @@ def test_beam_search_translates_in_the_order_of_the_text(translator):
     lengths = [len(line) for line in family.sources("test")]
     assert lengths != sorted(lengths)
     assert family.translate(model, family.sources("test")) == [target for _, target in corpus(320).test]
-    assert family.score(model, "test") == pytest.approx(100)
+    assert family.measure(model, "test").value == pytest.approx(100)
 
 
 def test_validation_is_the_perplexity_of_the_right_words(translator):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,12 +75,9 @@ class Table:
 
     def csv(self) -> str:
         """The values, or else the cells; a value that does not exist is empty."""
-        text = io.StringIO()
-        rows = self.values or self.rows
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        from pandas import DataFrame
+
+        return str(DataFrame(self.values or self.rows).to_csv(index=False))
 
     def as_json(self) -> dict[str, Any]:
         return {"title": self.title, "rows": [dict(row) for row in self.values or self.rows], "notes": list(self.notes)}
@@ -112,7 +107,11 @@ class Chart:
 
     title: str
     spec: Spec
-    caption: str = ""
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """The points that are drawn."""
+        return list(self.spec["data"]["values"])
 
 
 def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
@@ -123,13 +122,13 @@ def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
     side_by_side: Spec = {"columns": columns, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
     whole: Spec = {"concat": panels} | side_by_side if len(panels) > 1 else panels[0]
     whole = whole | {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG, "padding": 12}
-    found = []
-    for ending in (".png", ".svg"):
-        found.append(file.with_name(file.name + ending))
-        drawn = vl_convert.vegalite_to_png(whole, scale=2) if ending == ".png" else vl_convert.vegalite_to_svg(whole)
-        with replaced(found[-1]) as partial:
-            partial.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
-    return found
+    pictures = {".png": vl_convert.vegalite_to_png(whole, scale=2), ".svg": vl_convert.vegalite_to_svg(whole).encode()}
+    files = []
+    for ending, picture in pictures.items():
+        files.append(file.with_name(file.name + ending))
+        with replaced(files[-1]) as partial:
+            partial.write_bytes(picture)
+    return files
 
 
 def styled(methods: Mapping[str, str]) -> tuple[Spec, Spec]:
@@ -160,37 +159,31 @@ def lines(
     y: str,
     log: str = "",
     marks: Sequence[Row] = (),
-    caption: str = "",
     height: int = HEIGHT,
 ) -> Chart:
     """Lines of configurations: from three seeds on their mean with a band from the lowest to the highest seed.
 
     Args:
-        rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x. A y
-            that is None or not finite is left out.
+        rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x. Points
+            without x or a finite y are left out.
         methods: The method of each configuration, by its label, in the order of the legend.
         title: The title of the chart.
         x: The title of the horizontal axis.
         y: The title of the vertical axis.
         log: The axes with a logarithmic scale: "", "x", "y" or "xy". An axis may begin at zero.
         marks: Lines across the chart: {"y": 0.5, "text": "chance"}.
-        caption: A sentence for readers of a page.
         height: The height in pixels.
     """
     values = _over_seeds(rows)
     colour, dashes = styled(methods)
     across = _axis("x", x, [row["x"] for row in values], "x" in log)
-    ends = [row[end] for row in values for end in ("y", "low", "high") if end in row]
-    up = _axis("y", y, ends, "y" in log)
+    up = _axis("y", y, [row[end] for row in values for end in ("low", "high")], "y" in log)
     place: Spec = {"x": across, "y": up, "color": colour | {"legend": None}, "detail": {"field": "line"}}
+    band = place | {"y": up | {"field": "low"}, "y2": {"field": "high"}}
     told = _told(("label", "configuration"), ("x", x), ("told", y))
     dots: Spec = {"type": "point", "filled": True, "size": 30, "opacity": 1}
     layers: list[Spec] = [
-        {
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "mark": {"type": "area", "opacity": 0.13},
-            "encoding": place | {"y": up | {"field": "low"}, "y2": {"field": "high"}},
-        },
+        {"mark": {"type": "area", "opacity": 0.13}, "encoding": band},
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": place | {"color": colour, "strokeDash": dashes}},
         {"mark": dots, "encoding": place | {"tooltip": told}},
     ]
@@ -201,10 +194,10 @@ def lines(
             {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": here},
             {"data": {"values": [{}]}, "mark": text, "encoding": here | {"x": {"value": 0}}},
         ]
-    return _chart(title, values, layers, height, caption)
+    return _chart(title, values, layers, height)
 
 
-def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x: str, caption: str = "") -> Chart:
+def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x: str) -> Chart:
     """A line of text for each configuration, and below it its interval, its mean and a dot for every seed.
 
     Args:
@@ -213,87 +206,75 @@ def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x:
         methods: The method of each configuration, by its label, in the order of the rows.
         title: The title of the chart.
         x: The title of the axis.
-        caption: A sentence for readers of a page.
     """
-    colour, _ = styled(methods)
-    colour = colour | {"legend": None}
+    colour = styled(methods)[0] | {"legend": None}
     y = {"field": "label", "type": "nominal", "sort": list(methods), "axis": None, "scale": {"paddingOuter": 0.3}}
     scale = {"nice": False, "padding": 12}
     across = {"field": "value", "type": "quantitative", "title": x, "axis": {"format": "+,~f"}, "scale": scale}
     told = _told(("label", "configuration"), ("told", "difference"))
-    mean, seed, bounds = (
-        {"filter": test} for test in ("datum.kind == 'mean'", "datum.kind == 'seed'", "isValid(datum.low)")
-    )
-    zero: Spec = {"type": "tick", "orient": "vertical", "size": 22, "thickness": 1.5, "color": "#9aa1ab", "yOffset": 7}
-    name: Spec = {"type": "text", "align": "left", "fontWeight": 600, "limit": 260, "yOffset": -13}
-    number: Spec = {"type": "text", "align": "right", "yOffset": -13}
-    ring: Spec = {"type": "point", "fill": "white", "size": 38, "strokeWidth": 1.5, "opacity": 1, "yOffset": 7}
-    diamond: Spec = {"type": "point", "shape": "diamond", "filled": True, "size": 150, "opacity": 1, "yOffset": 7}
-    ends: Spec = {"x": across | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
-    layers: list[Spec] = [
-        {"transform": [mean], "mark": zero, "encoding": {"x": {"datum": 0, "type": "quantitative"}, "y": y}},
-        {"transform": [mean], "mark": name, "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "label"}}},
-        {"transform": [mean], "mark": number, "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "text"}}},
-        {"transform": [bounds], "mark": {"type": "rule", "strokeWidth": 2.5, "yOffset": 7}, "encoding": ends},
-        {"transform": [seed], "mark": ring, "encoding": {"x": across, "y": y, "color": colour, "tooltip": told}},
-        {"transform": [bounds], "mark": diamond, "encoding": {"x": across, "y": y, "color": colour, "tooltip": told}},
+    mean, seed, bounds = "datum.kind == 'mean'", "datum.kind == 'seed'", "isValid(datum.low)"
+
+    def layer(only: str, mark: Spec, **encoding: Any) -> Spec:
+        return {"transform": [{"filter": only}], "mark": {"yOffset": 7, **mark}, "encoding": {"y": y, **encoding}}
+
+    zero = {"type": "tick", "orient": "vertical", "size": 22, "thickness": 1.5, "color": "#9aa1ab"}
+    name = {"type": "text", "align": "left", "fontWeight": 600, "limit": 260, "yOffset": -13}
+    number = {"type": "text", "align": "right", "yOffset": -13}
+    bar = {"type": "rule", "strokeWidth": 2.5}
+    ring = {"type": "point", "fill": "white", "size": 38, "strokeWidth": 1.5, "opacity": 1}
+    diamond = {"type": "point", "shape": "diamond", "filled": True, "size": 150, "opacity": 1}
+    layers = [
+        layer(mean, zero, x={"datum": 0, "type": "quantitative"}),
+        layer(mean, name, x={"value": 0}, text={"field": "label"}),
+        layer(mean, number, x={"value": "width"}, text={"field": "text"}),
+        layer(bounds, bar, x=across | {"field": "low"}, x2={"field": "high"}, color=colour),
+        layer(seed, ring, x=across, color=colour, tooltip=told),
+        layer(bounds, diamond, x=across, color=colour, tooltip=told),
     ]
-    return _chart(title, [dict(row) for row in rows], layers, {"step": 46}, caption)
+    return _chart(title, rows, layers, {"step": 46})
 
 
 def plane(
-    rows: Iterable[Row],
-    *,
-    title: str,
-    x: str,
-    y: str,
-    value: str,
-    log: bool = False,
-    domain: tuple[float, float] | None = None,
+    rows: Iterable[Row], *, title: str, x: str, y: str, value: str, log: bool, domain: tuple[float, float] | None
 ) -> Chart:
-    """A heat map of points with x, y and value on a grid; a value that is None or not finite is left blank.
+    """A heat map of points with x, y and value on a grid; a value that is not finite is left blank.
 
     With `domain`, the lowest and the highest value of the colours, several planes can be compared.
     """
-    values = [dict(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
-    heights = [row["value"] for row in values]
-    scale: Spec = {"scheme": "viridis"} | ({"type": "log"} if log and min(heights, default=0) > 0 else {})
-    if domain is not None:
-        scale["domain"] = list(domain)
-    colour = {"field": "value", "type": "quantitative", "title": value, "scale": scale}
+    scale = {"scheme": "viridis", "type": "log" if log else "linear"} | ({"domain": list(domain)} if domain else {})
     axis = {"format": ".2~g", "labelOverlap": True}
-    across: Spec = {"field": "x", "type": "ordinal", "title": x, "axis": axis | {"labelAngle": 0}}
-    up: Spec = {"field": "y", "type": "ordinal", "title": y, "axis": axis, "sort": "descending"}
-    told = _told(("x", x), ("y", y), ("value", value))
-    place: Spec = {"x": across, "y": up, "color": colour, "tooltip": told}
-    return _chart(title, values, [{"mark": "rect", "encoding": place}], HEIGHT, "")
+    place: Spec = {
+        "x": {"field": "x", "type": "ordinal", "title": x, "axis": axis | {"labelAngle": 0}},
+        "y": {"field": "y", "type": "ordinal", "title": y, "axis": axis, "sort": "descending"},
+        "color": {"field": "value", "type": "quantitative", "title": value, "scale": scale},
+        "tooltip": _told(("x", x), ("y", y), ("value", value)),
+    }
+    finite = (row for row in rows if math.isfinite(row["value"]))
+    return _chart(title, finite, [{"mark": "rect", "encoding": place}], HEIGHT)
 
 
-def _chart(title: str, values: list[dict[str, Any]], layers: list[Spec], height: int | Spec, caption: str) -> Chart:
+def _chart(title: str, rows: Iterable[Row], layers: list[Spec], height: int | Spec) -> Chart:
     legends = {"resolve": {"legend": {"color": "independent", "strokeDash": "independent"}}}
-    return Chart(title, {"height": height, "data": {"values": values}, "layer": layers, **legends}, caption)
+    return Chart(title, {"height": height, "data": {"values": [dict(row) for row in rows]}, "layer": layers, **legends})
 
 
-def _over_seeds(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Points of the mean over seeds with its ends, where a configuration has enough seeds; else those of each seed."""
+def _over_seeds(rows: Iterable[Row]) -> list[Row]:
+    """The points of lines. A configuration with enough seeds is one line, their mean; otherwise each seed is one."""
+    finite = [row for row in rows if row["x"] is not None and row["y"] is not None and math.isfinite(row["y"])]
     seeds: dict[str, set[Any]] = {}
+    for row in finite:
+        seeds.setdefault(row["label"], set()).add(row["seed"])
     places: dict[tuple[str, Any], list[Row]] = {}
-    for row in rows:
-        if row["y"] is not None and math.isfinite(row["y"]):
-            seeds.setdefault(row["label"], set()).add(row["seed"])
-            places.setdefault((row["label"], row.get("step", row["x"])), []).append(row)
-    found: list[dict[str, Any]] = []
-    for (label, _), some in places.items():
-        if len(seeds[label]) < FEW:
-            for row in some:
-                told = f"{row['y']:.4g} (seed {row['seed']})"
-                found.append({**row, "line": f"{label} {row['seed']}", "told": told})
-            continue
-        heights = [row["y"] for row in some]
-        mean, low, high = statistics.fmean(heights), min(heights), max(heights)
-        told = f"{mean:.4g} ({low:.4g} to {high:.4g}, {len(some)} seeds)"
-        across = statistics.fmean(row["x"] for row in some)
-        found.append({"label": label, "line": label, "x": across, "y": mean, "low": low, "high": high, "told": told})
+    for row in finite:
+        line = row["label"] if len(seeds[row["label"]]) >= FEW else f"{row['label']} {row['seed']}"
+        places.setdefault((line, row.get("step", row["x"])), []).append(row)
+    found: list[Row] = []
+    for (line, _), some in places.items():
+        x, heights = statistics.fmean(row["x"] for row in some), [row["y"] for row in some]
+        y, low, high = statistics.fmean(heights), min(heights), max(heights)
+        of = f"{low:.4g} to {high:.4g}, {len(some)} seeds" if len(some) > 1 else f"seed {some[0]['seed']}"
+        ends = {"x": x, "y": y, "low": low, "high": high}
+        found.append({"label": some[0]["label"], "line": line, "told": f"{y:.4g} ({of})", **ends})
     return found
 
 

@@ -290,15 +290,14 @@ def choose(
     return values if asked.of_walk or gain > 0 else {}, gain, sentence
 
 
-def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Plan:
+def with_tuned_walk(plan: Plan, folder: Path) -> Plan:
     """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
 
-    The plan's other options of the walk stay. `times` takes this multiple of the epsilon that was tuned in the plan's
-    own norm.
+    The plan's other options of the walk stay.
     """
     if plan.walk.moved == "nothing":
         return plan
-    if plan.walk.source == "given" and times is None:
+    if plan.walk.source == "given":
         raise InputError(f"{plan.walk.method} has a given radius and --tuned: leave out one of the two")
     planned = plan.task_name, plan.walk.method, plan.settings.model_dump(mode="json"), plan.data().hash
     found = [
@@ -306,7 +305,6 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
         for each in map(read, sorted((folder / FOLDER).glob("*.json")))
         if each.walk and (each.task, each.method, each.settings, each.data) == planned
         if each.quantity in PLAIN and plan.seed not in each.seeds
-        if times is None or (each.quantity == "epsilon" and Walk(**each.walk).norm == plan.walk.norm)
     ]
     best = max(found, key=lambda each: (each.quantity == "budget", each.gain or -math.inf), default=None)
     if best is None:
@@ -316,8 +314,6 @@ def with_tuned_walk(plan: Plan, folder: Path, times: float | None = None) -> Pla
             f"data: run `gasam {words}` first, with the same --epochs, --set and files and another --seed"
         )
     size = {"budget": None, "epsilon": None, **best.walk}
-    if times is not None:
-        size["epsilon"] = float(f"{size['epsilon'] * times:.6g}")
     return replace(plan, walk=Walk(**dict(plan.walk) | size | {"source": "tuned"}))
 
 

@@ -91,7 +91,7 @@ def data(*, get: str | None = None, data_dir: Path | None = None, json: bool = F
 
 
 def _state(file: FileState) -> dict[str, str]:
-    if not file.found:
+    if file.size is None:
         return {"size": "optional" if file.substitute else "missing"}
     size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
     return {"size": size, "checksum": {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")}

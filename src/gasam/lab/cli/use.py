@@ -6,6 +6,7 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import tee
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,9 +68,9 @@ def predict(
         inputs = trained.family.read_inputs(path, text_column or trained.description.origin.text_column)
         if typed := path is None and sys.stdin.isatty():
             say("type one input per line; Ctrl-D ends")
-        whole = trained.family.whole_input(trained.model)
+        inputs, texts = tee(inputs) if trained.family.continues_text else (inputs, iter(()))
         with opened(out) as stream, progress:
-            for line, found in trained.answers(inputs, options, whole=whole, at_once=1 if typed else None):
+            for line, found in trained.answers(inputs, options, at_once=1 if typed else None):
                 done, blank = done + 1, blank + (found is None)
                 progress.advance(bar)
                 if not json:  # a blank line stays blank, so that lines keep their numbers
@@ -78,7 +79,8 @@ def predict(
                     print(json_line({"line": line} | found), file=stream, flush=typed)
             if done == blank:
                 raise InputError(f"{path or STANDARD_INPUT} has no inputs: give at least one line that is not blank")
-            total = None if whole is None else whole.result()
+            given = [text for _, text in texts if text is not None]
+            total = trained.family.whole_input(trained.model, given) if given else None
             if total is not None and json:
                 print(json_line({"whole_input": total}), file=stream)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -101,27 +101,22 @@ def permuted(items: Iterable[T]) -> list[T]:
     return order
 
 
-def cut(items: Sequence[T], *sizes: int) -> list[list[T]]:
+def cut(items: Iterable[T], *sizes: int) -> list[list[T]]:
     """Consecutive pieces of these sizes, and the rest as the last piece."""
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(list(items[start : start + size]))
-        start += size
-    return [*pieces, list(items[start:])]
+    rest = iter(items)
+    return [*(list(islice(rest, size)) for size in sizes), list(rest)]
 
 
 def data_directory(given: Path | None = None) -> Path:
     """The folder of the paper's data: `given` (--data-dir), else GASAM_DATA, else the user's data folder."""
-    return _directory(given or os.environ.get("GASAM_DATA"), platformdirs.user_data_path)
+    named = given or os.environ.get("GASAM_DATA")
+    return Path(named).expanduser() if named else platformdirs.user_data_path("gasam", appauthor=False)
 
 
 def cache_directory() -> Path:
     """The cache of encoded corpora: GASAM_CACHE, else the user's cache folder. It can be deleted at any time."""
-    return _directory(os.environ.get("GASAM_CACHE"), platformdirs.user_cache_path)
-
-
-def _directory(named: Path | str | None, usual: Callable[..., Path]) -> Path:
-    return Path(named).expanduser() if named else usual("gasam", appauthor=False)
+    named = os.environ.get("GASAM_CACHE")
+    return Path(named).expanduser() if named else platformdirs.user_cache_path("gasam", appauthor=False)
 
 
 def required(task: str, directory: Path, names: Sequence[str]) -> tuple[Path, ...]:

@@ -9,8 +9,8 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -52,20 +52,13 @@ def lines(path: Path | None) -> Iterator[str]:
 
     Only a newline ends a line, not the other line separators of Unicode. A byte order mark at the start is left out.
     """
-    if path is None:
-        yield from _decoded(sys.stdin.buffer, STANDARD_INPUT)
-        return
-    with opened(path) as stream:
-        yield from _decoded(stream, path)
-
-
-def _decoded(stream: Iterable[bytes], name: Path | str) -> Iterator[str]:
-    for number, line in enumerate(stream, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            fault = f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
-            raise fault_at(name, number, f"{fault}: save the file as UTF-8") from None
+    with nullcontext(sys.stdin.buffer) if path is None else opened(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                fault = f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
+                raise fault_at(path or STANDARD_INPUT, number, f"{fault}: save the file as UTF-8") from None
 
 
 def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
@@ -79,17 +72,16 @@ def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
     return list(zip(first, second, strict=True))
 
 
-def idx(path: Path, dimensions: int, cure: str = "copy or download it again") -> tuple[tuple[int, ...], bytes]:
+def idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], bytes]:
     """The sizes and the bytes of a file in the idx format: big-endian magic number, then sizes, then data."""
     data, start, magic = content(path), 4 * (1 + dimensions), 2048 + dimensions
     if len(data) < start:
-        raise InputError(f"{path}: {len(data)} bytes, but the header alone has {start}: {cure}")
+        raise InputError(f"{path}: {len(data)} bytes, but the header alone has {start}: copy it again")
     found, *sizes = struct.unpack(f">{1 + dimensions}I", data[:start])
     if found != magic:
-        raise InputError(f"{path}: magic number {found}, but it must be {magic}: {cure}")
-    if len(data) - start != math.prod(sizes):
-        fault = f"{len(data) - start} bytes of data, but the header says {math.prod(sizes)}"
-        raise InputError(f"{path}: {fault}: {cure}")
+        raise InputError(f"{path}: magic number {found}, but it must be {magic}: copy it again")
+    if len(data) - start != (size := math.prod(sizes)):
+        raise InputError(f"{path}: {len(data) - start} bytes of data, but the header says {size}: copy it again")
     return tuple(sizes), data[start:]
 
 
@@ -165,12 +157,12 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, 
 
 
 def _delimiter(path: Path, columns: Sequence[str]) -> str:
-    """The delimiter that finds the columns in the header; if several do, the usual one, then that with most fields."""
-    header, usual = next((line for line in lines(path) if line.strip()), ""), "\t" if ending(path) == ".tsv" else ","
+    """The delimiter that finds the columns in the header; if several do, that with most fields."""
+    header = next((line for line in lines(path) if line.strip()), "")
 
-    def rank(each: str) -> tuple[bool, bool, int]:
-        names = [name.strip(' "\r\n') for name in header.split(each)]
-        return set(columns) <= set(names), each == usual and len(names) > 1, len(names)
+    def rank(delimiter: str) -> tuple[bool, int]:
+        names = [name.strip(' "\r\n') for name in header.split(delimiter)]
+        return set(columns) <= set(names), len(names)
 
     return max(DELIMITERS, key=rank)
 

@@ -8,7 +8,6 @@ import importlib
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +16,18 @@ from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
 
 Row = Mapping[str, Any]
+Judgement = Literal["ok", "different", "unknown"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are made from one download, and the place that it comes from."""
+    """Files that are made from one download.
+
+    Args:
+        files: Their names.
+        place: Where they come from: an address, or a repository on the Hugging Face hub.
+        download: Gives their contents.
+    """
 
     files: tuple[str, ...]
     place: str
@@ -32,11 +38,8 @@ def on_hub(
     files: tuple[str, ...], convert: Callable[[list[Row]], list[bytes]], repository: str, configuration: str, split: str
 ) -> Part:
     """Files made from one split of a dataset on the Hugging Face hub; `convert` makes their contents of its rows."""
-
-    def download() -> list[bytes]:
-        return convert(list(load_from_hub(repository, configuration, split)))
-
-    return Part(files, f"{repository} on the Hugging Face hub", download)
+    place = f"{repository} on the Hugging Face hub"
+    return Part(files, place, lambda: convert(list(load_from_hub(repository, configuration, split))))
 
 
 def on_web(name: str, address: str) -> Part:
@@ -53,52 +56,41 @@ class Published:
     Args:
         parts: What to download.
         form: The format of the files, for users who copy them by hand.
-        contents: One line for each file: its name, its number of rows, and the checksum of its content, or - if that is
-            not known. A file that is in no part is a substitute: it may replace missing training files.
+        known: The number of rows of each file, and the checksum of its content, or None. A file that is in no part is a
+            substitute: it may replace missing training files.
     """
 
     parts: tuple[Part, ...]
     form: str
-    contents: str
-
-    @cached_property
-    def known(self) -> dict[str, tuple[int, str]]:
-        """The number of rows and the checksum of each file."""
-        table = [line.split() for line in self.contents.strip().splitlines()]
-        return {name: (int(count), sha) for name, count, sha in table}
+    known: Mapping[str, tuple[int, str | None]]
 
     @property
     def files(self) -> list[str]:
         return [name for part in self.parts for name in part.files]
 
-    @property
-    def substitutes(self) -> list[str]:
-        return [name for name in self.known if name not in self.files]
-
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file; `checksum` is "unknown" if the file is missing or no checksum is known."""
+    """The state of a file: `checksum` is "unknown" if it is missing or none is known; `size` is None if missing."""
 
     name: str
     path: Path
-    found: bool
-    size: int
-    checksum: Literal["ok", "different", "unknown"]
+    size: int | None
+    checksum: Judgement
     substitute: bool
 
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
-    """The state of all files of a task."""
+    """The state of all files of a task, the substitutes last."""
     states = []
-    for name in (*published.files, *published.substitutes):
-        path, known = directory / name, published.known[name][1]
-        found = path.is_file()
-        judged: Literal["ok", "different", "unknown"] = "unknown"
-        if found and known != "-":
-            judged = "ok" if checksum(path) == known else "different"
-        size = path.stat().st_size if found else 0
-        states.append(FileState(name, path, found, size, judged, name in published.substitutes))
+    for name in dict.fromkeys([*published.files, *published.known]):
+        path, substitute = directory / name, name not in published.files
+        if not path.is_file():
+            states.append(FileState(name, path, None, "unknown", substitute))
+            continue
+        known = published.known[name][1]
+        judged: Judgement = "unknown" if known is None else "ok" if checksum(path) == known else "different"
+        states.append(FileState(name, path, path.stat().st_size, judged, substitute))
     return states
 
 

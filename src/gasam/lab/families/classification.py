@@ -60,7 +60,7 @@ Settings = TypeVar("Settings", bound=ClassifierSettings)
 class Classification(Family[Settings]):
     """Classification of examples; `data[split]` is (inputs, labels)."""
 
-    metric = Metric("accuracy", higher_is_better=True, unit="%")
+    metric = followed = Metric("accuracy", higher_is_better=True, unit="%")
     inputs_at_once = 250
 
     def count(self, split: Split) -> int:

@@ -39,6 +39,14 @@ class Score(NamedTuple):
     error: float | None
 
 
+def bootstrapped(metric: Callable[[Tensor], float], count: int, draws: int) -> Score:
+    """The metric of examples, given by their numbers below `count`, and the standard error of that many draws."""
+    generator = Generator().manual_seed(0)
+    samples = [torch.randint(count, (count,), generator=generator) for _ in range(draws if count > 1 else 0)]
+    values = torch.tensor([metric(some) for some in samples], dtype=torch.float64)
+    return Score(metric(torch.arange(count)), float(values.std()) if samples else None)
+
+
 STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 Share = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[Share, Share], Field(strict=False)]
@@ -215,19 +223,15 @@ class Family(ABC, Generic[Settings]):
     """
 
     metric: ClassVar[Metric]
-    settings_type: ClassVar[type[Recipe]]
     followed: ClassVar[Metric]
-    """The metric that `validate` returns; by default the same as `metric`."""
+    """The metric that `validate` returns, which may be another one."""
+    settings_type: ClassVar[type[Recipe]]
     task_text: ClassVar[str | None] = None
     """The text of the user's Python file that defines the task; None for a built-in family."""
     example_dim: ClassVar[int] = 0
     """The dimension of batches and of embeddings' outputs that indexes examples."""
     continues_text: ClassVar[bool] = False
-    """Whether predictions have the options of continuations."""
-
-    def __init_subclass__(cls) -> None:
-        if "metric" in cls.__dict__ and "followed" not in cls.__dict__:
-            cls.followed = cls.metric
+    """Whether predictions have the options of continuations, and all inputs together are one text."""
 
     def __init__(self, settings: Settings, data: Encoded) -> None:
         self.settings = settings
@@ -299,16 +303,13 @@ class Family(ABC, Generic[Settings]):
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         """The reported metric on a split, or on its first `rows` examples."""
 
-    def score(self, model: nn.Module, split: Split, rows: int | None = None) -> float:
-        return self.measure(model, split, rows).value
-
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The metric of guessing without reading the input."""
         return 0.0
 
     def validate(self, model: nn.Module) -> float:
         """The validation score after an epoch."""
-        return self.score(model, "valid")
+        return self.measure(model, "valid").value
 
     @abstractmethod
     def objective(self) -> Objective:
@@ -343,6 +344,6 @@ class Family(ABC, Generic[Settings]):
         """A prediction as one line of text."""
         return json.dumps(prediction, ensure_ascii=False)
 
-    def whole_input(self, model: nn.Module) -> Any:
-        """Collects inputs with `add`, and says with `result` what is said about all of them; None if nothing is."""
-        return None
+    def whole_input(self, model: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
+        """What the model says about all inputs as one text, if it continues texts."""
+        raise NotImplementedError

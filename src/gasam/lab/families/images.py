@@ -53,7 +53,7 @@ class ImageClassification(Classification[MLPSettings]):
         return nn.Sequential(*layers, nn.Linear(sizes[-1], len(self.data.shared["classes"])))
 
     def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
-        for line, image in _images(path, column):
+        for line, image in _images(path):
             try:
                 yield line, self._pixels(image) if image else None
             except InputError as error:
@@ -65,22 +65,21 @@ class ImageClassification(Classification[MLPSettings]):
     def _pixels(self, image: Any) -> numpy.typing.NDArray[numpy.uint8]:
         """The pixels of an image that is given as bytes, or as numbers in any shape."""
         count = self.data.shared["pixels"]
+        wanted = f"an image must have {count} whole numbers from 0 (background) to 255"
         try:
             numbers = numpy.frombuffer(image, numpy.uint8) if isinstance(image, bytes) else numpy.asarray(image, float)
         except (TypeError, ValueError):
-            raise InputError(f"an image must be {count} numbers from 0 to 255, got {str(image)[:40]}") from None
+            raise InputError(f"{wanted}, got {str(image)[:40]}") from None
         if numbers.size != count:
-            raise InputError(f"an image must have {count} pixels, got {numbers.size}")
-        pixels = numbers.reshape(-1)
-        whole = (pixels == numpy.floor(pixels)) & (pixels >= 0) & (pixels <= 255)
+            raise InputError(f"{wanted}, got {numbers.size} numbers")
+        whole = (numbers == numpy.floor(numbers)) & (numbers >= 0) & (numbers <= 255)
         if not whole.all():
-            fault = f"{pixels[~whole][0]:g}"
-            raise InputError(f"pixels must be whole numbers from 0 (background) to 255, as in training, got {fault}")
-        return pixels.astype(numpy.uint8)
+            raise InputError(f"{wanted}, got {numbers[~whole][0]:g}")
+        return numbers.reshape(-1).astype(numpy.uint8)
 
 
-def _images(path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
-    """The line number and the pixels of each image: bytes of an idx file, a list of a JSONL file, or texts of a line.
+def _images(path: Path | None) -> Iterator[tuple[int, Any]]:
+    """The line number and the pixels of each image of an idx file, of lists in a JSONL file, or of lines of numbers.
 
     A first line with letters is a header.
     """
@@ -89,10 +88,7 @@ def _images(path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
         size = math.prod(sides)
         yield from ((i + 1, pixels[size * i : size * (i + 1)]) for i in range(count))
     elif path is not None and ending(path) == ".jsonl":
-        for number, value in values(path):
-            if isinstance(value, dict) and column not in value:
-                raise fault_at(path, number, f"no {column!r} in this object: name the pixels with --text-column")
-            yield number, value[column] if isinstance(value, dict) else value
+        yield from values(path)
     else:
         for number, line in enumerate(lines(path), start=1):
             if number > 1 or not re.search("[A-Za-z]", line):

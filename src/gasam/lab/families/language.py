@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from gasam.lab.families.family import (
     Share,
     Vocabulary,
     around,
+    bootstrapped,
     drawn,
 )
 from gasam.lab.record import Metric
@@ -62,7 +62,7 @@ class LSTMSettings(Recipe):
 
 
 class LanguageModel(Family[LSTMSettings]):
-    metric = Metric("perplexity", higher_is_better=False)
+    metric = followed = Metric("perplexity", higher_is_better=False)
     settings_type = LSTMSettings
     example_dim = 1
     continues_text = True
@@ -114,13 +114,7 @@ class LanguageModel(Family[LSTMSettings]):
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         """The perplexity, and its bootstrap standard error over windows; `rows` is a number of windows."""
         losses, counts = self.losses(model, self.data[split], windows_read=rows)
-        error = None
-        if len(losses) > 1:
-            generator = Generator().manual_seed(0)
-            samples = (torch.randint(len(losses), (len(losses),), generator=generator) for _ in range(DRAWS))
-            values = [perplexity(losses[some].sum(), counts[some].sum()) for some in samples]
-            error = float(torch.tensor(values).std())
-        return Score(perplexity(losses.sum(), counts.sum()), error)
+        return bootstrapped(lambda some: perplexity(losses[some].sum(), counts[some].sum()), len(losses), DRAWS)
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The perplexity of the word frequencies in the training text, with add-one smoothing."""
@@ -192,23 +186,9 @@ class LanguageModel(Family[LSTMSettings]):
         continuation = f"\t{prediction['continuation']}" if "continuation" in prediction else ""
         return f"{prediction['perplexity']:.2f}{continuation}"
 
-    def whole_input(self, model: nn.Module) -> WholeText:
-        return WholeText(self, model)
-
-
-class WholeText:
-    """The perplexity of all lines as one text, read as in `measure`."""
-
-    def __init__(self, family: LanguageModel, model: nn.Module) -> None:
-        self.family, self.model, self.numbers = family, model, array("i")
-
-    def add(self, inputs: Sequence[str]) -> None:
-        self.numbers.extend(stream(inputs, self.family.vocabulary).tolist())
-
-    def result(self) -> dict[str, Any] | None:
-        if len(self.numbers) < 2:
-            return None
-        losses, counts = self.family.losses(self.model, torch.tensor(self.numbers))
+    def whole_input(self, model: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
+        """The perplexity of all lines as one text, read as in `measure`."""
+        losses, counts = self.losses(model, stream(inputs, self.vocabulary))
         return {"perplexity": perplexity(losses.sum(), counts.sum()), "words": int(counts.sum())}
 
 

@@ -209,7 +209,8 @@ class Translation(Family[TransformerSettings]):
 
     def remarks(self) -> dict[str, Any]:
         """The signature of BLEU, and the BLEU of copying the source without translation."""
-        copied, signature = bleu(*map(list, zip(*self.data["test"]["text"], strict=True)))
+        sources, targets = zip(*self.data["test"]["text"], strict=True)
+        copied, signature = bleu(sources, targets)
         return {"bleu_signature": signature, "bleu_of_copying": copied.value}
 
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
@@ -315,7 +316,7 @@ def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
     return list(rows.tensor_split(cuts[1:]))
 
 
-def bleu(lines: list[str], references: list[str], draws: int = 1) -> tuple[Score, str]:
+def bleu(lines: Sequence[str], references: Sequence[str], draws: int = 1) -> tuple[Score, str]:
     """BLEU of tokenised text by sacrebleu, and sacrebleu's signature.
 
     The standard error is that of sacrebleu's bootstrap over sentences; there is none for a single one, or one draw.
@@ -324,7 +325,7 @@ def bleu(lines: list[str], references: list[str], draws: int = 1) -> tuple[Score
 
     metric = BLEU(tokenize="none", force=True)
     drawn_again = draws > 1 and len(lines) > 1
-    found = metric.corpus_score(lines, [references], n_bootstrap=draws if drawn_again else 1)
+    found = metric.corpus_score(list(lines), [list(references)], n_bootstrap=draws if drawn_again else 1)
     error = float(found._ci) / 1.96 if drawn_again else None  # half of the 95% interval
     return Score(float(found.score), error), str(metric.get_signature())
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from gasam.lab import tasks
@@ -17,7 +19,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.methods import Walk, Walks
 from gasam.lab.output import Table
 from gasam.lab.paper import figures
-from gasam.lab.paper.verdicts import Verdict, judge
+from gasam.lab.paper.verdicts import judge
 from gasam.lab.record import Metric, Record
 from gasam.lab.report import comparison
 from gasam.lab.report.comparison import Comparison, Difference, described
@@ -74,11 +76,9 @@ class Row:
         task: The name of the task.
         label: The row's label in the paper.
         method: The name of the method.
-        walk: The options of the walk that the row sets.
+        walk: The options of the walk that the row sets. One that sets an epsilon is about this radius only.
         paper: The paper's result.
         baseline: The paper's result of plain training; None for its own row.
-        times: For a row that sets a radius: its ratio to the radius with the best mean in the paper among the rows of
-            the same method and norm. A tuned radius takes the place of the best.
     """
 
     task: str
@@ -87,7 +87,6 @@ class Row:
     walk: Mapping[str, Any]
     paper: Printed
     baseline: Printed | None = None
-    times: float | None = None
 
     @property
     def metric(self) -> Metric:
@@ -97,11 +96,9 @@ class Row:
         """The plan of this row; see `PaperTable.plans` for the arguments."""
         source = "paper" if isinstance(walks, Path) else walks
         made = plan.make(self.task, self.method, size, seed, origin=origin, walk=self.walk, walks=source)
-        if isinstance(walks, Path):
-            return with_tuned_walk(made, walks, self.times)
-        if self.times is None:
-            return made
-        return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
+        if "epsilon" in self.walk:
+            return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
+        return with_tuned_walk(made, walks) if isinstance(walks, Path) else made
 
     def runs(self, found: Comparison, size: str, walks: Walks | Path) -> list[comparison.Row]:
         """Our configurations of this row: with the task's own settings, and a walk that stands for the paper's."""
@@ -109,21 +106,45 @@ class Row:
         usual = [each for each in found.rows if each.first.settings == settings and each.method == self.method]
         if self.baseline is None:
             return usual[:1]
-        wanted = [walk.identity() for walk in self._walks(size, walks)]
-        return [each for each in usual if each.walk.identity() in wanted or self._was_tuned(each.walk, wanted)]
+        wanted = list(self._walks(size, walks))
+        same = [walk.identity() for walk in wanted]
+        alike = [] if "epsilon" in self.walk else [walk.model_dump(exclude=SIZE) for walk in wanted]
+        return [
+            each
+            for each in usual
+            if each.walk.identity() in same
+            or (each.walk.source == "tuned" and each.walk.model_dump(exclude=SIZE) in alike)
+        ]
 
     def _walks(self, size: str, walks: Walks | Path) -> Iterator[Walk]:
         kinds: tuple[Walks | Path, ...] = ("paper", "recommended", walks)
         for kind in kinds:
-            try:
+            with suppress(InputError):  # the appendix has no epsilon for it
                 yield self.plan(size, 1, kind).walk
-            except InputError:  # the appendix has no epsilon for it
-                continue
 
-    def _was_tuned(self, walk: Walk, wanted: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a search chose its size; a row that sets a radius is about this radius only."""
-        alike = _without_size(walk.identity()) in map(_without_size, wanted)
-        return walk.source == "tuned" and self.times is None and alike
+    def beside(self, ours: comparison.Row | None) -> tuple[dict[str, str], dict[str, Any]]:
+        """The texts and the values of this row with one of our configurations, if there is one."""
+        paper, walk, verdict = str(self.paper), "", None  # the baseline has no verdict
+        if self.baseline is not None:
+            slip = f"; printed {self.paper.slip}" if self.paper.slip else ""
+            paper += f" ({self.paper.minus(self.baseline):+}{slip})"
+            walk = "" if ours is None else _whose(ours.walk)
+            claim = self.paper.claim(self.baseline)
+            verdict = judge(claim, ours, higher_is_better=self.metric.higher_is_better)
+        cost = None if ours is None else ours.relative_cost
+        text = {
+            "task": self.task,
+            "row": self.label,
+            "paper (minus baseline)": paper,
+            "walk": walk,
+            "ours": "not run" if ours is None else ours.score,
+            "minus baseline [95%]": "" if ours is None else ours.versus(ours.baseline),
+            "passes": "" if cost is None else f"{cost:.2f}x",
+            "verdict": "" if verdict is None else str(verdict),
+        }
+        value = {"task": self.task, "row": self.label, "paper": str(self.paper), "walk": walk, "key": None}
+        found = {} if ours is None else ours.values()
+        return text, value | found | {"verdict": None if verdict is None else verdict._asdict()}
 
 
 @dataclass(frozen=True)
@@ -150,7 +171,7 @@ class PaperTable:
             walk = {name: value[place] if isinstance(value, list) else value for name, value in options.items()}
             baseline = found[0].paper if found else None
             found.append(Row(task, label, method, walk, Printed.of(results[place]), baseline))
-        return [replace(row, times=_times(row, found)) for row in found]
+        return found
 
     def plans(
         self,
@@ -184,7 +205,8 @@ class PaperTable:
     def cost(self) -> str:
         """What the whole table costs at the paper's size."""
         plans = self.plans("paper")
-        return f"{len(plans)} runs that cost as much as {math.fsum(map(relative_cost, plans)):.0f} of the baseline"
+        passes = (fmean(map(run.walk.passes, range(1, run.settings.epochs + 1))) for run in plans)
+        return f"{len(plans)} runs that cost as much as {math.fsum(passes):.0f} of the baseline"
 
     def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
         """The table with our runs, task by task: those with the paper's, the recommended and a tuned walk.
@@ -198,9 +220,8 @@ class PaperTable:
         shown = [task for task in self.tasks if task in found] or self.tasks
         lines = []
         for row in (row for task in shown for row in self.rows(task)):
-            known = found.get(row.task)
-            ours: Sequence[comparison.Row | None] = row.runs(known, size, walks) if known else []
-            lines += [_line(row, each) for each in ours or [None]]
+            ours = row.runs(found[row.task], size, walks) if row.task in found else []
+            lines += [row.beside(each) for each in ours] or [row.beside(None)]
         notes = [f"{task}: {described(tasks.find(task).family.metric)}." for task in shown]
         if left_out := [task for task in self.tasks if task not in shown]:
             notes.append(f"Not run in this size: {', '.join(left_out)}.")
@@ -219,66 +240,8 @@ def load(name: str) -> PaperTable:
     return PaperTable(**tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
 
 
-def relative_cost(run: Plan) -> float:
-    """Gradient evaluations relative to plain training for the same number of epochs."""
-    epochs = run.settings.epochs
-    return math.fsum(run.walk.passes(epoch) for epoch in range(1, epochs + 1)) / epochs
-
-
-def _times(row: Row, rows: Sequence[Row]) -> float | None:
-    if "epsilon" not in row.walk:
-        return None
-    norm = row.walk["norm"]
-    rungs = [other for other in rows if other.method == row.method and other.walk.get("norm") == norm]
-    best = row.metric.best(rungs, lambda rung: float(rung.paper.mean))
-    return float(row.walk["epsilon"] / best.walk["epsilon"])
-
-
-def _without_size(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in SIZE}
-
-
-def _line(row: Row, ours: comparison.Row | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """The texts and the values of a row with one of our configurations, if there is one."""
-    paper, verdict = str(row.paper), _verdict(row, ours)
-    if row.baseline is not None:
-        slip = f"; printed {row.paper.slip}" if row.paper.slip else ""
-        paper += f" ({row.paper.minus(row.baseline):+}{slip})"
-    walk = "" if ours is None or row.baseline is None else _whose(ours.walk)
-    cost = None if ours is None else ours.relative_cost
-    difference = None if ours is None else ours.difference(ours.baseline)
-    text = {
-        "task": row.task,
-        "row": row.label,
-        "paper (minus baseline)": paper,
-        "walk": walk,
-        "ours": "not run" if ours is None else ours.score,
-        "minus baseline [95%]": "" if ours is None else ours.versus(ours.baseline),
-        "passes": "" if cost is None else f"{cost:.2f}x",
-        "verdict": "" if verdict is None else str(verdict),
-    }
-    value = {
-        "task": row.task,
-        "row": row.label,
-        "paper": str(row.paper),
-        "walk": walk,
-        "key": None if ours is None else ours.key,
-        "test": None if ours is None else {"mean": ours.mean, "std": ours.spread, "seeds": ours.scores},
-        "difference": None if difference is None else difference._asdict(),
-        "verdict": None if verdict is None else verdict._asdict(),
-    }
-    return text, value
-
-
 def _whose(walk: Walk) -> str:
     """Whose walk it is; one that the user gave is in a row because it is the paper's or the recommended one."""
     if walk.source == "tuned":
         return f"tuned {'epsilon' if walk.budget is None else 'budget'}"
     return "paper" if walk.budget is None else "recommended"
-
-
-def _verdict(row: Row, ours: comparison.Row | None) -> Verdict | None:
-    """The baseline has none."""
-    if row.baseline is None:
-        return None
-    return judge(row.paper.claim(row.baseline), ours, higher_is_better=row.metric.higher_is_better)

@@ -33,7 +33,7 @@ def judge(claim: Difference, row: Row | None, *, higher_is_better: bool) -> Verd
     if found is None:
         return Verdict("not run", "no baseline" if plain is None else "no baseline with its seeds")
     paper, ours = claim.standing(higher_is_better), found.standing(higher_is_better)
-    if ours is None:
+    if ours == "too few seeds":
         return Verdict("undecided", "one seed" if found.pairs == 1 else "two seeds")
     if ours == "no clear difference" and _too_wide(found, claim, higher_is_better):
         return Verdict("undecided", "interval too wide")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gasam.lab.methods import METHODS, Walk, find_method, in_words
 from gasam.lab.output import FEW, Chart, Table, intervals, lines
 from gasam.lab.record import AnalysisRecord, Metric, Record
 
-Standing = Literal["better", "worse", "no clear difference"]
+Standing = Literal["better", "worse", "no clear difference", "too few seeds", "undecided"]
 DURATION = {"epochs", "halve_after"}
 """The settings that change with the length of training."""
 NEAR = 0.1
@@ -42,10 +41,10 @@ class Difference(NamedTuple):
         """The width of the interval; infinite where there is none."""
         return math.inf if self.low is None or self.high is None else self.high - self.low
 
-    def standing(self, higher_is_better: bool) -> Standing | None:
-        """Whether it is better or worse than zero; None without an interval."""
+    def standing(self, higher_is_better: bool) -> Standing:
+        """Whether it is better or worse than zero."""
         if self.low is None or self.high is None:
-            return None
+            return "too few seeds"
         if self.low <= 0 <= self.high:
             return "no clear difference"
         return "better" if (self.mean > 0) == higher_is_better else "worse"
@@ -111,12 +110,13 @@ class Row:
     def difference(self, other: Row | None) -> Difference | None:
         return None if other is None else paired(self.scores, other.scores)
 
-    def standing(self, other: Row | None) -> Standing | None:
-        """None where runs diverged: the seeds that did not are no sample."""
+    def standing(self, other: Row | None) -> Standing:
+        """Undecided where runs diverged, because the seeds that did not are no sample."""
         found = self.difference(other)
-        if found is None or self.lost or (other is not None and other.lost):
-            return None
-        return found.standing(self.metric.higher_is_better)
+        if found is None or other is None:
+            return "undecided"
+        standing = found.standing(self.metric.higher_is_better)
+        return "undecided" if (self.lost or other.lost) and standing != "too few seeds" else standing
 
     def versus(self, other: Row | None) -> str:
         """The difference in words: with the number of common seeds where some are missing."""
@@ -150,34 +150,40 @@ class Row:
         """The standard error of the test score, from the choice of the split's examples."""
         return max((record.test_error or 0.0 for record in self.records), default=0.0)
 
-    def learnt(self, score: float) -> float:
-        """How far a score is above guessing; of a perplexity, how far below."""
-        worthless = self.first.worthless or 0.0
-        return score - worthless if self.metric.higher_is_better else worthless - score
-
-    @property
-    def guesses(self) -> bool:
-        if self.mean is None or self.first.worthless is None or not self.test_error:
-            return False
-        return self.learnt(self.mean) <= 2 * self.test_error
-
     @property
     def collapsed(self) -> bool:
         """Whether a method ends clearly below plain training."""
-        plain = self.baseline
+        plain, higher = self.baseline, self.metric.higher_is_better
         if self.method == "baseline" or plain is None or plain.mean is None or not plain.test_error:
             return False
         if self.mean is None:
             return True
-        worth = abs(plain.learnt(plain.mean)) if self.metric.higher_is_better else abs(plain.mean)
-        loss = plain.learnt(plain.mean) - plain.learnt(self.mean)
-        return loss > max(COLLAPSED * worth, 2 * math.sqrt(2) * plain.test_error)
+        learnt = abs(plain.mean - (plain.first.worthless or 0.0) * higher)
+        loss = plain.mean - self.mean if higher else self.mean - plain.mean
+        return loss > max(COLLAPSED * learnt, 2 * math.sqrt(2) * plain.test_error)
 
-    @property
-    def never_walked(self) -> bool:
-        """Whether a method that waits for progress took as many gradients as updates."""
-        waits = self.walk.walk_progress is not None
-        return waits and all(record.gradient_evaluations == record.updates for record in self.records)
+    def warnings(self) -> Iterator[str]:
+        guess, waits = self.first.worthless, self.walk.walk_progress is not None
+        if self.mean is not None and guess is not None and self.test_error:
+            learnt = self.mean - guess if self.metric.higher_is_better else guess - self.mean
+            if learnt <= 2 * self.test_error:
+                yield f"{self.label} is no better than guessing ({self.metric.shown(guess)})."
+        if waits and all(record.gradient_evaluations == record.updates for record in self.records):
+            yield f"{self.label} never walked: its loss did not fall enough for the schedule. Train longer."
+        if self.collapsed:
+            yield f"{self.label} collapsed."
+
+    def values(self) -> dict[str, Any]:
+        """The numbers of the row for other programs."""
+        found = {"difference": self.difference(self.baseline), "at_equal_cost": self.difference(self.equal_cost)}
+        return {
+            "key": self.key,
+            "label": self.label,
+            "method": self.method,
+            "test": {"mean": self.mean, "std": self.spread, "seeds": self.scores, "diverged": len(self.lost)},
+            **{name: None if each is None else each._asdict() for name, each in found.items()},
+            "gradient_evaluations": {"mean": self.cost(), "relative": self.relative_cost},
+        }
 
 
 class Comparison:
@@ -196,8 +202,7 @@ class Comparison:
         groups: dict[str, dict[int, Record]] = {}
         for record in records:
             groups.setdefault(record.key, {}).setdefault(record.seed, record)
-        common = Counter(str(sorted(record.settings.items())) for record in records).most_common(1)[0][0]
-        self.settings = next(each.settings for each in records if str(sorted(each.settings.items())) == common)
+        self.settings = json.loads(statistics.mode(json.dumps(each.settings, sort_keys=True) for each in records))
         self.rows = sorted((Row(group.values()) for group in groups.values()), key=self._place)
         for row in self.rows:
             row.baseline = self._baseline(row)
@@ -257,15 +262,11 @@ class Comparison:
         walking = [row for row in self.rows if row.method != "baseline"]
         return min(walking, key=lambda row: (not row.scores, row.method != "ga-sam"), default=None)
 
-    @cached_property
-    def standing(self) -> Standing | Literal["too few seeds", "undecided"]:
-        lead = self.lead
-        found = lead.difference(lead.baseline) if lead else None
-        if lead is None or found is None:
-            return "undecided"
-        return "too few seeds" if found.pairs < FEW else lead.standing(lead.baseline) or "undecided"
+    @property
+    def standing(self) -> Standing:
+        return self.lead.standing(self.lead.baseline) if self.lead else "undecided"
 
-    @cached_property
+    @property
     def answer(self) -> str:
         """What the runs say, in one or two sentences."""
         lead, metric = self.lead, self.metric
@@ -277,10 +278,8 @@ class Comparison:
             missing = "has no baseline with a common seed" if lead.scores else "diverged with every seed"
             return f"{lead.label} {missing}. {scored}: {lead.score}."
         if found.pairs < FEW:
-            few = "One seed decides" if found.pairs == 1 else "Two seeds decide"
-            return (
-                f"{scored}: {lead.label} {lead.numbers}, {plain.label} {plain.numbers}. {few} nothing; use --seeds 4."
-            )
+            both = f"{lead.label} {lead.numbers}, {plain.label} {plain.numbers}"
+            return f"{scored}: {both}. Fewer than {FEW} seeds decide nothing; use --seeds 4."
         told = f"{lead.label} is {self.standing} than {plain.label}"
         if self.standing == "no clear difference":
             told = f"No clear difference between {lead.label} and {plain.label}"
@@ -289,109 +288,75 @@ class Comparison:
         told += f": {lead.versus(plain)} {metric.unit_of_differences} over {found.pairs} seeds."
         if lead.relative_cost is not None:
             told += f" It took {lead.relative_cost:.2f} times as many gradient evaluations."
-        if (longer := lead.equal_cost) and (standing := lead.standing(longer)):
-            told += f" At equal cost, compared with {longer.label}: {standing}, {lead.versus(longer)}."
+        if longer := lead.equal_cost:
+            told += f" At equal cost, compared with {longer.label}: {lead.standing(longer)}, {lead.versus(longer)}."
         return told
 
     def notes(self) -> list[str]:
-        """Warnings about rows, and what readers must know of the data."""
+        """The answer, warnings about rows, and what readers must know of the data."""
         data = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
         copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
         return [
             self.answer,
-            *self._warnings(),
+            *(warning for row in self.rows for warning in row.warnings()),
             *(f"Data: {note}." for note in data),
             *(f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1]),
         ]
-
-    def _warnings(self) -> Iterator[str]:
-        for row in self.rows:
-            if row.guesses:
-                yield f"{row.label} is no better than guessing ({self.metric.shown(row.first.worthless or 0.0)})."
-            if row.never_walked:
-                yield f"{row.label} never walked: its loss did not fall enough for the schedule. Train longer."
-            if row.collapsed:
-                yield f"{row.label} collapsed."
 
     def table(self, step_times: Mapping[str, float] | None = None) -> Table:
         """A line for each row; `step_times` are relative to plain training, by the key of the record."""
         shown, values = [], []
         for row in self.rows:
-            cost, time = row.relative_cost, (step_times or {}).get(row.key)
-            longer = row.equal_cost
+            cost, time, longer = row.relative_cost, (step_times or {}).get(row.key), row.equal_cost
             text = {
                 "method": row.label,
                 _with_unit(self.metric): row.score,
                 "seeds": str(len(row.records)),
                 f"minus baseline, {self.metric.unit_of_differences} [95%]": row.versus(row.baseline),
-                "at equal cost": ""
-                if longer is None
-                else f"{row.versus(longer)}, epochs {longer.first.settings['epochs']}",
+                "at equal cost": f"{row.versus(longer)}, epochs {longer.first.settings['epochs']}" if longer else "",
                 "passes": "" if cost is None else f"{cost:.2f}x",
                 "step time": "" if time is None else f"{time:.2f}x",
             }
             shown.append(text)
-            found = {"difference": row.difference(row.baseline), "at_equal_cost": row.difference(row.equal_cost)}
-            values.append(
-                {
-                    "key": row.key,
-                    "label": row.label,
-                    "method": row.method,
-                    "test": {"mean": row.mean, "std": row.spread, "seeds": row.scores, "diverged": len(row.lost)},
-                    **{name: None if each is None else each._asdict() for name, each in found.items()},
-                    "gradient_evaluations": {"mean": row.cost(), "relative": cost},
-                    "step_time": time,
-                }
-            )
+            values.append(row.values() | {"step_time": time})
         return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(), values)
 
     def charts(self) -> list[Chart]:
         """Learning curves over their cost, and differences to plain training."""
         methods = {row.label: row.method for row in self.rows}
-        better = "right" if self.metric.higher_is_better else "left"
-        points = [
-            {"label": row.label, "seed": record.seed, "step": point["epoch"], "x": cost, "y": point.get("valid")}
-            for row in self.rows
-            for record in row.records
-            for point in record.curve
-            if (cost := point.get("gradient_evaluations")) is not None
-        ]
-        drawn = [
-            lines(
-                points,
-                methods,
-                title="Validation",
-                x="gradient evaluations",
-                y=f"validation {_with_unit(self.metric)}",
-                log="" if self.metric.higher_is_better else "y",
-                caption="After every epoch. Lines are means over seeds, and bands reach from the lowest to the highest "
-                "seed. With one or two seeds every line is a seed.",
-            )
-        ]
-        if rows := list(self._differences()):
-            caption = (
-                "Test score minus that of plain training with the same seed. Dots are seeds. From three seeds on, a "
-                "diamond is their mean and the bar its 95% interval: a bar that crosses 0 shows no clear difference."
-            )
-            title = f"difference, {self.metric.unit_of_differences}; {better} of 0 is better"
-            drawn.append(intervals(rows, methods, title="Test: difference to plain training", x=title, caption=caption))
-        return drawn
+        curves = lines(
+            self._points("gradient_evaluations", "valid"),
+            methods,
+            title="Validation",
+            x="gradient evaluations",
+            y=f"validation {_with_unit(self.metric)}",
+            log="" if self.metric.higher_is_better else "y",
+        )
+        differences = intervals(
+            self._differences(),
+            methods,
+            title="Test: difference to plain training",
+            x=f"difference, {self.metric.unit_of_differences}; "
+            f"{'right' if self.metric.higher_is_better else 'left'} of 0 is better",
+        )
+        return [curves, differences] if differences.values else [curves]
 
     def walks(self) -> list[Chart]:
         """What was recorded about the walks of every epoch."""
-        methods = {row.label: row.method for row in self.rows if row.method != "baseline"}
-        found = []
+        methods, found = {row.label: row.method for row in self.rows}, []
         for name, title in WALKS.items():
-            points = [
-                {"label": row.label, "seed": record.seed, "x": point["epoch"], "y": point["walk"].get(name)}
-                for row in self.rows
-                for record in row.records
-                for point in record.curve
-                if point.get("walk") and row.label in methods
-            ]
-            if any(point["y"] is not None for point in points):
-                found.append(lines(points, methods, title=title, x="epoch", y="", height=170))
-        return found
+            points = self._points("epoch", name, of_walk=True)
+            found.append(lines(points, methods, title=title, x="epoch", y="", height=170))
+        return [chart for chart in found if chart.values]
+
+    def _points(self, x: str, y: str, *, of_walk: bool = False) -> Iterator[dict[str, Any]]:
+        """A point for each epoch of each run, with numbers of its curve or of the epoch's walks."""
+        for row in self.rows:
+            for record in row.records:
+                for point in record.curve:
+                    found = point.get("walk") or {} if of_walk else point
+                    step = {"label": row.label, "seed": record.seed, "step": point["epoch"]}
+                    yield step | {"x": point.get(x), "y": found.get(y)}
 
     def _differences(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:
@@ -416,10 +381,12 @@ def run_list(records: Sequence[Record], title: str) -> Table:
         scores = {"valid": record.valid, "test": record.test}
         shown = {name: "diverged" if score is None else record.metric.shown(score) for name, score in scores.items()}
         rows.append({"run": record.name, "walk": walk, "epochs": str(epochs)} | shown)
-        named = {name: getattr(record, name) for name in ("name", "task", "size", "method", "seed")}
-        data = {"data": ", ".join(record.data.files), "walk": walk, "epochs": epochs, "metric": record.metric.name}
-        cost = {"gradient_evaluations": record.gradient_evaluations, "seconds": record.seconds}
-        values.append(named | data | scores | cost)
+        files = {"data": ", ".join(record.data.files)}
+        values.append(
+            {name: getattr(record, name) for name in ("name", "task", "size", "method", "seed")}
+            | {**files, "walk": walk, "epochs": epochs, "metric": record.metric.name, **scores}
+            | {name: getattr(record, name) for name in ("gradient_evaluations", "seconds")}
+        )
     return Table(title, rows, values=values)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,7 +27,7 @@ PAGE = "report.html"
 FOLDERS = (".", "gradient-norms")
 """Where a folder of runs holds records: `gasam reproduce figure4` keeps those with gradient norms apart."""
 SHOWN = 7
-"""So many configurations are drawn at first; of more, many lines cannot be told apart."""
+"""So many configurations are all drawn at first; of more, the lines cannot be told apart."""
 TEMPLATES = Environment(
     loader=PackageLoader("gasam.lab.report"),
     autoescape=True,
@@ -36,26 +36,21 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False}
-TEMPLATES.globals.update(counted=counted, shown=lambda number: _shown(number))
 
 
-class Chip(NamedTuple):
-    """A button that shows and hides a configuration in the charts."""
+def chips(methods: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The buttons that show and hide configurations; if they are many, only the first of each method is drawn.
 
-    label: str
-    colour: str
-    dashes: list[int]
-    shown: bool
-
-
-def chips(methods: Mapping[str, str]) -> list[Chip]:
-    """A button for each configuration; if they are many, the first one of each method is drawn at first."""
+    Args:
+        methods: The method of each configuration, by its label.
+    """
     colours, dashes = (each["scale"]["range"] for each in styled(methods))
-    first: dict[str, str] = {}
-    for label, method in methods.items():
-        first.setdefault(method, label)
-    main = list(methods) if len(methods) <= SHOWN else list(first.values())[:SHOWN]
-    return [Chip(*each, each[0] in main) for each in zip(methods, colours, dashes, strict=True)]
+    first = {method: label for label, method in reversed(list(methods.items()))}
+    shown = methods if len(methods) <= SHOWN else first.values()
+    return [
+        {"label": label, "colour": colour, "dashes": dash, "shown": label in shown}
+        for label, colour, dash in zip(methods, colours, dashes, strict=True)
+    ]
 
 
 def read_runs(folder: Path) -> tuple[dict[Path, Record], list[str]]:
@@ -99,6 +94,7 @@ def write(
         sections=[_section(each, step_times, analyses) for each in found],
         headline=", ".join(f"{count} {standing}" for standing, count in answers.items()),
         runs=list(zip(runs, run_list(list(runs.values()), "").values, strict=True)),
+        counted=counted,
         library=Markup(_library().replace("</script", "<\\/script")),
         link=lambda record: quote(Path(os.path.relpath(record, file.parent)).as_posix()),
     )
@@ -140,11 +136,6 @@ def _step_times(folder: Path) -> dict[str, float]:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{file} is not a table of this program: delete it and run the comparison again") from None
     return found
-
-
-def _shown(number: float | None) -> str:
-    """A number in the table of runs; a run that diverged has no score."""
-    return "diverged" if number is None else f"{number:,.2f}" if isinstance(number, float) else f"{number:,}"
 
 
 def _library() -> str:

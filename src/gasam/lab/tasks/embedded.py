@@ -34,15 +34,8 @@ def digits() -> Corpus:
     return Corpus(train, valid, test, classes=mnist.CLASSES)
 
 
-LIBRARIES = {
-    "matplotlib": "matplotlib",
-    "networkx": "networkx",
-    "numpy": "numpy",
-    "scipy": "scipy",
-    "sklearn": "scikit-learn",
-    "sympy": "sympy",
-    "torch": "torch",
-}
+LIBRARIES = ("matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
+PACKAGES = tuple(name.replace("sklearn", "scikit-learn") for name in LIBRARIES)
 EACH = 1_000
 FEWEST_WORDS, MOST_WORDS, OPENING = 8, 100, 8
 
@@ -78,7 +71,7 @@ def docstrings() -> Corpus:
         for split, part in zip(splits, cut(permuted(texts[:each]), each * 4 // 7, each // 7), strict=True):
             split += [(text, label) for text in part]
     train, valid, test = map(permuted, splits)
-    return Corpus(train, valid, test, classes=tuple(LIBRARIES))
+    return Corpus(train, valid, test, classes=LIBRARIES)
 
 
 def _distinct(library: str, openings: set[str]) -> Iterator[str]:
@@ -188,7 +181,7 @@ TASKS = (
         about="which library wrote this docstring? TextCNN",
         kind="twin of imdb",
         family=TextClassification,
-        source=lambda origin: Source("docstrings", docstrings, packages=tuple(LIBRARIES.values())),
+        source=lambda origin: Source("docstrings", docstrings, packages=PACKAGES),
         sizes={
             "paper": imdb.PAPER,
             "small": imdb.SMALL_MODEL.changed(

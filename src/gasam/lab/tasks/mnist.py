@@ -40,14 +40,12 @@ def source(directory: Path) -> Source:
 
 
 def _labelled(images: Path, labels: Path) -> list[tuple[bytes, int]]:
-    (count, *sides), pixels = idx(images, 3, CURE)
-    (labelled,), digits = idx(labels, 1, CURE)
+    (count, *sides), pixels = idx(images, 3)
+    (labelled,), digits = idx(labels, 1)
     if sides != [SIDE, SIDE]:
         raise _fault(images, f"images of {sides[0]} x {sides[1]} pixels, but they must be {SIDE} x {SIDE}")
     if count != labelled:
-        raise _fault(
-            labels, f"{labelled} labels for the {count} images of {images.name}, but the numbers must be equal"
-        )
+        raise _fault(labels, f"{labelled} labels for the {count} images of {images.name}, but there must be as many")
     if digits and max(digits) >= len(CLASSES):
         raise _fault(labels, f"label {max(digits)}, but labels must be 0 to 9")
     size = SIDE * SIDE
@@ -73,12 +71,12 @@ PUBLISHED = Published(
         for files, split in ((FILES[:2], "train"), (FILES[2:], "test"))
     ),
     "idx files as published",
-    """
-mnist/t10k-images-idx3-ubyte.gz 10000 0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7
-mnist/t10k-labels-idx1-ubyte.gz 10000 ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2
-mnist/train-images-idx3-ubyte.gz 60000 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
-mnist/train-labels-idx1-ubyte.gz 60000 65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
-""",
+    {
+        "mnist/t10k-images-idx3-ubyte.gz": (10000, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        "mnist/t10k-labels-idx1-ubyte.gz": (10000, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+        "mnist/train-images-idx3-ubyte.gz": (60000, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        "mnist/train-labels-idx1-ubyte.gz": (60000, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    },
 )
 
 TASKS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +21,38 @@ SHARE = 10
 """A split without a file gets this part of the training file, one tenth."""
 
 
-def classify(origin: Origin) -> Source:
+def classify(files: Files, origin: Origin) -> Corpus:
     """Labelled texts from CSV, TSV or JSONL files. The classes are the labels in the training file, sorted."""
-    files = _files("classify", origin)
-
-    def read() -> Corpus:
-        notes: list[str] = []
-        found: dict[Split, list[tuple[str, str]]] = {}
-        classes: tuple[str, ...] = ()
-        for split, (path,) in files.items():  # the training split is the first
-            found[split] = _labelled(path, origin, classes, notes)
-            classes = classes or _classes(path, {label for _, label in found["train"]})
-        examples = {split: [(text, classes.index(label)) for text, label in table] for split, table in found.items()}
-        return _divided(examples, files, classes=classes, notes=notes)
-
-    return _source("classify", read, files, origin)
+    notes: list[str] = []
+    classes: tuple[str, ...] = ()
+    examples = {}
+    for split, (path,) in files.items():  # the training split is the first
+        table = _labelled(path, origin, classes, notes)
+        classes = classes or _classes(path, {label for _, label in table})
+        examples[split] = [(text, classes.index(label)) for text, label in table]
+    return _divided(examples, files, notes, classes=classes)
 
 
-def lm(origin: Origin) -> Source:
+def lm(files: Files, origin: Origin) -> Corpus:
     """Plain text, one example per line, without blank lines."""
-    files = _files("lm", origin)
-
-    def read() -> Corpus:
-        examples = {split: [line.strip() for line in lines(path) if line.strip()] for split, (path,) in files.items()}
-        return _divided(examples, files, in_order=True)
-
-    return _source("lm", read, files, origin)
+    examples = {split: [line.strip() for line in lines(path) if line.strip()] for split, (path,) in files.items()}
+    return _divided(examples, files, in_order=True)
 
 
-def translate(origin: Origin) -> Source:
-    """Two aligned files for each split. Pairs of blank lines are left out, as are training pairs with one."""
-    files = _files("translate", origin, each=2)
+def translate(files: Files, origin: Origin) -> Corpus:
+    """Two aligned files for each split. Pairs with a blank line are left out; if only one is blank, with a note."""
+    notes: list[str] = []
+    examples = {}
+    for split, (source, target) in files.items():
+        pairs = aligned(source, target)
+        half = [line for line, pair in enumerate(pairs, start=1) if any(pair) and not all(pair)]
+        _note(notes, source, "pairs with one blank line", half)
+        examples[split] = [pair for pair in pairs if all(pair)]
+    return _divided(examples, files, notes)
 
-    def read() -> Corpus:
-        notes: list[str] = []
-        examples = {split: _pairs(split, *paths, drop=origin.drop_empty, notes=notes) for split, paths in files.items()}
-        return _divided(examples, files, notes=notes)
 
-    return _source("translate", read, files, origin)
-
-
-def _files(task: str, origin: Origin, each: int = 1) -> Files:
-    """The user's files by split, which must exist. `each` is the number of files of a split."""
+def _source(task: str, read: Callable[[Files, Origin], Corpus], origin: Origin, each: int = 1) -> Source:
+    """The source for the user's files, which must exist. `each` is the number of files of a split."""
     if origin.train is None:
         raise InputError(f"{task} needs a training file: give it with --train")
     files = {split: origin.files(split) for split in SPLITS if getattr(origin, split) is not None}
@@ -72,20 +63,15 @@ def _files(task: str, origin: Origin, each: int = 1) -> Files:
         for path in paths:
             if not path.is_file():
                 raise InputError(f"{path} is not a file: check --{split}")
-    return files
-
-
-def _source(task: str, read: Callable[[], Corpus], files: Files, origin: Origin) -> Source:
-    """The source, with the names of the files and the options that the result depends on."""
     named = [(split, path.name) for split, paths in files.items() for path in paths]
-    options = repr((origin.text_column, origin.label_column, origin.drop_empty, named))
-    return Source(task, read, tuple(path for paths in files.values() for path in paths), options=options)
+    options = repr((origin.text_column, origin.label_column, named))
+    return Source(task, lambda: read(files, origin), tuple(chain(*files.values())), options=options)
 
 
 def _labelled(path: Path, origin: Origin, classes: Sequence[str], notes: list[str]) -> list[tuple[str, str]]:
     """The texts and labels of a table, of known `classes` if there are any.
 
-    Rows with an empty field are refused, or dropped with a note.
+    Rows with an empty field are left out, with a note.
     """
     table: list[tuple[str, str]] = []
     empty: list[int] = []
@@ -103,11 +89,7 @@ def _labelled(path: Path, origin: Origin, classes: Sequence[str], notes: list[st
             raise fault_at(path, line, f"label {name!r} is not in the training file, which has {known}")
         else:
             table.append((text, name))
-    if empty:
-        counted = f"rows with an empty {columns[0]!r} or {columns[1]!r}: {len(empty):,}, the first at line {empty[0]}"
-        if not origin.drop_empty:
-            raise InputError(f"{path} has {counted}: fill them in, or use --drop-empty")
-        notes.append(f"{path.name}: dropped {counted}")
+    _note(notes, path, f"rows with an empty {columns[0]!r} or {columns[1]!r}", empty)
     return table
 
 
@@ -119,29 +101,18 @@ def _classes(path: Path, labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 
-def _pairs(split: Split, source: Path, target: Path, *, drop: bool, notes: list[str]) -> list[tuple[str, str]]:
-    """The pairs of lines of two files; pairs with one blank line are refused, or dropped with a note.
-
-    Training pairs with one blank line are left out in any case.
-    """
-    pairs = aligned(source, target)
-    half = [line for line, pair in enumerate(pairs, start=1) if any(pair) and not all(pair)]
-    if half and drop:
-        notes.append(f"{source.name}: dropped pairs with a blank line: {len(half):,}, the first at line {half[0]}")
-    elif half and split != "train":
-        empty, other = (source, target) if pairs[half[0] - 1][1] else (target, source)
-        fault = f"blank, but the same line of {other} is not: translate it, remove both, or use --drop-empty"
-        raise fault_at(empty, half[0], fault)
-    return [pair for pair in pairs if all(pair)]
+def _note(notes: list[str], path: Path, what: str, dropped: list[int]) -> None:
+    if dropped:
+        notes.append(f"{path.name}: dropped {what}: {len(dropped):,}, the first at line {dropped[0]}")
 
 
 def _divided(
     examples: dict[Split, list[Any]],
     files: Files,
+    notes: Sequence[str] = (),
     *,
     in_order: bool = False,
     classes: tuple[str, ...] = (),
-    notes: Sequence[str] = (),
 ) -> Corpus:
     """Make the corpus. Splits without a file are held out of the training examples, and a note says so.
 
@@ -173,7 +144,7 @@ TASKS = (
         about="your own texts and labels (CSV, TSV or JSONL), TextCNN",
         kind="yours",
         family=TextClassification,
-        source=classify,
+        source=lambda origin: _source("classify", classify, origin),
         sizes={
             "paper": imdb.PAPER.changed(embedding_scale=imdb.GOOD_SCALE),
             "small": imdb.SMALL_MODEL,
@@ -185,7 +156,7 @@ TASKS = (
         about="a language model of your own text, LSTM",
         kind="yours",
         family=LanguageModel,
-        source=lm,
+        source=lambda origin: _source("lm", lm, origin),
         sizes={"paper": ptb.PAPER, "small": ptb.SMALL_MODEL.changed(rows=None), "tiny": ptb.TINY},
     ),
     Task(
@@ -193,7 +164,7 @@ TASKS = (
         about="your own two aligned files, Transformer",
         kind="yours",
         family=Translation,
-        source=translate,
+        source=lambda origin: _source("translate", translate, origin, each=2),
         sizes=translation.DE_EN_SIZES | {"small": translation.DE_EN_SIZES["small"].changed(rows=None, judged=None)},
     ),
 )

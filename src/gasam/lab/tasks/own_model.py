@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Self
@@ -20,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from gasam.analysis.objective import Objective
@@ -34,6 +35,7 @@ from gasam.lab.families.family import (
     PredictionOptions,
     Recipe,
     Score,
+    bootstrapped,
     drawn,
     example_count,
     on_tensors,
@@ -61,45 +63,38 @@ def absolute(reference: str) -> Path:
     return Path(reference).expanduser().resolve()
 
 
+def hashed(text: str) -> str:
+    """The hash of a task file, as in the settings of its runs."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def load_task(reference: str, code: str | None = None) -> Task:
     """Load the task that a Python file defines, in the version with the hash `code` if that is given.
 
     A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
     """
     path = absolute(reference)
-    if code is None or (path, code) not in _LOADED:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
-        if code not in (None, _hashed(text)):
-            raise InputError(f"{reference} has changed since this command was started: run the command again")
-        code = load_text(reference, text)
-    return _LOADED[path, code]
+    if code is not None and (path, code) in _LOADED:
+        return _LOADED[path, code]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise InputError(f"{reference} cannot be read ({reason}): name a Python file that defines a task") from None
+    if code not in (None, hashed(text)):
+        raise InputError(f"{reference} has changed since this command was started: run the command again")
+    return load_text(reference, text)
 
 
-def load_text(reference: str, text: str) -> str:
-    """Load the task of this text, once in a process, and return its hash. The node of a cluster has only the text."""
-    path, code = absolute(reference), _hashed(text)
+def load_text(reference: str, text: str) -> Task:
+    """Load the task of this text, once in a process. The node of a cluster has only the text."""
+    path, code = absolute(reference), hashed(text)
     if (path, code) not in _LOADED:
         try:
             _LOADED[path, code] = _task(path, text)
         except InputError as error:
             raise InputError(f"{path.name}: {error}") from None
-    return code
-
-
-def code_of(path: Path) -> str | None:
-    """The hash of a task file, as in the settings of its runs; None if it cannot be read."""
-    try:
-        return _hashed(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _LOADED[path, code]
 
 
 class TaskFile(BaseModel):
@@ -138,9 +133,9 @@ def _task(path: Path, text: str) -> Task:
         name=path.stem,
         about="your own model",
         kind="file",
-        family=type("OwnModel", (OwnModel,), {"file": file, "metric": metric, "task_text": text}),
+        family=type("OwnModel", (OwnModel,), {"file": file, "metric": metric, "followed": metric, "task_text": text}),
         source=lambda origin: Source(path.stem, file.read),
-        sizes={"own": OwnSettings(code=_hashed(text), **arguments).changed(**file.settings)},
+        sizes={"own": OwnSettings(code=hashed(text), **arguments).changed(**file.settings)},
     )
 
 
@@ -357,14 +352,11 @@ class OwnModel(Family[OwnSettings]):
         return loss, None
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        values = self._values(model, split, rows)
-        summary, count = self.file.summary, len(values)
-        if summary is None:
-            return Score(float(values.mean()), float(values.std()) / math.sqrt(count) if count > 1 else None)
-        generator = Generator().manual_seed(0)
-        draws = [torch.randint(count, (count,), generator=generator) for _ in range(DRAWS if count > 1 else 0)]
-        again = torch.tensor([float(summary(values[some])) for some in draws], dtype=torch.float64)
-        return Score(float(summary(values)), float(again.std()) if draws else None)
+        values, summary = self._values(model, split, rows), self.file.summary
+        if summary is not None:
+            return bootstrapped(lambda some: float(summary(values[some])), len(values), DRAWS)
+        error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else None
+        return Score(float(values.mean()), error)
 
     @torch.no_grad()
     def _values(self, model: nn.Module, split: Split, rows: int | None) -> Tensor:
@@ -391,10 +383,8 @@ class OwnModel(Family[OwnSettings]):
         return Objective(self.file.losses or self._losses_alone, lambda found, batch: found)
 
     def _losses_alone(self, model: nn.Module, batch: Any) -> Tensor:
-        def alone(row: int) -> Tensor:
-            return self.loss(model, on_tensors(lambda part: part[row : row + 1], batch), None)[0]
-
-        return torch.stack([alone(row) for row in range(example_count(batch))])
+        rows = torch.split(torch.arange(example_count(batch)), 1)
+        return torch.stack([self.loss(model, on_tensors(itemgetter(row), batch), None)[0] for row in rows])
 
     def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
         return values(path)

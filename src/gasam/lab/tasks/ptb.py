@@ -66,11 +66,11 @@ PUBLISHED = Published(
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
     "one tokenised sentence per line",
-    """
-ptb/ptb.test.txt.gz 3761 38a777800d6c33e401453fe41d87d4548247bed3bdd9d54a58928f53ef6e84d6
-ptb/ptb.train.txt.gz 42068 05c01a9258233ad1eaa215f507c0b3b12ce2130dd579ea16099e037debab6dca
-ptb/ptb.valid.txt.gz 3370 ef32d560607be130628303616ea6aefc6f906223135adfb49d9e516a3a7865e4
-""",
+    {
+        "ptb/ptb.test.txt.gz": (3_761, "38a777800d6c33e401453fe41d87d4548247bed3bdd9d54a58928f53ef6e84d6"),
+        "ptb/ptb.train.txt.gz": (42_068, "05c01a9258233ad1eaa215f507c0b3b12ce2130dd579ea16099e037debab6dca"),
+        "ptb/ptb.valid.txt.gz": (3_370, "ef32d560607be130628303616ea6aefc6f906223135adfb49d9e516a3a7865e4"),
+    },
 )
 
 TASKS = (

@@ -28,7 +28,6 @@ class Origin:
         test: The user's test file; by default a tenth of the training file is held out.
         text_column: The column with the text, for classification.
         label_column: The column with the label, for classification.
-        drop_empty: Leave out examples with an empty field instead of refusing the file.
     """
 
     data_dir: Path | None = None
@@ -37,7 +36,6 @@ class Origin:
     test: str | None = None
     text_column: str = "text"
     label_column: str = "label"
-    drop_empty: bool = False
 
     @property
     def folder(self) -> Path:

@@ -129,20 +129,20 @@ EN_VI_FILES = Published(
         for language in ("en", "vi")
     ),
     "one tokenised sentence per line, and one word per line in the vocabularies",
-    """
-iwslt15/news_wiki.en.gz 48791 5e52028696265b8609755a54484399557c24a2baf83a04c6e8e89e092dcd6c84
-iwslt15/news_wiki.vi.gz 48791 334f0907ecf302ffd7c58ab3a169733a231d00cce9fc608b8ea1676296e7a8a1
-iwslt15/ted_small.en.gz 4502 abd71d2181db9d511d889804bd740c9de59e2738b6bbd9b08a98af8d4574502d
-iwslt15/ted_small.vi.gz 4502 5eca4c31b5d2d9e175b5093f912fe41621fcb8c1e11ad7fe782d12b92061686b
-iwslt15/train.en.gz 133317 -
-iwslt15/train.vi.gz 133317 -
-iwslt15/tst2012.en.gz 1553 206de622a51ceb74b52238808fbaca290c6e56a3622f01f2ee832405eab4464a
-iwslt15/tst2012.vi.gz 1553 8d9be59117ad8fe913389ec37fc9a426cb984701bea0fafa049a8ec2cb57121a
-iwslt15/tst2013.en.gz 1268 64b53740396add07ee7a025f81f6f3f44fc30221625279849802b118edd8ea70
-iwslt15/tst2013.vi.gz 1268 08d948636e360e7b2bff319c08d6b8e0a0dcf6dd8514c59ca46d6594364ef37f
-iwslt15/vocab.en 17191 69120071a603bb8cdd470c5ff988d7a0887462c045eaada17718d55e6cc71b0d
-iwslt15/vocab.vi 7709 fe972acbca64a43911ea98b05d1e810a5979230ff7a4982c7b1edd006ef9ba40
-""",
+    {
+        "iwslt15/news_wiki.en.gz": (48_791, "5e52028696265b8609755a54484399557c24a2baf83a04c6e8e89e092dcd6c84"),
+        "iwslt15/news_wiki.vi.gz": (48_791, "334f0907ecf302ffd7c58ab3a169733a231d00cce9fc608b8ea1676296e7a8a1"),
+        "iwslt15/ted_small.en.gz": (4_502, "abd71d2181db9d511d889804bd740c9de59e2738b6bbd9b08a98af8d4574502d"),
+        "iwslt15/ted_small.vi.gz": (4_502, "5eca4c31b5d2d9e175b5093f912fe41621fcb8c1e11ad7fe782d12b92061686b"),
+        "iwslt15/train.en.gz": (133_317, None),
+        "iwslt15/train.vi.gz": (133_317, None),
+        "iwslt15/tst2012.en.gz": (1_553, "206de622a51ceb74b52238808fbaca290c6e56a3622f01f2ee832405eab4464a"),
+        "iwslt15/tst2012.vi.gz": (1_553, "8d9be59117ad8fe913389ec37fc9a426cb984701bea0fafa049a8ec2cb57121a"),
+        "iwslt15/tst2013.en.gz": (1_268, "64b53740396add07ee7a025f81f6f3f44fc30221625279849802b118edd8ea70"),
+        "iwslt15/tst2013.vi.gz": (1_268, "08d948636e360e7b2bff319c08d6b8e0a0dcf6dd8514c59ca46d6594364ef37f"),
+        "iwslt15/vocab.en": (17_191, "69120071a603bb8cdd470c5ff988d7a0887462c045eaada17718d55e6cc71b0d"),
+        "iwslt15/vocab.vi": (7_709, "fe972acbca64a43911ea98b05d1e810a5979230ff7a4982c7b1edd006ef9ba40"),
+    },
 )
 
 
@@ -154,26 +154,20 @@ DE_EN_REPOSITORY = "bbaaaa/iwslt14-de-en-preprocess"
 # Assumed to be fairseq's tokenised form, because the repository without `-preprocess` has raw text.
 DE_EN_FILES = Published(
     tuple(
-        on_hub(
-            (f"iwslt14/{name}.de.gz", f"iwslt14/{name}.en.gz"),
-            _from_hub,
-            "bbaaaa/iwslt14-de-en-preprocess",
-            "de-en",
-            split,
-        )
+        on_hub((f"iwslt14/{name}.de.gz", f"iwslt14/{name}.en.gz"), _from_hub, DE_EN_REPOSITORY, "de-en", split)
         for name, split in (("train", "train"), ("valid", "validation"), ("test", "test"))
     ),
     "one tokenised, lower-case sentence per line",
-    """
-iwslt14/test.de.gz 6750 4bd4d70818c82247fabe2944aa60ef7571c256771fa250fdf2796d308b9dc1f7
-iwslt14/test.en.gz 6750 0d03ab6ac3556ff0df36b65ebb38cda111e6e722e3d1ce1ee9cae69fdb214a8a
-iwslt14/train.de.gz 160239 -
-iwslt14/train.en.gz 160239 -
-iwslt14/train_subset.de.gz 21112 3999c3e1707c271b22627b66532f0dc70bf9bad95c7d8a5e02e024131b74b91b
-iwslt14/train_subset.en.gz 21112 16542524a5ab6f29e2fefc40506e1f449e06676d6fa4b9a9903e1fe25e89aa1f
-iwslt14/valid.de.gz 7283 12c1290aa875c17458e284da52aa440aea321043db5d9706179a2d3f017bdc90
-iwslt14/valid.en.gz 7283 3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b687b0c68b82
-""",
+    {
+        "iwslt14/test.de.gz": (6_750, "4bd4d70818c82247fabe2944aa60ef7571c256771fa250fdf2796d308b9dc1f7"),
+        "iwslt14/test.en.gz": (6_750, "0d03ab6ac3556ff0df36b65ebb38cda111e6e722e3d1ce1ee9cae69fdb214a8a"),
+        "iwslt14/train.de.gz": (160_239, None),
+        "iwslt14/train.en.gz": (160_239, None),
+        "iwslt14/train_subset.de.gz": (21_112, "3999c3e1707c271b22627b66532f0dc70bf9bad95c7d8a5e02e024131b74b91b"),
+        "iwslt14/train_subset.en.gz": (21_112, "16542524a5ab6f29e2fefc40506e1f449e06676d6fa4b9a9903e1fe25e89aa1f"),
+        "iwslt14/valid.de.gz": (7_283, "12c1290aa875c17458e284da52aa440aea321043db5d9706179a2d3f017bdc90"),
+        "iwslt14/valid.en.gz": (7_283, "3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b687b0c68b82"),
+    },
 )
 
 TASKS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -25,7 +26,7 @@ from gasam.lab.families.family import VERSION, Encoded, Family, PredictionOption
 from gasam.lab.record import Record
 from gasam.lab.storage import read_json
 from gasam.lab.tasks import Origin
-from gasam.lab.tasks.own_model import TASK_COPY, code_of
+from gasam.lab.tasks.own_model import TASK_COPY, hashed
 from gasam.lab.training.plan import Plan, make
 
 __all__ = ["FinishedRun", "load"]
@@ -142,8 +143,9 @@ class FinishedRun:
         if named is None:
             return self.record.task
         for path in (Path(named), self.folder / TASK_COPY):
-            if code_of(path) == self.record.settings["code"]:
-                return str(path)
+            with suppress(OSError, UnicodeDecodeError):
+                if hashed(path.read_text(encoding="utf-8")) == self.record.settings["code"]:
+                    return str(path)
         raise InputError(
             f"the task of {self.name} is not known any more: {named} has changed or does not exist, and so has "
             f"{self.folder / TASK_COPY}; copy the whole folder of the run"
@@ -197,7 +199,7 @@ class FinishedRun:
 
     def score(self, model: nn.Module, split: str, rows: int | None = None) -> float:
         """The task's metric on the first `rows` examples; the worst possible value if it is not finite."""
-        value = self.family.score(model, _split(split), rows)
+        value = self.family.measure(model, _split(split), rows).value
         if math.isfinite(value):
             return value
         return 0.0 if self.family.metric.higher_is_better else math.inf
@@ -230,19 +232,13 @@ class FinishedRun:
         return options
 
     def answers(
-        self,
-        numbered: Iterable[tuple[int, Any]],
-        options: PredictionOptions,
-        *,
-        whole: Any = None,
-        at_once: int | None = None,
+        self, numbered: Iterable[tuple[int, Any]], options: PredictionOptions, at_once: int | None = None
     ) -> Iterator[tuple[int, dict[str, Any] | None]]:
         """Predict inputs one after another, with only a few batches of them in memory; None for a blank one.
 
         Args:
             numbered: The inputs with their line numbers, such as `family.read_inputs` gives them.
             options: The options of the prediction.
-            whole: What `family.whole_input` gives; it gets all inputs.
             at_once: Number of inputs that are read before the first is predicted; by default what the family needs.
         """
         count = at_once or self.family.inputs_at_once
@@ -250,8 +246,6 @@ class FinishedRun:
         while chunk := list(islice(source, count)):
             inputs = [value for _, value in chunk if value is not None]
             found = iter(self.family.predict(self.model, inputs, options) if inputs else [])
-            if whole is not None:
-                whole.add(inputs)
             for line, value in chunk:
                 yield line, None if value is None else next(found)
 
