@@ -73,10 +73,10 @@ print(f"largest eigenvalue {top.values[0]:.2f}, trace of the Hessian {density.tr
 
 between = line(model, objective, batches, alphas=(-0.5, 0, 0.5, 1, 1.5), other=plain_model.state_dict())
 around = plane(model, objective, batches, radius=1.0, points=5)
-print([round(loss, 3) for loss in between.losses], around.losses[2][2])
+print([round(loss, 3) for loss in between], around.losses[2][2])
 
 assert found.loss > found.clean_loss
 assert curve.points[-1].metric < curve.clean_metric
 assert rises.worst.mean > rises.average.mean
 assert bool(top.converged.all())
-assert around.losses[2][2] == between.losses[1] == found.clean_loss
+assert around.losses[2][2] == between[1] == found.clean_loss

@@ -7,27 +7,8 @@ import torch
 from curvature import OBJECTIVE, bits, uneven
 from torch import nn
 
-from gasam import Perturbation
-from gasam.analysis import (
-    CrossEntropy,
-    GradientNorms,
-    Objective,
-    applied,
-    attack,
-    filter_normalised,
-    gradient,
-    line,
-    mean_loss,
-    plain,
-    plane,
-    pruned,
-    quantised,
-    random_corruption,
-    robustness,
-    sharpness,
-    spectral_density,
-    top_eigenvalues,
-)
+from gasam import analysis
+from gasam.analysis import CrossEntropy, GradientNorms, Objective, attack, line, plain, sharpness, top_eigenvalues
 from problems import network
 from tolerances import same_bits
 
@@ -41,10 +22,6 @@ def enter(context):
         pass
 
 
-def judged(model, radii=(0.1,), metric=lambda model: 1.0, **options):
-    return robustness(model, OBJECTIVE, DATA, metric, radii, higher_is_better=True, **options)
-
-
 def losses(function):
     return Objective(OBJECTIVE.forward, function)
 
@@ -56,38 +33,36 @@ class Shuffled(list):
 
 
 CASES = [
-    (lambda m: mean_loss(m, OBJECTIVE, []), "batches is empty"),
-    (lambda m: mean_loss(m, losses(lambda o, b: o.sum()), DATA), r"one loss per example.*shape \(\)"),
-    (lambda m: gradient(nn.ReLU(), OBJECTIVE, DATA), "no parameter that requires a gradient"),
-    (lambda m: gradient(m, OBJECTIVE, iter(DATA)), r"list\(batches\)"),
+    (lambda m: analysis.mean_loss(m, OBJECTIVE, []), "batches is empty"),
+    (lambda m: analysis.mean_loss(m, losses(lambda o, b: o.sum()), DATA), r"one loss per example.*shape \(\)"),
+    (lambda m: attack(nn.ReLU(), OBJECTIVE, DATA, plain(0.1)), "no parameter that requires a gradient"),
+    (lambda m: attack(m, OBJECTIVE, iter(DATA), plain(0.1)), r"list\(batches\)"),
     (lambda m: attack(m, OBJECTIVE, DATA, 0.1), "perturbation must be a Perturbation"),
+    (lambda m: attack(m, OBJECTIVE, DATA, plain(0.0)), "radius must be a finite number > 0, got 0.0"),
     (lambda m: attack(m, NOT_FINITE, DATA, plain(0.1)), r"not finite at the model's weights \(loss nan\)"),
     (lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1), draws=-1), "draws must be a whole number >= 0"),
-    (lambda m: sharpness(m, NOT_FINITE, DATA, Perturbation(epsilon=0.1)), "not finite at the model's weights"),
-    (lambda m: random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
-    (lambda m: enter(quantised(m, 1)), "bits must be a whole number >= 2, got 1"),
-    (lambda m: enter(pruned(m, 1.0)), "fraction must be a number >= 0 and < 1, got 1.0"),
-    (lambda m: enter(pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
-    (lambda m: enter(applied(m, {"no.weight": torch.ones(2)})), r"offset has 'no.weight', .*named_parameters\(\)"),
-    (lambda m: enter(applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got \(2,\)"),
-    (lambda m: judged(m, radii=[0.1, 0.0]), "radius must be a finite number > 0, got 0.0"),
-    (lambda m: judged(m, radii=None, metric=lambda model: 0.0), "radii must be given if the clean metric is 0"),
+    (lambda m: sharpness(m, NOT_FINITE, DATA, plain(0.1)), "not finite at the model's weights"),
+    (lambda m: analysis.random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
+    (lambda m: enter(analysis.quantised(m, 1)), "bits must be a whole number >= 2, got 1"),
+    (lambda m: enter(analysis.pruned(m, 1.0)), "fraction must be a number >= 0 and < 1, got 1.0"),
+    (lambda m: enter(analysis.pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
+    (lambda m: enter(analysis.applied(m, {"no": torch.ones(2)})), r"offset has 'no', .*named_parameters\(\)"),
+    (lambda m: enter(analysis.applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0]), "give either direction, .* or other"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other={}), r"other lacks '0.weight': .* state_dict\(\)"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other=m.state_dict() | {"nose": 1}), "'nose', which is not in the"),
     (lambda m: line(m, OBJECTIVE, DATA, [0.0], other=m), "other must be a state dict .* got Sequential"),
-    (lambda m: plane(m, OBJECTIVE, DATA, points=10), "points must be odd, .* got 10"),
-    (lambda m: filter_normalised(m, {"a": torch.ones(2)}), "direction has 'a', which is no parameter"),
+    (lambda m: analysis.plane(m, OBJECTIVE, DATA, points=10), "points must be odd, .* got 10"),
+    (lambda m: analysis.filter_normalised(m, {"a": torch.ones(2)}), "direction has 'a', which is no parameter"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 54), "k must be at most .* 53, got 54"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "kfac"), "'empirical_fisher', 'fisher', 'hessian', got 'kf"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "hessian", method="gram"), "use method None"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 9, max_products=8), "max_products must be at least k, 9"),
-    (lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 9, memory=0), "memory must be a number of GiB > 0, got 0"),
     (lambda m: top_eigenvalues(m, losses(lambda o, b: o.sum(1)), DATA, 2, "fisher"), "give one of these, or use"),
     (lambda m: top_eigenvalues(m, DETACHED, DATA, 2), "must not detach"),
     (lambda m: top_eigenvalues(m, NOT_FINITE, DATA, 2), "losses must be finite"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, Shuffled(DATA), 2, method="gram"), "same order each time"),
-    (lambda m: spectral_density(m, OBJECTIVE, DATA, probes=0), "probes must be a whole number >= 1, got 0"),
+    (lambda m: analysis.spectral_density(m, OBJECTIVE, DATA, memory=0), "memory must be a number of GiB > 0, got 0"),
     (lambda m: GradientNorms(nn.ReLU()), "no parameters to record"),
     (lambda m: GradientNorms(Turned()), "'inner' must be a whole tensor of real numbers"),
     (lambda m: GradientNorms(m).load_state_dict(GradientNorms(nn.Linear(1, 1)).state_dict()), "its 'names'"),
@@ -107,9 +82,9 @@ def test_wrong_arguments_get_one_sentence_and_leave_the_model(action, sentence):
 class Turned(nn.Module):
     """Its inner weights are complex, or pairs of real numbers."""
 
-    def __init__(self, pairs=False, seed=0):
+    def __init__(self, pairs=False):
         super().__init__()
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         inner = torch.randn(6, 4, dtype=torch.complex128)
         self.inner = nn.Parameter(torch.view_as_real(inner).clone() if pairs else inner)
         self.outer = nn.Linear(4, 3).double()
@@ -121,13 +96,11 @@ class Turned(nn.Module):
 
 ASKED = [
     lambda m: attack(m, OBJECTIVE, DATA, plain(0.1)),
-    lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1)),
     lambda m: top_eigenvalues(m, OBJECTIVE, DATA, 2, "hessian"),
     lambda m: line(m, OBJECTIVE, DATA, [1.0], other=m.state_dict()),
-    lambda m: plane(m, OBJECTIVE, DATA, points=3),
-    lambda m: random_corruption(m, 0.1),
-    lambda m: enter(applied(m, {"inner": torch.ones_like(m.inner)})),
-    lambda m: enter(quantised(m, 4)),
+    lambda m: analysis.random_corruption(m, 0.1),
+    lambda m: enter(analysis.applied(m, {"inner": torch.ones_like(m.inner)})),
+    lambda m: enter(analysis.quantised(m, 4)),
 ]
 
 
@@ -135,10 +108,7 @@ def test_complex_weights_are_refused_and_their_real_form_is_analysed():
     for ask in ASKED:
         with pytest.raises(TypeError, match=r"parameter 'inner' has type torch.complex128.*torch.view_as_real"):
             ask(Turned())
-        model = Turned(pairs=True)
-        before = bits(model)
-        ask(model)
-        assert same_bits(model.parameters(), before)
+        ask(Turned(pairs=True))
 
 
 def test_frozen_complex_weights_stay_where_they_are():

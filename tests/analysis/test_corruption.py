@@ -34,24 +34,18 @@ def test_random_corruption_has_the_norm_it_says(norm, dtype):
     assert length(offset.values(), norm) == pytest.approx(expected, rel=1e-12)
 
 
-def test_random_corruption_is_of_corners_for_the_box_and_has_no_preference():
+def test_random_corruption_is_of_corners_for_the_box_and_depends_on_the_seed_alone():
     offset = flat(random_corruption(convolution(), 0.1, math.inf).values())
     assert set(offset.tolist()) == {torch.tensor(0.1).item(), -torch.tensor(0.1).item()}
-    # The mean of n signs has deviation 1 / sqrt(n): five of them.
-    assert abs(offset.sign().mean()) < 5 / math.sqrt(len(offset))
-
-
-def test_random_direction_depends_on_the_seed_alone():
-    model = network()
     small, large, other = (
-        flat(random_corruption(model, radius, 2.0, seed=seed).values()) for radius, seed in [(1, 0), (8, 0), (1, 1)]
+        flat(random_corruption(network(), radius, seed=seed).values()) for radius, seed in [(1, 0), (8, 0), (1, 1)]
     )
     assert torch.equal(8 * small, large)
     assert abs(small @ other) < 0.7
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_applied_holds_the_sum_rounded_once(dtype):
+def test_applied_holds_the_sum_rounded_once():
+    dtype = torch.bfloat16
     model, home = network(dtype), bits(network(dtype))
     offset = random_corruption(model, 0.5)
     with applied(model, offset):
@@ -68,6 +62,8 @@ def test_applied_holds_the_sum_rounded_once(dtype):
 @pytest.mark.parametrize(("levels", "dtype"), [(2, torch.float32), (4, torch.float32), (16, torch.float64)])
 def test_quantised_has_few_levels_and_errs_by_half_a_step(levels, dtype, by_row):
     model = convolution(dtype)
+    with torch.no_grad():
+        model[3].weight[0].zero_()  # a row of zeros stays one
     home, before = bits(model), matrices(model)
     with quantised(model, levels, by_row=by_row):
         after = matrices(model)
@@ -77,19 +73,11 @@ def test_quantised_has_few_levels_and_errs_by_half_a_step(levels, dtype, by_row)
     if by_row:
         before, after = ([row for matrix in matrices for row in matrix] for matrices in (before, after))
     for old, new in zip(before, after, strict=True):
-        step = old.abs().max() / (2 ** (levels - 1) - 1)
+        step = old.abs().max().clamp(min=1e-30) / (2 ** (levels - 1) - 1)
         assert len(new.unique()) <= 2**levels
         assert (new - old).abs().max() <= step / 2 * (1 + 1e-2 * (dtype == torch.float32) + 1e-9)
         assert ((new / step) - (new / step).round()).abs().max() < 1e-2
         assert new.abs().max() == pytest.approx(old.abs().max().item())
-
-
-def test_quantised_zeros_stay_zeros():
-    model = network()
-    with torch.no_grad():
-        model[0].weight.zero_()
-    with quantised(model, 2):
-        assert not model[0].weight.any()
 
 
 @pytest.mark.parametrize(

@@ -82,19 +82,17 @@ def test_layers_of_a_transformer(name, layer):
 
 def test_recording_never_synchronises():
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = nn.Sequential(nn.Linear(6, 200), nn.Linear(200, 3000), nn.Linear(3000, 3))
+        model = nn.Sequential(nn.Linear(6, 200), nn.Linear(200, 3))
         norms = GradientNorms(model)
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.empty(5, 6)).sum().backward()
-            model[1].bias.grad = None
-            norms.record(1)
+        model(torch.empty(5, 6)).sum().backward()
+        model[1].bias.grad = None
+        norms.record(1)
         assert isinstance(norms.state_dict()["epochs"][1][0], FakeTensor)
         with pytest.raises(DataDependentOutputException):
             norms.by_epoch()
 
 
-def test_a_tensor_without_gradient_is_absent_and_not_zero():
+def test_a_tensor_without_gradient_is_absent_and_one_that_is_not_finite_affects_no_other_layer():
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2, bias=False)})
     norms = GradientNorms(model)
     model["a"].weight.grad = torch.full((2, 2), 3.0)
@@ -107,19 +105,10 @@ def test_a_tensor_without_gradient_is_absent_and_not_zero():
     assert mean.tensors == {"a.weight": 6, "a.bias": 0, "b.weight": None, "b.bias": 5, "c.weight": None}
     assert mean.layers == {"a": 3, "b": 5, "c": None}
     assert mean.whole == 5.5
-
-
-def test_a_gradient_that_is_not_finite_does_not_affect_other_layers():
-    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-    norms = GradientNorms(model)
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
     model["a"].bias.grad[0] = math.nan
-    norms.record(1)
-    [row] = norms.by_epoch()
-    assert row.tensors == {"a.weight": 2, "a.bias": None, "b.weight": 2, "b.bias": pytest.approx(2**0.5)}
-    assert row.layers == {"a": None, "b": pytest.approx(6**0.5)}
-    assert row.whole is None
+    norms.record(2)
+    assert norms.mean(2).layers == {"a": None, "b": 5, "c": None}
+    assert norms.mean(2).whole is None
 
 
 def test_sparse_gradients_count_rows_that_come_twice_together():
@@ -150,5 +139,5 @@ def test_resumed_recording_equals_one_never_stopped(tmp_path):
     after.load_state_dict(torch.load(tmp_path / "norms.pt", weights_only=True))
     train(model, 6, after.record, start=3, optimizer=optimizer)
     assert after.by_epoch() == whole.by_epoch()
-    left, right = after.state_dict(), whole.state_dict()
-    assert same_bits([kept[0] for kept in left["epochs"].values()], [kept[0] for kept in right["epochs"].values()])
+    left, right = ([total for total, _ in norms.state_dict()["epochs"].values()] for norms in (after, whole))
+    assert same_bits(left, right)

@@ -75,11 +75,12 @@ def fit(module, data, **options):
 
 
 def plain_loop(
-    model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None, schedule=None
-):
-    """The same training without Lightning."""
+    model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None,
+    schedule=None, gamma=0.5,
+):  # fmt: skip
+    """The same training without Lightning, or without Accelerate where the rate is constant, gamma=1."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=gamma)
     scale = scaler.scale if scaler else lambda loss: loss
     options = {"around": around, "schedule": schedule, "accumulation": accumulate}
     sharp = SharpBackward(

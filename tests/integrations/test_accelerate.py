@@ -1,20 +1,19 @@
 """Accelerate: SharpBackward with its backward equals a plain loop; saved state resumes bit for bit."""
 
 import os
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import nn
+from lightning_modules import plain_loop
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from two_processes import run_two
 
 from gasam import SharpBackward, SharpnessAware, ga_sam, sam, shared_walk
-from problems import batch, network
+from problems import batch, loss_of, network
 from tolerances import EXACT, SINGLE, error, flat, same_bits
 
 PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1)}
@@ -53,37 +52,25 @@ def accelerated(
     return torch.stack(norms)
 
 
-def plain_loop(model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, batch_size=4):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sharp = SharpBackward(model.parameters(), perturbation, backward=lambda loss: (loss / accumulate).backward())
-
-    def loss():
-        with autocast():
-            return cross_entropy(model(x).float() if autocast is not nullcontext else model(x), y)
-
-    for i, (x, y) in enumerate(DataLoader(data, batch_size=batch_size)):  # noqa: B007 - the loss function reads them
-        sharp(loss)
-        if (i + 1) % accumulate == 0:
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
+def expected(perturbation, data, batch_size=4, **options):
+    """The weights after a plain loop."""
+    model = network(data[0][0].dtype)
+    plain_loop(model, DataLoader(data, batch_size=batch_size), perturbation, gamma=1.0, **options)
+    return flat(model.parameters())
 
 
 @pytest.mark.parametrize(("name", "accumulate", "clip"), [("ga_sam", 1, None), ("sam", 3, 0.25), ("ga_sam", 2, 0.25)])
 def test_five_steps_equal_a_plain_loop(name, accumulate, clip):
-    model, expected, data = network(), network(), rows(20 * accumulate)
-    accelerated(model, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip)
-    plain_loop(expected, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip)
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    model, data, options = network(), rows(20 * accumulate), {"accumulate": accumulate, "clip": clip}
+    accelerated(model, data, PERTURBATIONS[name], **options)
+    assert error(flat(model.parameters()), expected(PERTURBATIONS[name], data, **options)) < EXACT
 
 
 def test_bf16_equals_autocast_in_a_plain_loop():
-    model, expected = network(torch.float32), network(torch.float32)
-    data = rows(20, torch.float32)
+    model, data = network(torch.float32), rows(20, torch.float32)
     norms = accelerated(model, data, ga_sam(0.1), precision="bf16")
-    plain_loop(expected, data, ga_sam(0.1), autocast=lambda: torch.autocast("cpu", torch.bfloat16))
-    assert error(flat(model.parameters()), flat(expected.parameters())) < SINGLE
+    autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
+    assert error(flat(model.parameters()), expected(ga_sam(0.1), data, autocast=autocast)) < SINGLE
     assert (norms[:, 1] > 0).all()
 
 
@@ -112,34 +99,22 @@ def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
     """One walk for all workers by `shared_walk`, also while `accumulate` does not synchronise."""
     run_two(worker, tmp_path, monkeypatch)
     for accumulate in (1, 2):
-        expected, found = network(), torch.load(tmp_path / f"{accumulate}.pt", weights_only=True)
-        data = rows(40 * accumulate)
-        plain_loop(expected, data, ga_sam(0.1, steps=2), accumulate=accumulate, clip=0.25, batch_size=8)
-        assert error(found, flat(expected.parameters())) < EXACT
+        found = torch.load(tmp_path / f"{accumulate}.pt", weights_only=True)
+        options = {"accumulate": accumulate, "clip": 0.25, "batch_size": 8}
+        assert error(found, expected(ga_sam(0.1, steps=2), rows(40 * accumulate), **options)) < EXACT
 
 
 def test_closure_optimizer_survives_prepare():
     """Accelerate puts the optimizer's state through state_dict and back; the closure is handed on."""
-    model, expected, (x, y) = network(), network(), batch()
-    AcceleratorState._reset_state(True)
-    accelerator = Accelerator(cpu=True)
-    sharp = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
-    model, optimizer = accelerator.prepare(model, sharp)
-
-    def closure():
-        loss = cross_entropy(model(x), y)
-        accelerator.backward(loss)
-        return loss
-
-    for _ in range(5):
-        optimizer.step(closure)
-    reference = SharpnessAware(torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
-
-    def plain_closure():
-        loss = cross_entropy(expected(x), y)
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        reference.step(plain_closure)
-    assert error(flat(model.parameters()), flat(expected.parameters())) < EXACT
+    found = []
+    for prepared in (True, False):
+        AcceleratorState._reset_state(True)
+        accelerator, model = Accelerator(cpu=True), network()
+        optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
+        if prepared:
+            model, optimizer = accelerator.prepare(model, optimizer)
+        for _ in range(5):
+            loss = loss_of(model)
+            optimizer.step(lambda: accelerator.backward(value := loss()) or value)  # noqa: B023
+        found.append(flat(model.parameters()))
+    assert error(*found) < EXACT

@@ -207,31 +207,25 @@ def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
             assert error(found, weights(expected)) < EXACT, (engine, accumulate)
 
 
-def test_clean_loss_is_logged_and_handed_on():
-    data = batches(5)
-    module, expected = Sharp(perturbation=ga_sam(0.1, steps=2)), network()
-    trainer = fit(module, data)
-    losses = plain_loop(expected, data, ga_sam(0.1, steps=2))
-    assert module.calls == 15
-    assert trainer.callback_metrics["loss_step"].item() == pytest.approx(losses[-1], rel=1e-6)
-    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
-    assert module.outputs == pytest.approx(losses)
-    last = module.traces[-1]
-    assert trainer.callback_metrics["sharpness"].item() == pytest.approx(last.sharpness.item(), rel=1e-6)
-    assert trainer.callback_metrics["perturbation_norm"].item() == pytest.approx(last.norms[-1].item(), rel=1e-6)
-    assert last.sharpness > 0
-
-
-def test_validation_sees_the_weights_at_home():
+def test_clean_loss_is_logged_and_handed_on_and_validation_sees_the_weights_at_home():
     class Validated(Sharp):
         def validation_step(self, batch, batch_idx):
             self.log("val_loss", cross_entropy(self.model(batch[0]), batch[1]), batch_size=len(batch[1]))
 
-    module, data = Validated(perturbation=ga_sam(0.1)), batches(4)
-    trainer = fit(module, data, validation=data[:1], val_check_interval=1.0, num_sanity_val_steps=0)
-    expected = cross_entropy(module.model(data[0][0]), data[0][1]).item()
-    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(expected, rel=1e-6)
-    assert module.calls == 8
+    data, module = batches(5), Validated(perturbation=ga_sam(0.1, steps=2))
+    trainer = fit(module, data, validation=data[:1], num_sanity_val_steps=0)
+    losses, last = plain_loop(network(), data, ga_sam(0.1, steps=2)), module.traces[-1]
+    assert module.calls == 15
+    assert module.outputs == pytest.approx(losses)
+    assert last.sharpness > 0
+    expected = {
+        "loss_step": losses[-1],
+        "loss_epoch": sum(losses) / 5,
+        "sharpness": last.sharpness.item(),
+        "perturbation_norm": last.norms[-1].item(),
+        "val_loss": cross_entropy(module.model(data[0][0]), data[0][1]).item(),
+    }
+    assert {name: trainer.callback_metrics[name].item() for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 def test_metrics_count_the_clean_pass_only():
@@ -281,27 +275,24 @@ class Closure(Plain):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-@pytest.mark.parametrize("name", ["ga_sam", "asam"])
-def test_closure_form_equals_a_plain_loop(name):
-    module, expected = Closure(perturbation=PERTURBATIONS[name]), network()
+def test_closure_form_equals_a_plain_loop():
+    module, expected = Closure(perturbation=ga_sam(0.1, steps=2)), network()
     trainer = fit(module, batches(5))
-    losses = plain_loop(expected, batches(5), PERTURBATIONS[name])
+    losses = plain_loop(expected, batches(5), ga_sam(0.1, steps=2))
     assert error(weights(module), weights(expected)) < EXACT
     assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(sum(losses) / 5, rel=1e-6)
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 is not possible.*use SharpnessAwareModule"),
-    ({"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would clip in every pass.*use SharpnessAwareModule"),
-    ({"plugins": "16-mixed"}, "needs a closure.*use SharpBackward with the plain optimizer"),
+@pytest.mark.parametrize(("name", "value", "sentence"), [
+    ("accumulate_grad_batches", 2, "accumulate_grad_batches=2 is not possible.*use SharpnessAwareModule"),
+    ("gradient_clip_val", 0.5, "gradient_clip_val=0.5 would clip in every pass.*use SharpnessAwareModule"),
+    ("plugins", MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")), "needs a closure.*use SharpBackward"),
 ])  # fmt: skip
-def test_closure_form_refuses_what_it_cannot_do(options, sentence):
-    if "plugins" in options:
-        options = {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}
+def test_closure_form_refuses_what_it_cannot_do(name, value, sentence):
     module = Closure(network(torch.float32), ga_sam(0.1))
     before = weights(module).clone()
     with pytest.raises(RuntimeError, match=sentence):
-        fit(module, batches(2, torch.float32), **options)
+        fit(module, batches(2, torch.float32), **{name: value})
     assert torch.equal(weights(module), before)
 
 
@@ -398,15 +389,6 @@ def test_layers_that_the_walk_does_not_know_are_not_trained_later():
     with pytest.raises(RuntimeError, match=r"parameter 'model.0.weight' is trained, but.*including frozen ones"):
         fit(module, batches(3), max_epochs=2, callbacks=[Unfreezing()])
     assert module.calls == 6
-
-    class Growing(Sharp):
-        def on_train_epoch_start(self):
-            if self.current_epoch == 1:
-                self.model.append(torch.nn.Linear(3, 3).double())
-                self.trainer.optimizers[0].add_param_group({"params": self.model[3].parameters()})
-
-    with pytest.raises(RuntimeError, match=r"parameter 'model.3.weight' is trained, but.*and add no module later"):
-        fit(Growing(perturbation=sam(0.1)), batches(3), max_epochs=2)
 
 
 def strengths(module):

@@ -19,14 +19,13 @@ from trainer_models import (
     pairs,
     plain_loop,
     sentences,
-    seq2seq_arguments,
     smoothed,
     stacked,
     texts,
     translator,
     words_of,
 )
-from transformers import Trainer, TrainerCallback
+from transformers import Seq2SeqTrainingArguments, Trainer, TrainerCallback
 from two_processes import run_two
 
 from gasam import (
@@ -65,41 +64,50 @@ def weights(model):
     return flat(model.parameters())
 
 
+def equal_a_plain_loop(
+    folder, make, rows, loss, perturbation=GA_SAM, *, accumulate=1, given=None, kind=SharpnessAwareTrainer,
+    schedule=None, tolerance=EXACT, **options,
+):  # fmt: skip
+    """Compare the weights after five steps. Returns the trainer, and the traces of the loop with their weights."""
+    model, expected = make(), make()
+    args = arguments(folder, accumulate, **given or {})
+    trainer = trained(model, rows, args, perturbation=perturbation, schedule=schedule, kind=kind)
+    traces = plain_loop(expected, rows, loss, perturbation, accumulate=accumulate, schedule=schedule, **options)
+    assert error(weights(model), weights(expected)) < tolerance
+    return trainer, traces
+
+
 EVERY = Schedule(every=3, weight=3.0)
 CASES = [(GA_SAM, 1, 0.0, None), (sam(0.1), 3, 0.2, EVERY), (asam(0.1), 2, 0.2, None), (GA_SAM, 3, 0.0, EVERY)]
 
 
 @pytest.mark.parametrize(("perturbation", "accumulate", "clip", "schedule"), CASES)
 def test_classifier_equals_a_plain_loop(tmp_path, perturbation, accumulate, clip, schedule):
-    model, expected, rows = classifier(), classifier(), sentences(20 * accumulate)
-    args = arguments(tmp_path, accumulate, max_grad_norm=clip)
-    trainer = trained(model, rows, args, perturbation=perturbation, schedule=schedule)
-    traces = plain_loop(expected, rows, own_mean, perturbation, accumulate=accumulate, clip=clip, schedule=schedule)
-    assert error(weights(model), weights(expected)) < EXACT
+    options = {"accumulate": accumulate, "clip": clip, "schedule": schedule, "given": {"max_grad_norm": clip}}
+    case = classifier, sentences(20 * accumulate), own_mean
+    trainer, traces = equal_a_plain_loop(tmp_path, *case, perturbation, **options)
     assert len(trainer.sharp.last.losses) == len(traces[-1][1].losses)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_language_model_walks_by_the_mean_of_each_micro_batch(tmp_path, accumulate):
     """The Trainer divides sums over words by the words of all micro-batches; T must not see it."""
-    model, expected, rows = language_model(), language_model(), texts(20 * accumulate)
-    trainer = trained(model, rows, arguments(tmp_path, accumulate), perturbation=SMOOTH)
-    traces = plain_loop(expected, rows, next_word, SMOOTH, accumulate=accumulate, count=words_of)
-    assert error(weights(model), weights(expected)) < SINGLE
+    options = {"accumulate": accumulate, "count": words_of, "tolerance": SINGLE}
+    case = language_model, texts(20 * accumulate), next_word
+    trainer, traces = equal_a_plain_loop(tmp_path, *case, SMOOTH, **options)
     assert error(torch.stack(trainer.sharp.last.norms), torch.stack(traces[-1][1].norms)) < SINGLE
 
 
 def test_translator_with_smoothed_labels_equals_a_plain_loop(tmp_path):
     """Smoothing takes the labels out of the inputs, so the later passes need a copy. It sums in float32, and Adam
     would make a step of the rounding in the keys' biases."""
-    model, expected, rows = translator(), translator(), pairs(40)
-    args = seq2seq_arguments(tmp_path, 2, label_smoothing_factor=0.1, optim="sgd")
-    trainer = trained(model, rows, args, perturbation=SMOOTH, kind=SharpnessAwareSeq2SeqTrainer)
-    plain_loop(
-        expected, rows, smoothed, SMOOTH, accumulate=2, count=lambda batch: words_of(batch, shift=0),
-        base=torch.optim.SGD,
+    rows = pairs(40)
+    given = {"kind": Seq2SeqTrainingArguments, "label_smoothing_factor": 0.1, "optim": "sgd"}
+    options = {"accumulate": 2, "count": lambda batch: words_of(batch, shift=0), "base": torch.optim.SGD}
+    trainer, _ = equal_a_plain_loop(
+        tmp_path, translator, rows, smoothed, SMOOTH,
+        given=given, kind=SharpnessAwareSeq2SeqTrainer, tolerance=SINGLE, **options,
     )  # fmt: skip
-    assert error(weights(model), weights(expected)) < SINGLE
     assert trainer.sharp.last.climbed
     assert trainer.model.generate(rows[0]["input_ids"].unsqueeze(0), num_beams=2, max_new_tokens=3).shape[0] == 1
 
@@ -107,39 +115,31 @@ def test_translator_with_smoothed_labels_equals_a_plain_loop(tmp_path):
 def test_lora_moves_its_own_weights_only(tmp_path):
     import peft  # takes seconds, which collecting need not
 
-    seen, rows = [], texts(20)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
-    model, expected = (peft.get_peft_model(language_model(), config) for _ in range(2))
+    seen, config = [], peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
 
     class Watching(SharpnessAwareTrainer):
         def compute_loss(self, model, *args, **kwargs):
             seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
             return super().compute_loss(model, *args, **kwargs)
 
-    trained(model, rows, arguments(tmp_path), perturbation=SMOOTH, kind=Watching)
-    plain_loop(expected, rows, next_word, SMOOTH)
+    case = lambda: peft.get_peft_model(language_model(), config), texts(20), next_word
+    equal_a_plain_loop(tmp_path, *case, SMOOTH, kind=Watching, tolerance=SINGLE)
     assert all(torch.equal(each[name], seen[0][name]) for each in seen for name in each if "lora" not in name)
     assert all(not torch.equal(seen[1][name], seen[0][name]) for name in seen[0] if "lora_B" in name)
-    assert error(weights(model), weights(expected)) < SINGLE
 
 
 def test_bf16_equals_autocast_in_a_plain_loop(tmp_path):
     """A cached low-precision copy of the old weights would switch the method off silently."""
-    model, expected, rows = language_model().float(), language_model().float(), texts(40)
-    trainer = trained(model, rows, arguments(tmp_path, 2, bf16=True))
-    autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
-    plain_loop(expected, rows, next_word, accumulate=2, count=words_of, autocast=autocast)
-    assert error(weights(model), weights(expected)) < SINGLE
+    case = lambda: language_model().float(), texts(40), next_word
+    options = {"accumulate": 2, "count": words_of, "autocast": lambda: torch.autocast("cpu", torch.bfloat16)}
+    trainer, _ = equal_a_plain_loop(tmp_path, *case, given={"bf16": True}, tolerance=SINGLE, **options)
     assert trainer.sharp.last.losses[0] != trainer.sharp.last.losses[1]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(tmp_path, use_reentrant):
-    model, expected, rows = classifier(), classifier(), sentences(20)
-    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
-    trained(model, rows, arguments(tmp_path, **options))
-    plain_loop(expected, rows, own_mean)
-    assert error(weights(model), weights(expected)) < EXACT
+    given = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+    equal_a_plain_loop(tmp_path, classifier, sentences(20), own_mean, given=given)
 
 
 class Masked:
@@ -224,10 +224,7 @@ def test_contexts_surround_the_trainers_own_pass(tmp_path):
             torch.manual_seed(next(seeds))
         return noise(k, last)
 
-    model, expected, rows = classifier(0.3), classifier(0.3), sentences(20)
-    trained(model, rows, arguments(tmp_path), kind=Same)
-    plain_loop(expected, rows, own_mean, around=seeding_around)
-    assert error(weights(model), weights(expected)) < EXACT
+    equal_a_plain_loop(tmp_path, lambda: classifier(0.3), sentences(20), own_mean, kind=Same, around=seeding_around)
 
 
 class Weighted(Trainer):
@@ -247,10 +244,7 @@ def test_mixin_goes_before_a_trainer_of_ones_own(tmp_path):
     def loss(model, batch):
         return Weighted.compute_loss(None, model, dict(batch))
 
-    model, expected, rows = classifier(), classifier(), sentences(40)
-    trained(model, rows, arguments(tmp_path, 2), kind=Mine)
-    plain_loop(expected, rows, loss, accumulate=2, count=lambda batch: 1)
-    assert error(weights(model), weights(expected)) < EXACT
+    equal_a_plain_loop(tmp_path, classifier, sentences(40), loss, accumulate=2, kind=Mine, count=lambda batch: 1)
     with pytest.raises(TypeError, match=r"Wrong has SharpnessAwareTrainerMixin after Trainer .* class Wrong\("):
         type("Wrong", (Trainer, SharpnessAwareTrainerMixin), {})
 

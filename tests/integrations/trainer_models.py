@@ -13,7 +13,6 @@ from transformers import (
     LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
-    Seq2SeqTrainingArguments,
     TrainingArguments,
 )
 
@@ -89,10 +88,6 @@ def arguments(folder, accumulate=1, kind=TrainingArguments, **options):
             "per_device_train_batch_size": 4}
         | options,
     )  # fmt: skip
-
-
-def seq2seq_arguments(folder, accumulate=1, **options):
-    return arguments(folder, accumulate, kind=Seq2SeqTrainingArguments, **options)
 
 
 def stacked(rows):

@@ -10,6 +10,7 @@ import torch
 from theory_problems import (
     CLASSIFIER,
     LOGISTIC,
+    NETWORK_RIDGE,
     POINTS,
     RIDGE,
     Points,
@@ -18,23 +19,14 @@ from theory_problems import (
     clouds,
     logistic_problem,
     quadratic,
+    settled_network,
     tanh_network,
 )
 from torch import nn
 
 from gasam.analysis import Objective
-from gasam.lab.theory import (
-    DIVERGENCES,
-    Problem,
-    corruption_trial,
-    curvature,
-    mixture_trial,
-    settle,
-    shift_bound,
-    shift_trial,
-    strength_trial,
-    weighted,
-)
+from gasam.lab import theory
+from gasam.lab.theory import DIVERGENCES, Problem, settle, shift_bound, shift_trial, weighted
 from tolerances import EXACT, error, same_bits
 
 # Proposition 1
@@ -79,7 +71,6 @@ def test_bound_holds_up_to_a_multiple_of_the_shift():
         points.r = direction / np.abs(direction).max()
         for size in (0.5, 0.05):
             problem = logistic_problem(size, points=points)
-            problem = replace(problem, delta=shift_trial(problem).delta)
             for kind in DIVERGENCES:
                 found = shift_bound(problem, kind=kind)
                 assert found.ratio <= 1 + size
@@ -123,11 +114,9 @@ def test_dead_pixels_make_the_bound_vacuous():
 
 
 def test_saddle_is_not_convex_here():
-    model = tanh_network()
-    delta = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
-    problem = Problem(model, CLASSIFIER, clouds(), clouds(seed=1), ridge=1e-9, delta=delta)
-    assert curvature(problem).verdict == "not convex here"
-    trial = corruption_trial(problem)
+    problem = Problem(tanh_network(), CLASSIFIER, clouds(), clouds(seed=1), NETWORK_RIDGE)
+    assert theory.curvature(problem).verdict == "not convex here"
+    trial = theory.corruption_trial(problem)
     assert trial.verdict == "not convex here"
     assert "not a minimum" in trial.sentence
 
@@ -137,14 +126,14 @@ def test_saddle_is_not_convex_here():
 
 def test_ratio_comes_below_c_h_over_mu_as_the_radius_shrinks():
     problem = logistic_problem(0.3)
-    trial = corruption_trial(problem, radii=(1.0, 0.1, 0.01), directions=40)
+    trial = theory.corruption_trial(problem, radii=(1.0, 0.1, 0.01), directions=40)
     assert trial.verdict == "holds"
     assert trial.stationary
     assert 0 < trial.ratios[-1] <= trial.limit
-    fine = corruption_trial(problem, radii=(0.1, 0.01, 0.001), directions=5)
+    fine = theory.corruption_trial(problem, radii=(0.1, 0.01, 0.001), directions=5)
     gaps = np.abs(np.array(fine.ratios[:2]) - fine.ratios[2])
     assert gaps[1] < 0.2 * gaps[0]  # what o(1) hides is of the order of the radius
-    assert 0.08 < corruption_trial(logistic_problem(0.03)).limit / trial.limit < 0.12
+    assert 0.08 < theory.corruption_trial(logistic_problem(0.03)).limit / trial.limit < 0.12
 
 
 def test_ratio_is_that_of_the_hessians_and_the_bound_is_c_h_over_mu():
@@ -155,7 +144,7 @@ def test_ratio_is_that_of_the_hessians_and_the_bound_is_c_h_over_mu():
     theta, star = POINTS.newton(POINTS.p), POINTS.newton(POINTS.shifted(0.3))
     here, there = hessian(POINTS.p, theta), hessian(POINTS.shifted(0.3), star)
     v = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).numpy()
-    trial = corruption_trial(logistic_problem(0.3, seed=5), radii=(1e-3,), directions=1)
+    trial = theory.corruption_trial(logistic_problem(0.3, seed=5), radii=(1e-3,), directions=1)
     assert error(trial.ratios[0], abs(v @ (there - here) @ v) / (v @ here @ v)) < 1e-2
     assert error(trial.c_h, np.abs(np.linalg.eigvalsh(there - here)).max()) < 1e-8
     assert error(trial.limit, trial.c_h / np.linalg.eigvalsh(here)[0]) < 1e-8
@@ -165,9 +154,9 @@ def test_minimum_on_a_kink_is_not_taken_for_one():
     z = torch.tensor([[0.0, 1.0], [1.0, 0.0], [3.0, 2.0]], dtype=torch.float64)
     kinked = Objective(lambda model, z: model.w, lambda w, z: (w - z).abs().sum(1))
     problem = Problem(Vector(2), kinked, [z], weighted([z], [1.0, 1.0, 3.0]))
-    with pytest.raises(ValueError, match=r"the minimum on shifted was not reached.*give delta.*tolerance"):
-        corruption_trial(problem)
-    trial = mixture_trial(problem, etas=(0.5,))
+    with pytest.raises(ValueError, match=r"the minimum on shifted was not reached.*raise tolerance"):
+        theory.corruption_trial(problem)
+    trial = theory.mixture_trial(problem, etas=(0.5,))
     assert not trial.stationary
     assert trial.sentence.endswith("not every minimum was reached")
 
@@ -176,7 +165,7 @@ def test_minimum_on_a_kink_is_not_taken_for_one():
 
 
 def test_mixture_moves_the_minimum_by_its_share():
-    trial = mixture_trial(logistic_problem(0.1), etas=(1.0, 0.5, 0.1, 0.01))
+    trial = theory.mixture_trial(logistic_problem(0.1), etas=(1.0, 0.5, 0.1, 0.01))
     assert [row.eta for row in trial.mixed] == [0.01, 0.1, 0.5, 1.0]
     assert trial.stationary
     assert trial.largest_deviation < 0.05
@@ -209,30 +198,29 @@ def test_trial_shows_the_square_law_broken():
     rare = POINTS.p == POINTS.p.min()
     p_star = weighted(POINTS.batches, np.where(rare, 0.5, 0.5 * POINTS.p / POINTS.p[~rare].sum()))
     problem = replace(logistic_problem(), shifted=p_star)
-    trial = mixture_trial(problem, etas=(0.1,))
+    trial = theory.mixture_trial(problem, etas=(0.1,))
     assert trial.over_square_law > 1.5
     assert f"{trial.over_square_law:.3g} of eta^2 C_f" in trial.sentence
     assert trial.over_square_law <= 1 / 0.1  # convexity
-    assert abs(mixture_trial(problem, etas=(0.1,), kind="chi_square").over_square_law - 1) < EXACT
+    assert abs(theory.mixture_trial(problem, etas=(0.1,), kind="chi_square").over_square_law - 1) < EXACT
 
 
 # Proposition 3
 
 
 def test_strengths_are_means_of_per_example_norms():
-    model, batches = tanh_network(), clouds()
-    delta = {name: torch.ones_like(weight) for name, weight in model.named_parameters()}
-    problem = Problem(model, CLASSIFIER, batches, batches, delta=delta)
-    total = dict.fromkeys(delta, 0.0)
+    model, batches = settled_network(), clouds()
+    problem = Problem(model, CLASSIFIER, batches, weighted(batches, torch.rand(60)), NETWORK_RIDGE)
+    total, delta = dict.fromkeys(model.state_dict(), 0.0), shift_trial(problem).delta
     for x, y in batches:
         for row, target in zip(x, y, strict=True):
             gradients = torch.autograd.grad(nn.functional.cross_entropy(model(row), target), list(model.parameters()))
             for name, gradient in zip(total, gradients, strict=True):
-                total[name] += float(gradient.norm()) / 60
-    for group in strength_trial(problem).groups:
+                total[name] += float((gradient + NETWORK_RIDGE * model.get_parameter(name).detach()).norm()) / 60
+    for group in theory.strength_trial(problem).groups:
         assert error(group.strength, total[group.name] / math.sqrt(group.size)) < EXACT
-        assert error(group.delta, math.sqrt(group.size)) < EXACT
-    layers = strength_trial(problem, group=lambda name: name.split(".")[0])
+        assert error(group.delta, delta[group.name].norm()) < EXACT
+    layers = theory.strength_trial(problem, group=lambda name: name.split(".")[0])
     assert [(group.name, group.size) for group in layers.groups] == [("0", 90), ("2", 66), ("4", 35), ("6", 18)]
 
 
@@ -245,7 +233,7 @@ def test_fisher_blocks_are_proportional():
     batches = [(noise - noise.mean(0)) * torch.tensor(spreads)[:, None]]
     problem = Problem(model, objective, batches, weighted(batches, torch.rand(40, generator=generator)))
     settle(problem)
-    trial = strength_trial(problem)
+    trial = theory.strength_trial(problem)
     assert abs(trial.power - 1) < 1e-6
     assert abs(trial.pearson - 1) < 1e-9
     assert abs(trial.spearman - 1) < EXACT
@@ -256,7 +244,7 @@ def test_groups_without_gradient_or_shift_take_no_part():
     batches = [torch.randn(10, 4, 4, dtype=torch.float64)]
     problem = Problem(model, objective, batches, weighted(batches, torch.rand(10)))
     settle(problem)
-    trial = strength_trial(problem)
+    trial = theory.strength_trial(problem)
     assert trial.compared == 3
     assert trial.groups[3].strength == 0
     assert "over 3 of 4 groups" in trial.sentence
@@ -265,7 +253,7 @@ def test_groups_without_gradient_or_shift_take_no_part():
 # All trials
 
 
-@pytest.mark.parametrize("trial", [shift_bound, corruption_trial, mixture_trial, strength_trial])
+@pytest.mark.parametrize("trial", [shift_bound, theory.corruption_trial, theory.mixture_trial, theory.strength_trial])
 def test_trials_leave_the_model_as_it_was_also_when_interrupted(trial):
     model, objective = blocks(np.array([1.0, 2.0, 3.0]))
     model["block0"].grad = kept = torch.ones(4, dtype=torch.float64)

@@ -3,8 +3,8 @@
 from gasam.analysis.attack import Attack, attack, plain
 from gasam.analysis.corruption import applied, pruned, quantised, random_corruption
 from gasam.analysis.gradients import GradientNorms, transformer_layers
-from gasam.analysis.landscape import Line, Plane, filter_normalised, line, plane
-from gasam.analysis.objective import CrossEntropy, Objective, SquaredError, gradient, mean_loss
+from gasam.analysis.landscape import Plane, filter_normalised, line, plane
+from gasam.analysis.objective import CrossEntropy, Objective, SquaredError, mean_loss
 from gasam.analysis.robustness import TABLE4, Curve, HalfRadius, Point, half_radius, robustness
 from gasam.analysis.sharpness import Sharpness, sharpness
 from gasam.analysis.spectrum import Density, Eigenvalues, spectral_density, top_eigenvalues
@@ -18,7 +18,6 @@ __all__ = [
     "Eigenvalues",
     "GradientNorms",
     "HalfRadius",
-    "Line",
     "Objective",
     "Plane",
     "Point",
@@ -27,7 +26,6 @@ __all__ = [
     "applied",
     "attack",
     "filter_normalised",
-    "gradient",
     "half_radius",
     "line",
     "mean_loss",

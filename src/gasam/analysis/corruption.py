@@ -9,13 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.objective import (
-    check_number,
-    check_real,
-    check_shape,
-    check_whole,
-    trained,
-)
+from gasam.analysis.objective import check_number, check_real, check_shape, check_whole, trained
 from gasam.groups import wide
 from gasam.perturbation import Perturbation
 from gasam.walk import uniform_start

@@ -27,14 +27,6 @@ from gasam.scales import inverse
 
 
 @dataclass(frozen=True)
-class Line:
-    """The mean loss at each alpha. It may be infinite or NaN."""
-
-    alphas: tuple[float, ...]
-    losses: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Plane:
     """`losses[i][j]` is the mean loss at w + axis[i] first + axis[j] second. The model is in the middle."""
 
@@ -51,8 +43,8 @@ def line(
     direction: Offset | None = None,
     other: Mapping[str, Tensor] | None = None,
     watch: Watch | None = None,
-) -> Line:
-    """Mean losses at w + alpha direction, or at w + alpha (other - w).
+) -> list[float]:
+    """The mean loss at w + alpha direction, or at w + alpha (other - w), for each alpha; it may be infinite or NaN.
 
     Args:
         alphas: The positions on the line; 0 is the model.
@@ -64,21 +56,19 @@ def line(
         watch: Called with the number of alphas that are done, and with their total.
     """
     at, losses = list(alphas), list[float]()
-    for alpha in at:
-        check_number("an alpha of alphas", alpha)
     if (direction is None) == (other is None):
         raise TypeError("give either direction, an offset of the weights, or other, the weights of another model")
-    if direction is not None:
-        matched(model, direction, "direction")
     if other is not None:
         _check_other(model, other)
+    else:
+        matched(model, direction or {}, "direction")
     with examined(model, batches):
         for done, alpha in enumerate(at, start=1):
             with _towards(model, other, alpha) if other is not None else _along(model, direction or {}, alpha):
                 losses.append(propagate(model, objective, batches))
             if watch is not None:
                 watch(done, len(at))
-    return Line(tuple(map(float, at)), tuple(losses))
+    return losses
 
 
 def plane(
@@ -122,16 +112,12 @@ def plane(
 
 def random_directions(model: nn.Module, seed: int = 0) -> list[dict[str, Tensor]]:
     """Two random, filter-normalised directions of the trained weights, which are nearly orthogonal."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = trained(model)
-    directions = []
-    for _ in range(2):
-        direction = {}
-        for name, weight in weights.items():
-            drawn = torch.randn(weight.shape, generator=generator, dtype=wide(weight.dtype))
-            direction[name] = drawn.to(weight.device)
-        directions.append(filter_normalised(model, direction))
-    return directions
+    generator, weights = torch.Generator().manual_seed(seed), trained(model)
+
+    def drawn(weight: Tensor) -> Tensor:
+        return torch.randn(weight.shape, generator=generator, dtype=wide(weight.dtype)).to(weight.device)
+
+    return [filter_normalised(model, {name: drawn(weight) for name, weight in weights.items()}) for _ in range(2)]
 
 
 def filter_normalised(model: nn.Module, direction: Offset) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -47,11 +48,6 @@ class Objective:
         return losses
 
 
-def second_part(batch: Any) -> Tensor:
-    """The targets of a batch that is a pair of inputs and targets."""
-    return batch[1]  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class CrossEntropy:
     """The mean cross-entropy of each row, for outputs (rows, .., classes) and targets (rows, ..) of class numbers.
@@ -62,7 +58,7 @@ class CrossEntropy:
         label_smoothing: As in torch's `cross_entropy`, from 0 to 1.
     """
 
-    targets: Callable[[Any], Tensor] = second_part
+    targets: Callable[[Any], Tensor] = itemgetter(1)
     ignored: int = -100
     label_smoothing: float = 0.0
 
@@ -90,7 +86,7 @@ class CrossEntropy:
 class SquaredError:
     """The mean squared error of each row, for outputs and targets of the same shape (rows, ..)."""
 
-    targets: Callable[[Any], Tensor] = second_part
+    targets: Callable[[Any], Tensor] = itemgetter(1)
 
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         targets = self.targets(batch)
@@ -105,16 +101,6 @@ def mean_loss(model: nn.Module, objective: Objective, batches: Batches) -> float
     """L(w) in eval mode."""
     with evaluated(model):
         return propagate(model, objective, batches)
-
-
-def gradient(model: nn.Module, objective: Objective, batches: Batches) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss in eval mode and its gradient by parameter name; a weight without any has zero."""
-    with examined(model, batches) as weights:
-        seen = back_propagate(model, objective, batches)
-        return float(seen.loss), {
-            name: torch.zeros_like(weight) if weight.grad is None else weight.grad / seen.gradient_scale
-            for name, weight in weights.items()
-        }
 
 
 @contextmanager

@@ -19,9 +19,6 @@ Factors = tuple[Tensor, ...]  # b and, for weights, a, with one row per example
 ROUNDINGS = 100
 # Columns of gradients that are multiplied at once. float32 sums of so few products are as exact as their terms.
 COLUMNS = 2**13
-STRIPS = 4
-NARROW = 256
-SPARSE = 0.2
 
 
 class Examples:
@@ -86,8 +83,8 @@ def gram(examples: Examples, products: Products, memory: float) -> Tensor:
     for first in range(0, n, width):
         _fill(block, examples, left, first)
         for columns in torch.split(block[:, : n - first], COLUMNS, dim=1):
-            _add_products(found, columns)
-    return (found.tril() + found.tril(-1).T) / rows
+            found += columns @ columns.T
+    return found / rows
 
 
 def _row_products(factors: Factors) -> Tensor:
@@ -108,24 +105,6 @@ def _fill(block: Tensor, examples: Examples, weights: list[nn.Parameter], first:
     for row, gradients in zip(block, examples.gradients(chosen), strict=True):
         for gradient, (_, part, place) in zip(gradients, ranges, strict=True):
             row[place] = 0 if gradient is None else dense(gradient).reshape(-1)[part]
-
-
-def _add_products(found: Tensor, columns: Tensor) -> None:
-    """Add the lower triangle of columns columns', strip by strip.
-
-    An example contains few words of a vocabulary. So if most entries are zero, only a few columns are multiplied at a
-    time, and only for the examples with nonzero entries. For a text model this saves a third of the time.
-    """
-    if columns.shape[1] > NARROW and columns.count_nonzero() < SPARSE * columns.numel():
-        for narrow in torch.split(columns, NARROW, dim=1):
-            present = narrow.any(1).nonzero().squeeze(1)
-            some = narrow[present]
-            found[present[:, None], present] += some @ some.T
-        return
-    height = -(-len(found) // STRIPS)
-    for first in range(0, len(found), height):
-        strip = slice(first, first + height)
-        found[first:, strip] += columns[first:] @ columns[strip].T
 
 
 def example_gradients(
@@ -185,20 +164,11 @@ def same_losses(found: Tensor, expected: Tensor, size: Tensor) -> bool:
 
 def _same_gradients(found: Gradients, expected: Gradients) -> bool:
     """Whether two gradients of one loss differ only by rounding."""
-    difference: list[Tensor | None] = []
-    for a, b in zip(found, expected, strict=True):
-        if a is not None and b is not None:
-            difference.append(dense(a) - dense(b))
-        else:
-            difference.append(a if b is None else b)
-    eps = max((torch.finfo(part.dtype).eps for part in expected if part is not None), default=0.0)
-    return bool(squares(difference).sum() <= eps * squares(expected).sum())
-
-
-def squares(gradients: Sequence[Tensor | None]) -> Tensor:
-    """|g_i|^2 of each tensor, 0 without a gradient, in double precision on the CPU."""
-    found = [torch.zeros(()) if gradient is None else squared_norm(gradient) for gradient in gradients]
-    return torch.stack([square.double().cpu() for square in found])
+    none = torch.zeros((), dtype=torch.float64)
+    pairs = [[none if g is None else dense(g) for g in pair] for pair in zip(found, expected, strict=True)]
+    difference = sum(float(squared_norm(a - b)) for a, b in pairs)
+    eps = max(torch.finfo(b.dtype).eps for _, b in pairs)
+    return difference <= eps * sum(float(squared_norm(b)) for _, b in pairs)
 
 
 def factored(

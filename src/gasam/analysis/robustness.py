@@ -12,15 +12,7 @@ from torch import nn
 
 from gasam.analysis.attack import attack, plain
 from gasam.analysis.corruption import applied, length, random_corruption
-from gasam.analysis.objective import (
-    Batches,
-    Objective,
-    Watch,
-    check_number,
-    check_whole,
-    examined,
-    propagate,
-)
+from gasam.analysis.objective import Batches, Objective, Watch, check_number, check_whole, examined, propagate
 
 TABLE4: dict[float, tuple[float, ...]] = {2.0: (0.05, 0.1, 0.2), math.inf: (1e-4, 2e-4, 5e-4)}
 START, SMALLEST, LARGEST = 1e-3, 1e-7, 1.0  # radii of the search, relative to the size of the weights
@@ -147,19 +139,13 @@ def robustness(
         keep: Called with every new point as soon as it is measured, for example to save it.
     """
     plain(1.0, norm, steps)  # raises if an argument is invalid, before anything is measured
-    for name, value in (("restarts", restarts), ("draws", draws)):
-        check_whole(name, value, 0)
+    check_whole("draws", draws, 0)
     check_number("floor", floor)
     found = {point.radius: point for point in known}
 
     def measure(radius: float) -> Point:
-        if radius not in found:
-            found[radius] = at(radius)
-            if keep is not None:
-                keep(found[radius])
-        return found[radius]
-
-    def at(radius: float) -> Point:
+        if radius in found:
+            return found[radius]
         ball = plain(radius, norm, steps)
         worst = attack(model, objective, batches, ball, restarts=restarts, seed=seed, watch=watch)
         with worst.applied(model):
@@ -170,7 +156,10 @@ def robustness(
                 losses.append(propagate(model, objective, batches))
                 metrics.append(_judged(model, metric))
         means = [sum(values) / len(values) if values else None for values in (losses, metrics)]
-        return Point(radius, worst.loss, attacked, *means)
+        found[radius] = Point(radius, worst.loss, attacked, *means)
+        if keep is not None:
+            keep(found[radius])
+        return found[radius]
 
     with examined(model, batches) as weights:
         clean_loss = propagate(model, objective, batches)
@@ -185,21 +174,18 @@ def robustness(
     return replace(clean, points=tuple(found[radius] for radius in sorted(found)))
 
 
-def half_radius(curve: Curve, *, random: bool = False) -> HalfRadius:
+def half_radius(curve: Curve) -> HalfRadius:
     """The first radius at which the metric is half of the clean one, or twice the clean one if lower is better.
 
-    With `random`, it is the metric under random corruption instead of the attack. Between two points the metric, or its
-    logarithm if lower is better, is interpolated linearly over the logarithm of the radius. If one of the two metrics
-    is not finite, the result is the geometric mean of the two radii, and `reason` says so.
+    Between two points the attacked metric, or its logarithm if lower is better, is interpolated linearly over the
+    logarithm of the radius. If one of the two metrics is not finite, the result is the geometric mean of the two radii,
+    and `reason` says so.
     """
     if math.isnan(curve.kept(1.0)):
         return HalfRadius(None, None, None, f"the clean metric is {curve.clean_metric:g}, which can't be halved")
     low, before = None, math.nan
     for point in sorted(curve.points, key=lambda point: point.radius):
-        metric = point.random_metric if random else point.metric
-        if metric is None:
-            return HalfRadius(None, None, None, "no random corruption was measured: set draws > 0")
-        high, after = point.radius, curve.kept(metric)
+        high, after = point.radius, curve.kept(point.metric)
         if not after > 0.5:
             if low is None:
                 return HalfRadius(None, None, high, f"half is already lost at the smallest radius {high:g}")
@@ -234,8 +220,6 @@ def _search(clean: Curve, measure: Callable[[float], Point], unit: float) -> Non
     """Measure up to collapse, and down until more than half is kept; `unit` is the radius of the weights' size."""
     if math.isnan(clean.kept(1.0)):
         return  # there is nothing to lose, as `half_radius` says
-    if not unit > 0:
-        raise ValueError("radii must be given for weights that are all zero, because a search needs their norm")
 
     def powers(radius: float, by: float) -> Iterator[float]:
         while SMALLEST * unit <= radius * (1 + 1e-9) and radius <= LARGEST * unit * (1 + 1e-9):

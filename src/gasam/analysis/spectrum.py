@@ -61,10 +61,10 @@ class Density:
 
     Args:
         grid: Eigenvalues at which the density is given.
-        density: The density on the grid: a sum of normal densities of standard deviation `width` around the nodes.
+        density: The density on the grid: a sum of normal densities around the nodes.
         nodes: The nodes of the quadrature.
         node_weights: Their weights, with sum 1.
-        width: The standard deviation of the normal densities.
+        width: The standard deviation of the normal densities, a hundredth of the range of the nodes.
         trace: The estimated trace of A.
         trace_error: Its standard error over the probes; NaN for a single probe.
         weights: The number of weights.
@@ -145,7 +145,6 @@ def spectral_density(
     *,
     probes: int = 8,
     steps: int = 80,
-    width: float | None = None,
     seed: int = 0,
     memory: float = 4.0,
     watch: Callable[[int], object] | None = None,
@@ -159,7 +158,6 @@ def spectral_density(
         matrix: "hessian", "fisher" or "empirical_fisher"; see `top_eigenvalues`.
         probes: The number of random vectors.
         steps: Steps of Lanczos per vector.
-        width: Standard deviation of the normal density around each node; None means a hundredth of the range.
         seed: Seed of the random vectors.
         memory: GiB for kept graphs.
         watch: Called with the count after each product.
@@ -167,8 +165,6 @@ def spectral_density(
     check_matrix(matrix, objective)
     check_whole("probes", probes, 1)
     check_whole("steps", steps, 1)
-    if width is not None:
-        check_number("width", width, above=0)
     generator = torch.Generator().manual_seed(seed)
     with _curvature(model, objective, batches, matrix, memory, watch) as (_, products):
         rules = [
@@ -180,10 +176,10 @@ def spectral_density(
     nodes = torch.cat([nodes for nodes, _ in rules])
     shares = torch.cat([shares for _, shares in rules]) / probes
     low, high = float(nodes.min()), float(nodes.max())
-    blur = width or (high - low or abs(high) or 1.0) / 100
-    grid = torch.linspace(low - 5 * blur, high + 5 * blur, 1024, dtype=torch.float64)
-    bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / blur).square()) / (blur * math.sqrt(2 * math.pi))
-    return Density(grid, bells @ shares, nodes, shares, blur, float(traces.mean()), error, products.n)
+    width = (high - low or abs(high) or 1.0) / 100
+    grid = torch.linspace(low - 5 * width, high + 5 * width, 1024, dtype=torch.float64)
+    bells = torch.exp(-0.5 * ((grid[:, None] - nodes) / width).square()) / (width * math.sqrt(2 * math.pi))
+    return Density(grid, bells @ shares, nodes, shares, width, float(traces.mean()), error, products.n)
 
 
 @contextmanager

@@ -83,7 +83,6 @@ class Attack(Analysis):
                 compressed[name] = run.score(run.model, "test", self.judged)
         return vars(curve) | {
             "half_radius": half_radius(curve),
-            "half_radius_random": half_radius(curve, random=True) if self.draws else None,
             "compressed": compressed,
         }
 

@@ -72,9 +72,9 @@ class ShiftedLine(Shift):
         progress.say("fine-tuning on the test data")
         delta, unit = fine_tuned(run, run.family.data["test"], self.epochs, seed=0), self.points
 
-        def losses(split: str, alphas: Sequence[float]) -> Sequence[float]:
+        def losses(split: str, alphas: Sequence[float]) -> list[float]:
             watch = progress.counting(f"{split} loss, point")
-            return line(*run.on(split, self.rows), alphas, direction=delta, watch=watch).losses
+            return line(*run.on(split, self.rows), alphas, direction=delta, watch=watch)
 
         alphas = [number / unit for number in range(-2 * unit, 2 * unit + 1)]
         earlier = losses("train", alphas)

@@ -6,8 +6,8 @@ delta = theta* - theta. Every trial takes a `Problem` and returns a record with 
 
 from gasam.lab.theory.bounds import CorruptionTrial, Curvature, ShiftBound, corruption_trial, curvature, shift_bound
 from gasam.lab.theory.divergence import DIVERGENCES, Divergence
-from gasam.lab.theory.minimum import Minimum, find_minimum, settle
-from gasam.lab.theory.risk import Distribution, Problem, mixture, weighted
+from gasam.lab.theory.minimum import settle
+from gasam.lab.theory.risk import Distribution, Position, Problem, weighted
 from gasam.lab.theory.shift import Mixed, MixtureTrial, ShiftTrial, mixture_trial, shift_trial
 from gasam.lab.theory.strengths import GroupShift, StrengthTrial, strength_trial
 
@@ -18,17 +18,15 @@ __all__ = [
     "Distribution",
     "Divergence",
     "GroupShift",
-    "Minimum",
     "Mixed",
     "MixtureTrial",
+    "Position",
     "Problem",
     "ShiftBound",
     "ShiftTrial",
     "StrengthTrial",
     "corruption_trial",
     "curvature",
-    "find_minimum",
-    "mixture",
     "mixture_trial",
     "settle",
     "shift_bound",

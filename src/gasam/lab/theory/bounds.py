@@ -10,18 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gasam.analysis.lanczos import Krylov, Product
+from gasam.analysis.lanczos import Product, largest
 from gasam.analysis.objective import check_number, check_whole
 from gasam.lab.theory.divergence import divergence
 from gasam.lab.theory.minimum import delta_of
-from gasam.lab.theory.risk import Problem, Risk, shared_weights
+from gasam.lab.theory.risk import Problem, Risk
 
 _NEAR_ENOUGH = 1e3  # a gradient below this many resolutions does not affect the measured changes of loss
-_PRODUCTS = 100  # maximum number of Hessian products of Lanczos' method
+_PRODUCTS = 100  # maximum number of Hessian products for each extreme eigenvalue
 _RESOLVED = 1e-8  # tolerance of the extreme eigenvalues, relative to the largest
 
-Convexity = Literal["convex", "vacuous", "not convex here"]
-Verdict = Literal["holds", "exceeded", "vacuous", "not convex here"]
+Verdict = Literal["convex", "holds", "exceeded", "vacuous", "not convex here"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Curvature:
     smallest: float
     largest: float
     resolved: bool
-    verdict: Convexity
+    verdict: Verdict
 
     @property
     def sentence(self) -> str:
@@ -73,8 +72,7 @@ class ShiftBound:
 class CorruptionTrial:
     """The ratios |f(v) - f(0)| / |L(theta + v) - L(theta)| for each radius, the largest over all directions.
 
-    `limit` is C_H / mu, the bound on the ratio as the radius goes to 0. `stationary` says whether theta and theta* are
-    minima.
+    `limit` is C_H / mu, the bound on the ratio as the radius goes to 0. `stationary` says whether theta is a minimum.
     """
 
     radii: tuple[float, ...]
@@ -88,13 +86,13 @@ class CorruptionTrial:
     @property
     def sentence(self) -> str:
         seen = ", ".join(f"{ratio:.3g} at {radius:.2g}" for radius, ratio in zip(self.radii, self.ratios, strict=True))
-        doubt = "" if self.stationary else "; theta or theta* is not a minimum, so a linear term contributes"
+        doubt = "" if self.stationary else "; theta is not a minimum, so a linear term contributes"
         return f"{self.verdict}: the ratio is {seen}; C_H / mu is {self.limit:.3g} ({self.curvature.sentence}){doubt}"
 
 
 def curvature(problem: Problem) -> Curvature:
     """Compute the extreme eigenvalues of the Hessian of the loss on p with Lanczos' method."""
-    with problem.risks(problem.batches) as [risk]:
+    with problem.risks(0.0) as [risk]:
         return _curvature_of(risk)
 
 
@@ -103,14 +101,14 @@ def shift_bound(problem: Problem, *, kind: str = "kl") -> ShiftBound:
 
     `kind` is the name of the divergence D_f in `DIVERGENCES`.
     """
-    f, both = divergence(kind), shared_weights(problem.batches, problem.p_star)
-    if both is None:
+    f = divergence(kind)
+    size = problem.divergence(f)
+    if size is None:
         raise ValueError(
             "the divergence C_f can't be computed from two samples: give both distributions as weighted(batches, ..) "
             "over the same batches"
         )
-    size = f.between(both[1], both[0])
-    with problem.risks() as [here, there]:
+    with problem.risks(0.0, 1.0) as [here, there]:
         delta, ends = float(delta_of(there).norm()), _curvature_of(here)
         square = float(here.example_mean(torch.sum))
     bound = math.sqrt(size / f.a_2 * square) / ends.smallest if ends.verdict == "convex" else math.inf
@@ -133,13 +131,21 @@ def corruption_trial(
     for radius in radii:
         check_number("a radius of radii", radius, above=0)
     check_whole("directions", directions, least=1)
-    with problem.risks() as [here, there]:
+    with problem.risks(0.0, 1.0) as [here, there]:
         moved = delta_of(there)
         lines = [line / line.norm() for line in here.random(directions)]
         ends = _curvature_of(here)
         low, high, _ = spectrum_ends(lambda v: there.product(v, moved) - here.product(v), lines[0])
-        ratios = [max(_ratio(here, there, moved, radius * line) for line in lines) for radius in radii]
-        stationary = max(there.at(moved).norm, here.at().norm) <= _NEAR_ENOUGH * here.resolution
+        theta, star = here.at(), there.at(moved)
+
+        def ratio(v: Tensor) -> float:
+            """f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
+            change = here.at(v).loss - theta.loss
+            shifted_change = there.at(moved + v).loss - star.loss
+            return abs(shifted_change - change) / abs(change) if change else math.inf
+
+        ratios = [max(ratio(radius * line) for line in lines) for radius in radii]
+    stationary = theta.norm <= _NEAR_ENOUGH * here.resolution
     c_h = max(abs(low), abs(high))
     limit = c_h / ends.smallest if ends.verdict == "convex" else math.inf
     verdict = ends.judge(ratios[radii.index(min(radii))], limit)
@@ -147,21 +153,18 @@ def corruption_trial(
 
 
 def spectrum_ends(product: Product, start: Tensor, products: int = _PRODUCTS) -> tuple[float, float, bool]:
-    """The smallest and the largest eigenvalue, and whether they are resolved.
+    """The smallest and the largest eigenvalue, and whether both are resolved. If not, they may lie further out."""
 
-    Lanczos' method is exact after as many products as there are dimensions; before, the true values may lie further
-    out.
-    """
-    krylov = Krylov(product, start, products, torch.Generator().manual_seed(0))
-    while True:
-        krylov.step()
-        last = krylov.full or krylov.rest == 0
-        if last or krylov.m % 5 == 0:
-            values, _, residuals = krylov.ritz()
-            error = float(residuals[[0, -1]].max())
-            resolved = krylov.m == len(start) or error <= _RESOLVED * float(values.abs().max())
-            if last or resolved:
-                return float(values[-1]), float(values[0]), resolved
+    def largest_of(sign: int) -> tuple[float, bool]:
+        generator = torch.Generator().manual_seed(0)
+        values, _, converged = largest(
+            lambda v: sign * product(v), start, 1,
+            size=products, tolerance=_RESOLVED, max_products=products, generator=generator,
+        )  # fmt: skip
+        return sign * float(values[0]), bool(converged[0])
+
+    (low, low_resolved), (high, high_resolved) = largest_of(-1), largest_of(1)
+    return low, high, low_resolved and high_resolved
 
 
 def _curvature_of(risk: Risk) -> Curvature:
@@ -173,12 +176,5 @@ def _curvature_of(risk: Risk) -> Curvature:
         # Lanczos' method finds a zero eigenvalue slowly; a vector of weights without a gradient needs one product.
         probe = start * idle
         smallest = min(smallest, float(probe @ risk.product(probe)) / float(probe @ probe))
-    verdict: Convexity = "not convex here" if smallest < -zero else "vacuous" if smallest <= zero else "convex"
+    verdict: Verdict = "not convex here" if smallest < -zero else "vacuous" if smallest <= zero else "convex"
     return Curvature(smallest, largest, resolved or smallest <= zero, verdict)
-
-
-def _ratio(here: Risk, there: Risk, delta: Tensor, v: Tensor) -> float:
-    """The ratio for one v. f(v) - f(0) is the difference of two changes of loss, each from its own minimum."""
-    change = here.loss(v) - here.loss()
-    shifted_change = there.loss(delta + v) - there.loss(delta)
-    return abs(shifted_change - change) / abs(change) if change else math.inf

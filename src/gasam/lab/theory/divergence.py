@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,14 +55,14 @@ def _jensen_shannon(x: Tensor) -> Tensor:
     return ((1 + x) * (x.log1p() - (x / 2).log1p()) - (x / 2).log1p()) / 2
 
 
-_KINDS = (
+_KINDS = [
     Divergence("kl", lambda x: (1 + x) * x.log1p() - x, 1 / 2, at_zero=1.0, slope=math.inf),
     Divergence("reverse_kl", lambda x: x - x.log1p(), 1 / 2, at_zero=math.inf, slope=1.0),
     Divergence("chi_square", torch.square, 1.0, at_zero=1.0, slope=math.inf),
     Divergence("jensen_shannon", _jensen_shannon, 1 / 8, at_zero=math.log(2) / 2, slope=math.log(2) / 2),
     Divergence("squared_hellinger", lambda x: (x / ((1 + x).sqrt() + 1)).square(), 1 / 4, at_zero=1.0, slope=1.0),
-)
-DIVERGENCES: Mapping[str, Divergence] = MappingProxyType({kind.name: kind for kind in _KINDS})
+]
+DIVERGENCES: Mapping[str, Divergence] = {kind.name: kind for kind in _KINDS}
 
 
 def divergence(name: str) -> Divergence:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gasam.analysis.lanczos import Product
-from gasam.lab.theory.risk import Problem, Risk
+from gasam.analysis.products import split
+from gasam.lab.theory.risk import Position, Problem, Risk
 
 _PRODUCTS = 100  # maximum number of Hessian products of a Newton step
 _HALVINGS = 30  # maximum number of halvings of a step
@@ -19,53 +19,29 @@ _ROUNDING = 1e-13  # curvature below this share of the largest one met is treate
 _FORCING = 1e-3  # least relative residual of a Newton step: near the minimum it divides the gradient by about 1000
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
-    """The minimum, as an offset by name from the model's weights."""
+def settle(problem: Problem) -> Position:
+    """Move the model to theta: minimise the loss on p from its weights until |gradient| <= tolerance.
 
-    offset: dict[str, Tensor]
-    loss: float
-    gradient_norm: float
-    tolerance: float
-
-    @property
-    def stationary(self) -> bool:
-        return self.gradient_norm <= self.tolerance
-
-    @property
-    def sentence(self) -> str:
-        reached = "stationary" if self.stationary else "not stationary"
-        return f"{reached}: |gradient| {self.gradient_norm:.2g} (asked {self.tolerance:.2g}), loss {self.loss:.6g}"
-
-
-def find_minimum(problem: Problem) -> Minimum:
-    """Minimise the loss on p from the model's weights until |gradient| <= tolerance. The model is unchanged."""
-    with problem.risks(problem.batches) as [risk]:
-        return search(risk)
-
-
-def settle(problem: Problem) -> Minimum:
-    """Move the model to theta, the minimum that `find_minimum` finds."""
-    found = find_minimum(problem)
+    Return where that is; `stationary` says whether the minimum was reached.
+    """
+    with problem.risks(0.0) as [risk]:
+        found = search(risk)
     with torch.no_grad():
-        for name, weight in problem.model.named_parameters():
-            if name in found.offset:
-                weight.add_(found.offset[name].to(weight))
+        for weight, step in zip(risk.weights, split(found.offset, risk.weights), strict=True):
+            weight.add_(step)
     return found
 
 
-def search(risk: Risk) -> Minimum:
+def search(risk: Risk) -> Position:
     """Minimise by Newton's method: conjugate gradients solve for each step, which is halved until the loss falls.
 
     Near the minimum losses stop changing, so there a step needs to lower the gradient: methods that compare losses
     alone, as those of scipy.optimize, end at gradients of 2e-11 or more, while this reaches 1e-13.
     """
-    tolerance, left = risk.problem.tolerance, risk.problem.iterations
-    tolerance = risk.resolution if tolerance is None else tolerance
-    point = risk.at()
+    point, left = risk.at(), risk.problem.iterations
     if not math.isfinite(point.loss):
         raise ValueError(f"the loss must be finite at the model's weights, got {point.loss}: start from another model")
-    while point.norm > tolerance and left > 0:
+    while not point.stationary and left > 0:
         product, most = partial(risk.product, offset=point.offset), min(_PRODUCTS, left)
         residual = max(_FORCING, min(0.5, point.norm**0.5))
         solved = conjugate_gradients(product, -point.gradient, tolerance=residual, iterations=most)
@@ -83,27 +59,24 @@ def search(risk: Risk) -> Minimum:
                 break
         else:
             break
-    return Minimum(risk.named(point.offset), point.loss, point.norm, tolerance)
+    return point
 
 
 def delta_of(there: Risk) -> Tensor:
-    """The delta of the problem, or else the offset to the minimum of the shifted loss; raise if that is not reached."""
-    if there.problem.delta is not None:
-        return there.flat(there.problem.delta)
+    """The offset to the minimum of the shifted loss; raise if that is not reached."""
     found = search(there)
     if not found.stationary:
         raise ValueError(
-            f"the minimum on shifted was not reached, got |gradient| {found.gradient_norm:.2g}: give delta, or "
+            f"the minimum on shifted was not reached, got |gradient| {found.norm:.2g}: "
             "raise tolerance, iterations or ridge"
         )
-    return there.flat(found.offset)
+    return found.offset
 
 
 class Solution(NamedTuple):
     """`lowest` is the smallest curvature d.Hd / d.d met. If it is not positive, the solve ended at that direction."""
 
     x: Tensor
-    residual: float  # |b - H x| / |b|
     iterations: int
     lowest: float
     converged: bool
@@ -134,4 +107,4 @@ def conjugate_gradients(product: Product, target: Tensor, *, tolerance: float, i
         after = float(rest @ rest)
         residual = math.sqrt(after) / size
         direction = rest + after / before * direction
-    return Solution(x, residual, done, lowest, residual <= tolerance)
+    return Solution(x, done, lowest, residual <= tolerance)

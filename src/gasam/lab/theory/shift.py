@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gasam.lab.theory.divergence import divergence
-from gasam.lab.theory.minimum import Minimum, Solution, conjugate_gradients, search
-from gasam.lab.theory.risk import Problem, Risk, mixture, shared_weights
+from gasam.lab.theory.minimum import conjugate_gradients, search
+from gasam.lab.theory.risk import Problem, flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,17 +97,22 @@ def shift_trial(problem: Problem) -> ShiftTrial:
     The right side equals -H^-1 (grad L*(theta) - grad L(theta)). delta is measured by minimising the loss on p* from
     theta. The relative error is of the order of the shift.
     """
-    with problem.risks() as [here, there]:
-        found, delta, solved, starts_at_minimum = _compare(here, there)
-        predicted = here.named(solved.x)
+    with problem.risks(0.0, 1.0) as [here, there]:
+        start, found = here.at(), search(there)
+        delta = found.offset
+        if not delta.any():
+            raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
+        tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
+        pull = there.at().gradient - start.gradient
+        solved = conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=problem.iterations)
     norm, spread = float(delta.norm()), float(delta.norm() * solved.x.norm())
     return ShiftTrial(
-        delta=found.offset,
-        predicted=predicted,
+        delta=here.named(delta),
+        predicted=here.named(solved.x),
         norm=norm,
         relative_error=float((solved.x - delta).norm()) / norm,
         cosine=float(solved.x @ delta) / spread if spread else 0.0,
-        starts_at_minimum=starts_at_minimum,
+        starts_at_minimum=start.stationary,
         stationary=found.stationary,
         converged=solved.converged,
         lowest_curvature=solved.lowest,
@@ -126,31 +131,15 @@ def mixture_trial(problem: Problem, *, etas: Sequence[float] = (0.1, 0.25, 0.5, 
     """
     if not etas or not all(0 < eta <= 1 for eta in etas):
         raise ValueError(f"etas must be one or more numbers above 0 and at most 1, got {etas!r}")
-    etas, f, p, p_star = sorted(etas), divergence(kind), problem.batches, problem.p_star
-    weights, rows = shared_weights(p, p_star), []
-    with problem.risks(p, p_star, *(mixture(p, p_star, eta) for eta in etas)) as [here, there, *mixed]:
-        star, delta, solved, stationary = _compare(here, there)
-        stationary = stationary and star.stationary
-        for eta, risk in zip(etas, mixed, strict=True):
-            found = search(risk)
+    f, full, rows = divergence(kind), shift_trial(problem), []
+    whole, stationary = problem.divergence(f), full.starts_at_minimum and full.stationary
+    with problem.risks(*sorted(etas)) as mixed:
+        for risk in mixed:
+            found, eta = search(risk), risk.eta
+            predicted = eta * flatten(full.predicted.values(), risk.device)
+            norm, off = float(found.offset.norm()), float((found.offset - predicted).norm())
+            seen = problem.divergence(f, eta)
+            over = seen / (eta**2 * whole) if seen is not None and whole and whole < math.inf else None
+            rows.append(Mixed(eta, norm / full.norm, off / norm if norm else math.inf, over))
             stationary = stationary and found.stationary
-            moved = risk.flat(found.offset)
-            norm, off = float(moved.norm()), float((moved - eta * solved.x).norm())
-            over = None
-            if weights is not None and 0 < (whole := f.between(weights[1], weights[0])) < math.inf:
-                over = f.between((1 - eta) * weights[0] + eta * weights[1], weights[0]) / (eta**2 * whole)
-            rows.append(Mixed(eta, norm / float(delta.norm()), off / norm if norm else math.inf, over))
-    return MixtureTrial(tuple(rows), kind, solved.converged, stationary)
-
-
-def _compare(here: Risk, there: Risk) -> tuple[Minimum, Tensor, Solution, bool]:
-    """The minimum on p*, delta, its prediction by Theorem 2, and whether theta is a minimum on p."""
-    found = search(there)
-    delta = there.flat(found.offset)
-    if not delta.any():
-        raise ValueError("shifted must move the minimum, got delta = 0: give another distribution")
-    start = here.at()
-    tolerance = max(1e-10, here.resolution)  # of the residual, relative to the right-hand side
-    pull, iterations = there.at().gradient - start.gradient, here.problem.iterations
-    solved = conjugate_gradients(here.product, -pull, tolerance=tolerance, iterations=iterations)
-    return found, delta, solved, start.norm <= found.tolerance
+    return MixtureTrial(tuple(rows), kind, full.converged, stationary)

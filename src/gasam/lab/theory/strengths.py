@@ -53,7 +53,7 @@ def strength_trial(problem: Problem, *, group: Callable[[str], str] = str) -> St
     """
     from scipy.stats import linregress, spearmanr  # type: ignore[import-untyped]
 
-    with problem.risks() as [here, there]:
+    with problem.risks(0.0, 1.0) as [here, there]:
         group_of = [group(name) for name in here.names]
         names = list(dict.fromkeys(group_of))
         members = torch.tensor([[own == name for own in group_of] for name in names], dtype=torch.float64)
