@@ -19,7 +19,6 @@ from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, chosen
 from gasam.schedule import Clock, Schedule, StrengthOfStep
-from gasam.torch_private import get_gradient
 from gasam.trace import BETWEEN, OFF, WAITING, Trace, Watch
 from gasam.walk import walk
 
@@ -252,13 +251,11 @@ class _LossPasses:
 
     def __call__(self, k: int, factor: float, last: bool) -> Pass:
         sharp, trained = self._sharp, self._trained
-        held_gradients = k > 0 and any(gradient is not None for gradient in map(get_gradient, trained))
+        before = k > 0 and passes.have_gradients(trained)
         with sharp.around_passes(k, last), self._held.let():
             loss, returned = passes.call(self._function)
-            if held_gradients:
-                passes.check_kept(trained)
+            passes.check_untouched(trained, before=before, is_first=k == 0)
             if k == 0:
-                passes.check_untouched(trained)
                 self.returned = returned
             elif not sharp.searched:
                 sharp.searched = True

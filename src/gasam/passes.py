@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -65,18 +66,12 @@ class uninterrupted:  # noqa: N801 - reads as a function
     """
 
     def __enter__(self) -> uninterrupted:
-        self._open = False
-        self._pending: tuple[int, FrameType | None] | None = None
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):
-                self._before = before
-                signal.signal(signal.SIGINT, self._arrived)
+        self._open, self._pending, self._before = False, False, None
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._before = signal.signal(signal.SIGINT, self._arrived)
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._open = False
         if self._before is not None:
             if signal.getsignal(signal.SIGINT) == self._arrived:
                 signal.signal(signal.SIGINT, self._before)
@@ -93,16 +88,14 @@ class uninterrupted:  # noqa: N801 - reads as a function
             self._open = False
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self._pending = True
         if self._open:
-            self._open = False
-            self._before(number, frame)
-        else:
-            self._pending = number, frame
+            self._deliver()
 
     def _deliver(self) -> None:
-        if self._pending is not None:
-            pending, self._pending, self._open = self._pending, None, False
-            self._before(*pending)
+        if self._pending:
+            self._pending = self._open = False
+            self._before(signal.SIGINT, sys._getframe(1))
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:
@@ -176,24 +169,25 @@ def explain(error: RuntimeError) -> None:
         ) from error
 
 
-def check_untouched(parameters: Sequence[Tensor]) -> None:
-    if any(gradient is not None for gradient in map(get_gradient, parameters)):
+def have_gradients(parameters: Sequence[Tensor]) -> bool:
+    return any(gradient is not None for gradient in map(get_gradient, parameters))
+
+
+def check_untouched(parameters: Sequence[Tensor], *, before: bool, is_first: bool) -> None:
+    """Raise if the loss function called backward, or cleared the gradients that were there `before` it ran."""
+    after = have_gradients(parameters)
+    if is_first and after:
         raise RuntimeError("the loss function called backward, which SharpBackward does: only return the loss")
-
-
-def check_kept(parameters: Sequence[Tensor]) -> None:
-    """Raise if the loss function cleared the gradients that were there before it ran."""
-    if all(gradient is None for gradient in map(get_gradient, parameters)):
+    if before and not after:
         raise RuntimeError(
             "the loss function cleared the gradients of the earlier passes: call zero_grad outside of the loss function"
         )
 
 
 def check_reached(parameters: Sequence[Tensor]) -> None:
-    if any(gradient is not None for gradient in map(get_gradient, parameters)):
-        return
-    check_reduced(parameters)
-    raise RuntimeError("no parameter got a gradient: give SharpBackward the parameters that the loss depends on")
+    if not have_gradients(parameters):
+        check_reduced(parameters)
+        raise RuntimeError("no parameter got a gradient: give SharpBackward the parameters that the loss depends on")
 
 
 def check_reduced(parameters: Sequence[Tensor]) -> None:

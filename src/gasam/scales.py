@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,21 +113,13 @@ def scale_of_groups(
     scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
     """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
-    by_model = groups.granularity == "model"
-
-    def joined(values: Any) -> Any:
-        return values.sum(0, keepdim=True) if by_model else values
-
-    group = Group(
-        size=joined(groups.sizes),
-        total=groups.total,
-        floor=floor,
-        dimensions=groups.dimensions.amax(0, keepdim=True) if by_model and groups.names else groups.dimensions,
-        find_gradient=lambda: joined(gradient_squares).sqrt(),
-        find_weight=lambda: joined(weight_squares).sqrt(),
-    )
-    found = scale(group)
-    return found.sum() if by_model else found.expand_as(groups.sizes)
+    sizes, dimensions = groups.sizes, groups.dimensions
+    if groups.granularity == "model" and groups.names:
+        sizes, dimensions = sizes.sum(0, keepdim=True), dimensions.amax(0, keepdim=True)
+        gradient_squares = gradient_squares.sum(0, keepdim=True)
+        weight_squares = None if weight_squares is None else weight_squares.sum(0, keepdim=True)
+    group = Group(sizes, groups.total, floor, dimensions, gradient_squares.sqrt, lambda: weight_squares.sqrt())  # type: ignore[union-attr]
+    return scale(group).expand_as(groups.sizes)
 
 
 def scale_of_weights(
@@ -136,12 +127,12 @@ def scale_of_weights(
 ) -> Tensor:
     """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.aside`."""
     group = Group(
-        size=gradient.new_ones(1),
-        total=groups.total,
-        floor=floor,
-        dimensions=groups.dimensions_of[piece],
-        find_gradient=lambda: gradient.abs().div_(factor),
-        find_weight=lambda: torch.abs(piece.weights(), out=piece.aside),
+        gradient.new_ones(1),
+        groups.total,
+        floor,
+        groups.dimensions_of[piece],
+        lambda: gradient.abs().div_(factor),
+        lambda: torch.abs(piece.weights(), out=piece.aside),
     )
     return scale(group)
 

@@ -205,7 +205,7 @@ class _Ascent:
             self._doubt = self._doubt + found.sum()
             sums = dict(zip(names, found, strict=True))
         self._lengths = sums.get("lengths")
-        if "slope" not in sums:
+        if "slope" not in sums or not groups.names:
             self._factor = self._one
             return self._one
         largest_scale = self._T.max()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, asam, ga_sam, sam
+from gasam import Perturbation, SharpBackward, asam, ga_sam, layer_sam, sam
 from problems import at_home, batch, gradient_of, loss_of, network, through_backward
 from tolerances import EXACT, error, same_bits
 
@@ -72,11 +72,12 @@ def test_frozen_weights_stay_and_may_thaw():
     assert not torch.equal(seen[2], seen[3])
 
 
-def test_all_may_stand_still_also_what_has_no_gradient():
+@pytest.mark.parametrize("walk", [sam(0.5), asam(0.5), layer_sam(0.5), ga_sam(0.5, steps=2), ga_sam(budget=1, cap=0.1)])
+def test_all_may_stand_still_also_what_has_no_gradient(walk):
     model = network()
     quantised = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     trace, gradient = through_backward(
-        model, sam(0.5), given={"params": [*model.parameters(), quantised], "perturb": False}
+        model, walk, given={"params": [*model.parameters(), quantised], "perturb": False}
     )
     assert not trace.climbed
     assert error(gradient, gradient_of(model, loss_of(model)())) < EXACT

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from gasam.lab import storage
 from gasam.lab.engines.local import main_module_hidden, process_context
 from gasam.lab.search import Search, tune
 from gasam.lab.training import run as run_module
@@ -39,13 +40,23 @@ def killed_at(out, task, method, moment, number, walk=None):
     run_module.run(make(task, method, "tiny", settings={"epochs": 3}, walk=walk), out, cpu=True, gradient_norms=True)
 
 
+def writes_and_is_killed(file, moment):
+    if moment == "half-way":
+        with storage.replaced(file) as partial:
+            partial.write_text('{"new": [1,')
+            os.kill(os.getpid(), signal.SIGKILL)
+    owner, name = {"sync": (os, "fsync"), "rename": (os, "replace")}[moment]
+    setattr(owner, name, _killing(None, 1, signal.SIGKILL))
+    storage.write_json(file, {"new": [1, 2]})
+
+
 class InThisProcess:
     """An engine without the start of a process, which takes longer than a tiny trial."""
 
     parallel = 1
 
     def __init__(self):
-        self.ended, self.cancelled = [], []
+        self.ended = []
 
     @property
     def running(self):
@@ -57,9 +68,6 @@ class InThisProcess:
     def events(self):
         ended, self.ended = self.ended, []
         return ended
-
-    def cancel(self, job):
-        self.cancelled.append(job.name)
 
     def stop(self):
         self.ended.clear()

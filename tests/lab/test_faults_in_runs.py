@@ -4,10 +4,8 @@ A run of three short epochs is executed in processes that are forked from this o
 """
 
 import _thread
-import builtins
 import errno
 import hashlib
-import io
 import json
 import os
 import random
@@ -44,21 +42,22 @@ class Disk:
     """
 
     def __init__(self, root, fault=None, at=0):
-        self.root, self.fault, self.at, self.kinds = str(root), fault, at, []
-        self.opened, self.dirty, self.renamed = {}, set(), []
-        self.real = {name: getattr(os, name) for name in ("open", "fsync", "replace", "unlink", "mkdir")}
-        self.real_open, self.real_save = io.open, torch.save
+        self.root, self.fault, self.at, self.count = root, fault, at, 0
+        self.dirty, self.renamed = {}, []  # files that were written and not synced by their inode, renames likewise
+        self.real = {name: getattr(os, name) for name in ("fsync", "replace", "unlink")}
+        self.real_write = Path.write_bytes
 
     def install(self):
-        builtins.open = io.open = self.open_file
+        Path.write_bytes = lambda path, data: self.write(path, data)
+        Path.write_text = lambda path, text, encoding="utf-8": path.write_bytes(text.encode(encoding))
         for name in self.real:
             setattr(os, name, getattr(self, name))
 
     def strike(self, kind, half=lambda: None):
-        self.kinds.append(kind)
-        if self.fault == "ENOSPC" and len(self.kinds) >= self.at and kind in ("open", "write", "mkdir"):
+        self.count += 1
+        if self.fault == "ENOSPC" and self.count >= self.at and kind == "write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if len(self.kinds) != self.at or self.fault is None:
+        if self.count != self.at or self.fault in (None, "ENOSPC"):
             return
         if self.fault == "EIO":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -66,84 +65,41 @@ class Disk:
             half()
         if self.fault == "power":
             self.cut(random.Random(self.at))
-        if self.fault != "ENOSPC":
-            os._exit(KILLED)
+        os._exit(KILLED)
 
     def cut(self, chosen):
         for path, before in reversed(self.renamed):
             if chosen.random() < 0.5 and os.path.exists(path):
-                self.real["unlink"](path) if before is None else Path(path).write_bytes(before)
-        for path in sorted(self.dirty):
+                self.real["unlink"](path) if before is None else self.real_write(path, before)
+        for path in sorted(self.dirty.values()):
             if chosen.random() < 0.5 and os.path.exists(path):
                 os.truncate(path, os.path.getsize(path) // 2)
 
-    def watched(self, path):
-        return isinstance(path, str | os.PathLike) and os.path.abspath(path).startswith(self.root)
-
-    def open_file(self, file, mode="r", *args, **options):
-        stream = self.real_open(file, mode, *args, **options)
-        if self.watched(file) and set(mode) & set("wa+"):
-            path = os.path.abspath(file)
-            self.opened[stream.fileno()] = path
-            self.dirty.add(path)
-            self.strike("open")
-            write = stream.write
-
-            def counted(data):
-                self.strike("write", lambda: (write(data[: len(data) // 2]), stream.flush()))
-                return write(data)
-
-            return _Written(stream, counted)
-        return stream
-
-    def open(self, path, flags, *args, **options):
-        handle = self.real["open"](path, flags, *args, **options)
-        if self.watched(path):
-            self.opened[handle] = os.path.abspath(path)
-        return handle
+    def write(self, path, data):
+        if self.root in path.parents:
+            self.strike("write", lambda: self.real_write(path, data[: len(data) // 2]))
+        self.real_write(path, data)
+        self.dirty[path.stat().st_ino] = path
 
     def fsync(self, handle):
-        path = self.opened.get(handle, "")
         self.strike("sync")
         self.real["fsync"](handle)
-        self.dirty.discard(path)
-        self.renamed = [entry for entry in self.renamed if os.path.dirname(entry[0]) != path]
+        synced = os.fstat(handle).st_ino
+        self.dirty.pop(synced, None)
+        self.renamed = [entry for entry in self.renamed if entry[0].parent.stat().st_ino != synced]
 
-    def replace(self, source, target, **options):
-        before, after = os.path.abspath(source), os.path.abspath(target)
-        if self.watched(target):
+    def replace(self, source, target):
+        if self.root in Path(target).parents:
             self.strike("rename")
-            self.renamed.append((after, Path(after).read_bytes() if os.path.exists(after) else None))
-            if before in self.dirty:
-                self.dirty.symmetric_difference_update({before, after})
-        self.real["replace"](source, target, **options)
+            self.renamed.append((target, target.read_bytes() if target.exists() else None))
+        self.real["replace"](source, target)
+        if target.stat().st_ino in self.dirty:
+            self.dirty[target.stat().st_ino] = target
 
-    def unlink(self, path, **options):
-        if self.watched(path):
+    def unlink(self, path):
+        if self.root in Path(path).parents:
             self.strike("delete")
-        self.real["unlink"](path, **options)
-
-    def mkdir(self, path, *args, **options):
-        if self.watched(path):
-            self.strike("mkdir")
-        self.real["mkdir"](path, *args, **options)
-
-
-class _Written:
-    """A stream whose writes are counted."""
-
-    def __init__(self, stream, write):
-        self._stream, self.write = stream, write
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-    def __enter__(self):
-        self._stream.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        return self._stream.__exit__(*error)
+        self.real["unlink"](path)
 
 
 def forked(act, log):
@@ -206,7 +162,7 @@ class Run:
             try:
                 self.command()
             finally:
-                counts.write_text(json.dumps([disk.kinds, len(steps)]))
+                counts.write_text(json.dumps([disk.count, len(steps)]))
 
         code, text = forked(counted, self.log)
         assert code == 0, text
@@ -276,7 +232,7 @@ def undisturbed(tmp_path_factory, shared, data_dir):
 def test_a_run_ends_with_the_same_bits_after_any_fault_of_the_disk(undisturbed):
     chosen = random.Random(7)
     for kind, _ in zip(cycle(["kill", "torn", "power", "EIO", "ENOSPC"]), range(12), strict=False):
-        at = chosen.randrange(len(undisturbed.operations)) + 1
+        at = chosen.randrange(undisturbed.operations) + 1
         assert undisturbed.after(undisturbed.disk(kind, at)) is None, (kind, at)
 
 
@@ -351,11 +307,9 @@ BUGS = {
 def test_a_planted_bug_is_noticed(undisturbed, name):
     plant, kind = BUGS[name]
     undisturbed.plant = plant
-    places = list(range(1, undisturbed.steps + 1))
-    if kind != "signal":
-        places = [i for i, each in enumerate(undisturbed.operations, 1) if (each == "write") == (kind == "torn")]
+    count = undisturbed.steps if kind == "signal" else undisturbed.operations
     try:
-        for at in random.Random(9).sample(places, len(places)):
+        for at in random.Random(9).sample(range(1, count + 1), count):
             fault = (lambda at=at: signalled_at(at)) if kind == "signal" else undisturbed.disk(kind, at)
             if undisturbed.after(fault) is not None:
                 return
@@ -376,6 +330,14 @@ def test_a_checkpoint_of_something_else_is_refused(undisturbed, tmp_path, value)
     assert f"last.pt is not a checkpoint of this program: delete {folder} to start again" in text.splitlines()[-1]
 
 
+class Interrupting:
+    """Has a signal arrive while it is saved, as the thread does that interrupts a job in a cluster."""
+
+    def __reduce__(self):
+        _thread.interrupt_main(signal.SIGTERM)
+        return int, ()
+
+
 def test_an_interrupt_while_a_checkpoint_is_written_keeps_the_earlier_one(tmp_path):
     checkpoints = storage.Checkpoints(tmp_path)
     checkpoints.save(checkpoints.last, {"epoch": 1})
@@ -387,14 +349,6 @@ def test_an_interrupt_while_a_checkpoint_is_written_keeps_the_earlier_one(tmp_pa
         signal.signal(signal.SIGTERM, before)
     assert checkpoints.load(checkpoints.last) == {"epoch": 1}
     assert list(tmp_path.iterdir()) == [checkpoints.last]
-
-
-class Interrupting:
-    """Has a signal arrive while it is saved, as the thread does that interrupts a job in a cluster."""
-
-    def __reduce__(self):
-        _thread.interrupt_main(signal.SIGTERM)
-        return int, ()
 
 
 STARTING = """

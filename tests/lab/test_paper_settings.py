@@ -172,7 +172,7 @@ def test_given_options_are_used_and_the_rest_is_kept():
         ("ga-sam", {"start_epoch": 11}, "start_epoch must be a whole number from 1 to 10, got 11"),
         ("ga-sam", {"radius": 1}, "a walk has no option 'radius': it has budget, cap, epsilon,"),
         ("ga-sam", {"source": "paper"}, "a walk has no option 'source': it has"),
-        ("ga-sam", {"epsilon": 0.1, "budget": 0.1}, "give either --epsilon or --budget"),
+        ("ga-sam", {"epsilon": 0.1, "budget": 0.1}, "give either an epsilon or a budget, got"),
         ("gsam", {"risk": "mean"}, "gsam has its own risk: leave out --risk"),
         ("look-sam", {"every": 1}, "LookSAM changes the steps between walks"),
     ],

@@ -16,23 +16,15 @@ from gasam.lab.training.run import run
 from local_layout import sentence, write_lines
 
 DATA = "hash of the data"
-PINNED = {
-    "docstrings": "677d7e5f",
-    "pydoc": "d97025e2",
-    "numerals": "e43b5ef0",
-    "digits": "e8fbcd4e",
-}
+PINNED = {"docstrings": "677d7e5f", "pydoc": "d97025e2", "numerals": "e43b5ef0", "digits": "e8fbcd4e"}
 """The end of the name of one plan for each family. A change gives every run of every user another name: it is announced
 in the changelog."""
 
 
-@pytest.mark.parametrize("task", PINNED)
-def test_the_names_of_runs_have_not_changed(task):
-    assert make(task, "ga-sam", "paper", walk={"epsilon": 0.1}).name(DATA).rpartition("-")[2] == PINNED[task]
-
-
-def test_the_names_of_runs_of_an_own_model_have_not_changed(tmp_path):
-    """They depend on the text of the file."""
+def test_the_names_of_runs_have_not_changed(tmp_path):
+    """Those of an own model depend on the text of its file."""
+    for task, end in PINNED.items():
+        assert make(task, "ga-sam", "paper", walk={"epsilon": 0.1}).name(DATA).rpartition("-")[2] == end
     file = write_lines(tmp_path / "mine.py", [
         "import torch",
         "def model(width=4): return torch.nn.Linear(width, 1)",
@@ -84,16 +76,13 @@ def test_a_file_is_known_by_its_content_and_not_by_its_name(tmp_path):
     assert names[0] == names[1] != names[2]
 
 
-def test_every_plan_can_be_written_as_json():
+def test_every_plan_can_be_written_as_json_and_a_seed_out_of_range_is_refused():
     for method in METHODS.keys() - set(family_on("imdb")[1]):
         walk = {"epsilon": 0.1, "norm": math.inf} if method != "baseline" else {}
         plan = make("imdb", method, "paper", walk=walk)
         written = json.loads(json.dumps(plan.config(), allow_nan=False))
         assert written == plan.config()
         assert Walk(**written["walk"]) == plan.walk
-
-
-def test_a_seed_out_of_range_is_refused():
     with pytest.raises(InputError, match="seed must be a whole number from 0 to 2147483647, got -1"):
         make("digits", seed=-1)
 
@@ -135,12 +124,5 @@ def test_damaged_records_are_refused_in_one_sentence(fault, tmp_path):
         records.read(file)
     assert str(caught.value).startswith(f"{file} is not a record: {told}")
     assert "\n" not in str(caught.value)
-    assert file.exists()
-
-
-def test_a_folder_or_a_broken_link_is_no_record(tmp_path):
-    (tmp_path / "folder.json").mkdir()
-    (tmp_path / "link.json").symlink_to(tmp_path / "nothing")
-    for name in ("folder.json", "link.json"):
-        with pytest.raises(InputError, match=rf"{name} cannot be read \(.*\): check what it is"):
-            records.read(tmp_path / name)
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\): check what it is"):
+        records.read(tmp_path)

@@ -1,6 +1,5 @@
 """Files that survive a kill, the cache of encoded data, and files that are never run as code."""
 
-import json
 import os
 import pickle
 import signal
@@ -9,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from killed_processes import exit_code, writes_and_is_killed
 
 from gasam.lab import storage
 from gasam.lab.data.corpus import Corpus, Source
@@ -30,15 +30,15 @@ def text(tmp_path):
     return file
 
 
-class Counted:
-    """A source of one file that counts how often it is read."""
+class Prepared:
+    """Encodes the data of one file, and counts how often it is read."""
 
-    def __init__(self, file):
-        self.file, self.reads = file, 0
+    def __init__(self, file, cache):
+        self.file, self.cache, self.reads = file, cache, 0
 
-    @property
-    def source(self):
-        return Source("counted", self.read, files=(self.file,))
+    def __call__(self, **changes):
+        source = Source("counted", self.read, files=(self.file,))
+        return encoded(LanguageModel, source, SETTINGS.changed(**changes), self.cache)
 
     def read(self):
         self.reads += 1
@@ -47,41 +47,32 @@ class Counted:
 
 
 def same(first, second):
-    assert isinstance(second, Encoded)
-    assert first.splits.keys() == second.splits.keys()
-    assert all(torch.equal(first[split], second[split]) for split in first.splits)
+    assert all(torch.equal(first[split], second[split]) for split in ("train", "valid", "test"))
     return (first.shared, first.hash, first.notes) == (second.shared, second.hash, second.notes)
 
 
-def test_encoded_data_is_made_once(tmp_path, text):
-    counted = Counted(text)
-    first = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
-    again = encoded(LanguageModel, counted.source, SETTINGS.changed(dropout=0.3, epochs=9), tmp_path / "cache")
-    assert counted.reads == 1
-    assert same(first, again)
-    assert first.hash == counted.read().digest()
-    fewer = encoded(LanguageModel, counted.source, SETTINGS.changed(rows=7), tmp_path / "cache")
-    assert fewer.notes == ("from a test", "7 of the 20 training examples are used in this size")
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+def test_encoded_data_is_made_once_and_again_for_other_content(tmp_path, text):
+    prepared = Prepared(text, tmp_path / "cache")
+    first = prepared()
+    assert same(first, prepared(dropout=0.3, epochs=9))
+    assert prepared.reads == 1
+    assert first.hash == prepared.read().digest()
+    assert prepared(rows=7).notes == ("from a test", "7 of the 20 training examples are used in this size")
+    text.write_text(text.read_text() + "one more line\n")
+    assert prepared().hash != first.hash
+    assert len(list(prepared.cache.iterdir())) == 3
 
 
 def test_a_damaged_file_is_made_again(tmp_path, text):
-    counted = Counted(text)
-    first = encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache")
-    [file] = (tmp_path / "cache").iterdir()
+    prepared = Prepared(text, tmp_path / "cache")
+    first = prepared()
+    [file] = prepared.cache.iterdir()
     whole = file.read_bytes()
     for number, broken in enumerate((b"", whole[:-1], whole[: len(whole) // 2], os.urandom(len(whole))), start=2):
         file.write_bytes(broken)
-        assert same(first, encoded(LanguageModel, counted.source, SETTINGS, tmp_path / "cache"))
-        assert counted.reads == number
-    assert same(first, Encoded(**torch.load(file, weights_only=True)))
-
-
-def test_other_content_gives_another_file(tmp_path, text):
-    first = encoded(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache")
-    text.write_text(text.read_text() + "one more line\n")
-    assert encoded(LanguageModel, Counted(text).source, SETTINGS, tmp_path / "cache").hash != first.hash
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+        assert same(first, prepared())
+        assert prepared.reads == number
+    assert same(first, Encoded.load(file))
 
 
 def test_an_encoding_that_fails_leaves_no_file(tmp_path):
@@ -131,31 +122,12 @@ def test_two_processes_may_prepare_the_same_at_once(tmp_path, text):
     assert not list((tmp_path / "cache").glob(".*"))
 
 
-KILLED = """
-import os, runpy, signal, sys
-from pathlib import Path
-storage, file, moment = sys.argv[1:]
-end = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
-if moment == "before it is on disk":
-    os.fsync = end
-if moment == "before it is moved":
-    Path.replace = end
-shipped = runpy.run_path(storage)
-if moment == "half-way":
-    with shipped["replaced"](Path(file)) as partial:
-        partial.write_text('{"new": [1,')
-        end()
-shipped["write_json"](Path(file), {"new": [1, 2]})
-"""
-
-
-@pytest.mark.parametrize("moment", ["half-way", "before it is on disk", "before it is moved", "never"])
+@pytest.mark.parametrize("moment", ["half-way", "sync", "rename"])
 def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path, moment):
-    file, old = tmp_path / "record.json", '{"old": 1}\n'
-    file.write_text(old)
-    done = subprocess.run([sys.executable, "-c", KILLED, storage.__file__, file, moment], check=False)
-    assert done.returncode == (0 if moment == "never" else -signal.SIGKILL)
-    assert json.loads(file.read_text()) == ({"new": [1, 2]} if moment == "never" else json.loads(old))
+    file = tmp_path / "record.json"
+    storage.write_json(file, {"old": 1})
+    assert exit_code(writes_and_is_killed, file, moment) == -signal.SIGKILL
+    assert storage.read_json(file) == {"old": 1}
     assert list(tmp_path.glob("*.json")) == [file]
 
 
@@ -167,12 +139,12 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path):
     with pytest.raises(KeyboardInterrupt), storage.replaced(file) as partial:  # noqa: PT012
         partial.write_text("half")
         raise KeyboardInterrupt
-    assert json.loads(file.read_text()) == {"old": 1}
+    assert storage.read_json(file) == {"old": 1}
     assert list(tmp_path.iterdir()) == [file]
 
 
 class Evil:
-    """Touches a file when it is unpickled by someone who trusts it."""
+    """Makes a folder when it is unpickled by someone who trusts it."""
 
     def __init__(self, file):
         self.file = file
@@ -187,17 +159,16 @@ def write_pickle(value, file):
 
 @pytest.mark.parametrize("write", [torch.save, write_pickle])
 def test_code_in_a_file_is_never_run(tmp_path, text, write):
-    touched, cache = tmp_path / "touched", tmp_path / "cache"
+    touched = tmp_path / "touched"
     checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.folder.mkdir()
     write({"model": Evil(touched)}, checkpoints.last)
     with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .*run to start again"):
         checkpoints.load(checkpoints.last)
 
-    first = encoded(LanguageModel, Counted(text).source, SETTINGS, cache)
-    [file] = cache.iterdir()
+    prepared = Prepared(text, tmp_path / "cache")
+    first = prepared()
+    [file] = prepared.cache.iterdir()
     write({"words": Evil(touched)}, file)
-    assert same(first, encoded(LanguageModel, Counted(text).source, SETTINGS, cache))
+    assert same(first, prepared())
     assert not touched.exists()
-    pickle.loads(pickle.dumps(Evil(touched)))
-    assert touched.exists(), "who trusts the file runs its code"

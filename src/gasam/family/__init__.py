@@ -70,7 +70,7 @@ class Kept:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Tensor, Tensor]] = {}
         self._parameters: Sequence[Tensor] = ()
-        self._is_finite: Callable[[], Tensor | bool] = bool
+        self._is_finite: Callable[[], Any] = bool
         self.factor: Tensor | float = 1.0
         """The gradients of this step divided by those of the mean loss, such as a loss scale."""
 
@@ -79,19 +79,20 @@ class Kept:
 
     @contextmanager
     def bound(
-        self, parameters: Sequence[Tensor], factor: Tensor | float, is_finite: Callable[[], Tensor | bool]
+        self, parameters: Sequence[Tensor], factor: Tensor | float, is_finite: Callable[[], Any]
     ) -> Iterator[None]:
         """Inside the block lists belong to these parameters."""
         self._parameters, self.factor, self._is_finite = parameters, factor, is_finite
-        yield
-        self._parameters = ()
+        try:
+            yield
+        finally:
+            self._parameters, self._is_finite = (), bool  # which may hold the gradients of the step
 
     def __getitem__(self, name: str) -> Tensors:
         known = self._kept.setdefault(name, {})
         for parameter in self._parameters:
-            if parameter not in known:
-                known[parameter] = _zeros(parameter)
-            known[parameter] = known[parameter].to(parameter.device)  # the model may have moved
+            own = known[parameter] if parameter in known else _zeros(parameter)
+            known[parameter] = own.to(parameter.device)  # the model may have moved
         return [known[parameter] for parameter in self._parameters]
 
     @torch.no_grad()
@@ -116,12 +117,12 @@ class Kept:
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
         loaded: dict[str, dict[Tensor, Tensor]] = {}
         for name, tensors in state.items():
-            shapes = [p.shape if t is None else t.shape for p, t in zip(parameters, tensors, strict=False)]
-            if len(tensors) != len(parameters) or shapes != [p.shape for p in parameters]:
+            pairs = [(p, t) for p, t in zip(parameters, tensors, strict=False) if t is not None]
+            if len(tensors) != len(parameters) or any(p.shape != t.shape for p, t in pairs):
                 raise ValueError(f"the saved {name!r} is for other parameters: load the state of the same model")
-            loaded[name] = {p: _zeros(p) for p, t in zip(parameters, tensors, strict=True) if t is not None}
-            for own, tensor in zip(loaded[name].values(), (t for t in tensors if t is not None), strict=True):
-                local(own).copy_(local(tensor))
+            loaded[name] = {parameter: _zeros(parameter) for parameter, _ in pairs}
+            for parameter, tensor in pairs:
+                local(loaded[name][parameter]).copy_(local(tensor))
         self._kept = loaded
 
 
@@ -139,10 +140,7 @@ def add(a: Tensors, b: Tensors, factor: Tensor | float, *, new: bool = False) ->
     """a + factor * b, in place unless `new`."""
     found = [x.clone() if new else x for x in a]
     for x, y in zip(map(local, found), map(local, b), strict=True):
-        if isinstance(factor, Tensor):
-            x.addcmul_(y.to(x.dtype), factor.to(x))
-        else:
-            x.add_(y, alpha=factor)
+        x.add_(y * _on(factor, y))
     return found
 
 

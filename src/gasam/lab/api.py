@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gasam.lab import output, search
 from gasam.lab.display import Live, errors, say
 from gasam.lab.engines import opened
-from gasam.lab.engines.engine import Engine, Job, do_all, prepare, train
+from gasam.lab.engines.engine import Engine, Job, do_all, prepare, raise_failed, train
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.engines.step_times import step_times
-from gasam.lab.errors import InputError, checked
+from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import Record
 from gasam.lab.report.comparison import Comparison, run_list
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = ["Origin", "RunFailedError", "compare", "runs", "tune"]
-
-
-class RunFailedError(RuntimeError):
-    """A run failed. The other runs were finished first; calling `compare` again repeats only the failed ones."""
 
 
 def compare(
@@ -77,8 +74,7 @@ def compare(
     plans = comparison_plans(task, methods, seeds, folder if tuned else None, size, data, settings, walks)
     with opened(on, parallel=jobs, cpu=cpu) as engine:
         done = run_all(plans, folder, engine, cpu=cpu)
-    if failed := [f"{job.name}: {job.error} ({job.log})" for job in done if job.record is None]:
-        raise RunFailedError("; ".join(failed))
+    raise_failed(done)
     return _frame(run_list([job.record for job in done], "").values)
 
 
@@ -117,18 +113,16 @@ def tune(
         seeds: Run plain training and up to three best trials with this many seeds, and choose by the mean.
         seed: Seed of the trials. Use other seeds for results.
     """
-    asked = question(
-        task, method, size=size, quantity=quantity, space=space, trials=trials, seeds=seeds, seed=seed,
-        settings=settings, origin=data,
+    asked = checked(
+        Search, task=str(task), method=method, size=size, quantity=quantity, space=dict(space or {}), trials=trials,
+        seeds=seeds, seed=seed, settings=dict(settings or {}), origin=data or Origin(),
     )  # fmt: skip
     with opened(on, parallel=jobs, cpu=cpu) as engine:
         found = find(asked, Path(out), engine, cpu=cpu)
-    rows = []
-    for each in found.trials:
-        valid = [score for score in each["valid"] if score is not None]
-        mean = fmean(valid) if valid else None
-        rows.append({"method": found.method} | each["values"] | {"valid": mean, "chosen": each["chosen"]})
-    frame = _frame(rows)
+    frame = _frame(
+        {"method": found.method} | each["values"] | {"valid": fmean(each["valid"] or [nan]), "chosen": each["chosen"]}
+        for each in found.trials
+    )
     frame.attrs = {"settings": found.changes, "walk": found.walk, "plain": found.plain, "sentence": found.sentence}
     return frame
 
@@ -139,10 +133,10 @@ def runs(folder: str | Path = "runs") -> DataFrame:
     return _frame(run_list(list(found.values()), "").values)
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+def _frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     from pandas import DataFrame
 
-    return DataFrame(rows)
+    return DataFrame([*rows])
 
 
 def comparison_plans(
@@ -219,20 +213,6 @@ def save(table: Table, records: Sequence[Record], file: Path) -> list[Path]:
         for chart in each.charts()
     ]
     return [*table.save(file), *output.save(charts, file, columns=2)]
-
-
-def question(
-    task: str | Path,
-    method: str,
-    *,
-    space: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    **options: Any,
-) -> Search:
-    """What to search; the options are the other fields of `Search`."""
-    given = {"space": dict(space or {}), "settings": dict(settings or {}), "origin": origin or Origin()}
-    return checked(Search, task=str(task), method=method, **given, **options)
 
 
 def find(asked: Search, out: Path, engine: Engine, *, cpu: bool) -> Finding:

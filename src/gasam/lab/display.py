@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import sys
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,32 @@ from gasam.lab.output import Table
 from gasam.lab.record import Record
 from gasam.lab.training.loop import Update
 
-# Markup is off, because file names and error messages may look like markup.
-console = Console(markup=False, emoji=False, highlight=False)
-errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+QUIET = os.environ.get("RANK", "0") != "0"
+"""Of the processes of torchrun only the first prints."""
+# Markup is off, because file names and error messages may look like markup. Only a terminal folds cells to its width.
+WIDTH = None if sys.stdout.isatty() else 10_000
+console = Console(width=WIDTH, quiet=QUIET, markup=False, emoji=False, highlight=False)
+errors = Console(stderr=True, quiet=QUIET, markup=False, emoji=False, highlight=False)
 
 
 def say(text: str, to: Console = errors, style: str | None = None) -> None:
-    """Print a sentence. On a terminal lines end between words, but a command in backticks stays in one piece."""
-    if to.is_terminal:
-        whole = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
-        text = textwrap.fill(whole, to.width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+    """Print a sentence in one line, so that what it names can be copied."""
     to.print(text, style=style, soft_wrap=True)
 
 
 def print_table(table: Table, files: Iterable[Path] = ()) -> None:
-    """Print a table with its notes, and where it is saved. Only on a terminal are cells folded to its width."""
+    """Print a table with its notes, and where it is saved."""
     say(table.title, console)
-    wide = Console(width=10_000, markup=False, emoji=False, highlight=False)
-    (console if console.is_terminal else wide).print(table.terminal())
+    console.print(table.terminal())
     for note in table.notes:
         say(f"- {note}", console)
     for file in files:
-        console.print(f"saved: {file}", soft_wrap=True)
+        say(f"saved: {file}", console)
 
 
 def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=1, ensure_ascii=False)
-    sys.stdout.write("\n")
+    if not QUIET:
+        print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def label(job: Job) -> str:
@@ -69,11 +67,10 @@ class Live:
 
     Args:
         total: The number of jobs; None if it is not known.
-        label: The name of a job in the display.
     """
 
-    def __init__(self, total: int | None, label: Callable[[Job], str] = label) -> None:
-        self.total, self.label, self.ended, self.epoch = total, label, 0, 1
+    def __init__(self, total: int | None) -> None:
+        self.total, self.ended, self.epoch = total, 0, 1
         self.bars: dict[str, TaskID] = {}
         self.notes: set[str] = set()
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
@@ -89,21 +86,20 @@ class Live:
     def watch(self, job: Job, event: Event) -> None:
         kind, value = event
         if job.name not in self.bars:
-            self.bars[job.name] = self.progress.add_task(self.label(job), total=None, state="starting")
+            self.bars[job.name] = self.progress.add_task(label(job), total=None, state="starting")
         if kind == "update":
             self._update(job, value)
         elif kind == "moved":
-            say(f"{self.label(job)}: {value}")
+            say(f"{label(job)}: {value}")
         elif kind != "start":
             self.progress.remove_task(self.bars.pop(job.name))
             self.ended += 1
             count = self.ended if self.total is None else f"{self.ended}/{self.total}"
-            result = "stopped early, among the worst quarter of the trials"
             if kind == "done":
-                result = outcome(value)
+                say(f"{count} {label(job)}: {outcome(value)}")
             elif kind == "failed":
-                result = f"failed: {value}" if job.log is None else f"failed: {value} (full message: {job.log})"
-            say(f"{count} {self.label(job)}: {result}", style="red" if kind == "failed" else None)
+                log = "" if job.log is None else f" (full message: {job.log})"
+                say(f"{count} {label(job)}: failed: {value}{log}", style="red")
 
     def _update(self, job: Job, update: Update | str) -> None:
         """Show the progress of a run, or of an analysis, which sends texts. A note is printed once for all runs."""
@@ -121,4 +117,4 @@ class Live:
             self.progress.update(bar, completed=update.done, total=update.steps, state=state)
             if not errors.is_terminal and self.total == 1 and valid and self.epoch != update.epoch:
                 self.epoch = update.epoch
-                say(f"{self.label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")
+                say(f"{label(job)}: epoch {update.epoch - 1}/{update.epochs}{valid}")

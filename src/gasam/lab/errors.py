@@ -32,6 +32,10 @@ class InputError(ValueError):
     """
 
 
+class RunFailedError(RuntimeError):
+    """A run failed, and the message names its log. The others were finished first; the same call repeats only this."""
+
+
 def checked(model: type[Model], /, **values: Any) -> Model:
     """Make a pydantic model of values that a user gave; raise `InputError` in one sentence for a wrong one."""
     from pydantic import ValidationError

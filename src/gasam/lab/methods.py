@@ -76,21 +76,14 @@ _ALL = (
     Method("baseline", "Baseline", "plain training", sam(0), moved="nothing"),
     Method("sam", "SAM", "the loss at the worst point of a plain ball", sam(0)),
     Method("asam", "ASAM", "SAM with T = |w| for each weight", asam(0)),
-    Method("asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", replace(asam(0), granularity="filter")),
+    Method("asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", asam(0, granularity="filter")),
     Method("layer-sam", "Layer-SAM", "SAM with T = |w| / |g| for each tensor", layer_sam(0)),
-    Method(
-        "multi-step-defense", "Multi-step Defense", f"{_MEAN} in a plain ball; Table 2's T = 1", multi_step_defense(0)
-    ),
+    Method("multi-step-defense", "Multi-step Defense", f"{_MEAN} in a plain ball", multi_step_defense(0)),
     Method("ga-sam", "GA-SAM", f"{_MEAN} with T = sqrt(n_i) / (|g_i| sqrt(n))", ga_sam(0)),
     Method("freelb", "FreeLB", f"{_MEAN} of noise on word embeddings", multi_step_defense(0), moved="embeddings"),
-    Method(
-        "single-step",
-        "Single-step",
-        "GA-SAM's scale with SAM's risk: only the last point",
-        replace(ga_sam(0), risk="final"),
-    ),
 )
 _ABLATED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "single-step": ("Single-step", "SAM's risk: only the last point", {"risk": "final"}),
     "element-wise": ("Element-wise", "one T for each element", {"granularity": "element"}),
     "model-wise": ("Model-wise", "one T for each model", {"granularity": "model"}),
     "scale-weight-over-gradient": ("T = |w| / |g|", "T = |w| / |g|", {"scale": "weight_over_gradient"}),
@@ -99,9 +92,8 @@ _ABLATED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "scale-weight": ("T = |w|", "T = |w|", {"scale": "weight"}),
 }
 """Methods of the paper's Table 2 that change one part of GA-SAM: title, part and option."""
-_CHANGED = tuple(
-    Method(name, title, f"GA-SAM with {part}", replace(ga_sam(0), **option))
-    for name, (title, part, option) in _ABLATED.items()
+_CHANGED = (
+    Method(name, title, f"GA-SAM with {part}", ga_sam(0, **option)) for name, (title, part, option) in _ABLATED.items()
 )
 
 
@@ -157,11 +149,11 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def _norm(value: Any) -> Any:
-    return INF if value == "inf" else value
-
-
-Norm = Annotated[float, BeforeValidator(_norm), PlainSerializer(lambda norm: "inf" if math.isinf(norm) else norm)]
+Norm = Annotated[
+    float,
+    BeforeValidator(lambda value: INF if value == "inf" else value),
+    PlainSerializer(lambda norm: "inf" if math.isinf(norm) else norm),
+]
 """JSON has no infinity, so it is written as text."""
 
 
@@ -270,13 +262,10 @@ class Walk(BaseModel):
         """The size and what differs from the method's usual options, such as "L-inf, budget 0.1, cap 0.01"."""
         if self.moved == "nothing":
             return "same noise" if self.same_noise else ""
-        usual = Walk(**_usual(find_method(self.method)))
-        named = {"norm": "L-inf" if math.isinf(self.norm) else f"L{self.norm:g}"}
-        values = {name: value for name, value in self if value != getattr(usual, name) or name == "norm"}
-        values |= {name: value for name, value in self.options.items() if value != usual.options.get(name)}
-        for name in ("source", "method", "options"):
-            values.pop(name, None)
-        return ", ".join(named.get(name) or in_words(name, value) for name, value in values.items())
+        usual = _usual(find_method(self.method))
+        standard = dict(Walk(**usual)) | usual["options"] | {"norm": None}
+        values = {name: getattr(self, name) for name in OPTIONS} | self.options
+        return ", ".join(in_words(name, value) for name, value in values.items() if value != standard[name])
 
 
 OPTIONS = tuple(name for name in Walk.model_fields if name not in ("method", "options", "source"))
@@ -285,6 +274,8 @@ OPTIONS = tuple(name for name in Walk.model_fields if name not in ("method", "op
 
 def in_words(name: str, value: Any) -> str:
     """An option or setting with its value, for labels."""
+    if name == "norm":
+        return "L-inf" if math.isinf(value) else f"L{value:g}"
     words = {"steps": "K ="}.get(name, name.removeprefix("walk_").replace("_", " "))
     if value is None:
         return f"no {words}"
@@ -307,13 +298,11 @@ def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | Non
     """
     found, given = find_method(method), {name: value for name, value in given.items() if value is not None}
     _refuse(found, given)
-    values = _usual(found)
-    if found.moved != "nothing":
-        values |= _size(found, task, size, epochs, source, given)
-        if given.keys() & {"epsilon", "norm", "budget"}:
-            values["source"] = "given"
-        if "budget" in given:
-            values["epsilon"] = None
+    values = _usual(found) | _size(found, task, size, epochs, source, given)
+    if given.keys() & {"epsilon", "norm", "budget"}:
+        values["source"] = "given"
+    if "budget" in given:
+        values["epsilon"] = None
     own = {name: float(v) if type(v) is int else v for name, v in given.items() if name in found.options}
     values |= {name: value for name, value in given.items() if name not in own}
     values["options"] = {**found.options, **own}
@@ -345,6 +334,8 @@ def _size(
     method: Method, task: str, size: str, epochs: int, source: str | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The size of the walk, its norm, its steps and its schedule."""
+    if method.moved == "nothing":
+        return {}
     known = APPENDIX.get(method.name, {})
     place = "en-vi" if method.moved == "embeddings" and task not in known else task
     wanted = source or ("paper" if size == "paper" or method.moved == "embeddings" else "recommended")
@@ -372,8 +363,6 @@ def _refuse(method: Method, given: Mapping[str, Any]) -> None:
     only = {"epsilon", "norm", "steps", "start_epoch", "same_noise"}
     if method.moved == "embeddings" and (left := given.keys() - only):
         raise InputError(f"{method.name} moves embeddings, not weights: leave out {_as_option(left)}")
-    if "budget" in given and "epsilon" in given:
-        raise InputError("give either --epsilon or --budget: both are the size of the walk")
 
 
 def _as_option(names: Collection[str]) -> str:

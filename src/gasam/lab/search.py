@@ -9,10 +9,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from shutil import rmtree
 from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -20,7 +19,6 @@ from typing import Any, Literal, Self
 import optuna
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.pruners import PercentilePruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -28,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import BaseModel, NonNegativeInt, PositiveInt, model_validator
 
 from gasam import recommended
-from gasam.lab.engines.engine import Engine, Event, Job, OnEvent, do_all, prepare, train
+from gasam.lab.engines.engine import Engine, OnEvent, do_all, prepare, raise_failed, train
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import STRICT
 from gasam.lab.methods import Walk, find_method
@@ -57,10 +55,6 @@ PLAIN: Mapping[str, str] = {"budget": "plain training", "epsilon": "plain traini
 """What the size of a walk is compared with; settings are compared with the task's own ones."""
 OWN = "the task's own settings"
 Values = Mapping[str, Any]
-
-
-class TrialFailedError(RuntimeError):
-    """A trial failed. The same search repeats it."""
 
 
 class Search(BaseModel):
@@ -207,8 +201,8 @@ class Finding(BaseModel):
 
     `settings` are those of the task without the searched ones. `changes` are the chosen settings, for
     `--settings-from`, and `walk` the options of the chosen walk, for `--tuned`. `plain` has the validation scores of
-    plain training, or of the task's own settings, by seed. A trial has its values, its scores by seed and whether it
-    was chosen. `gain` is positive if the choice is better than plain training, and None if nothing was chosen.
+    plain training, or of the task's own settings, by seed. A trial has its values, its scores and whether it was
+    chosen. `gain` is positive if the choice is better than plain training, and None if nothing was chosen.
     """
 
     name: str
@@ -239,7 +233,7 @@ class Finding(BaseModel):
             }
             for each in [plain, *scored[:SHOWN]]
         ]
-        note = f"{len(self.trials)} trials, of which {len(self.trials) - len(scored)} diverged or were stopped early."
+        note = f"{len(self.trials)} trials, of which {len(self.trials) - len(scored)} diverged."
         return Table(f"{self.task}, size {self.size}: {self.quantity} of {self.method} on validation", rows, [note])
 
 
@@ -271,7 +265,7 @@ def choose(
     name, other, metric = f"{asked.method} on {asked.plan().task_name}", PLAIN.get(asked.what, OWN), plain[0].metric
     kept = [(values, runs) for values, runs in finalists if all(run.valid is not None for run in runs)]
     if not kept:
-        return {}, None, f"{name}: every trial of {asked.what} diverged or was stopped: give another range with --space"
+        return {}, None, f"{name}: every trial of {asked.what} diverged: give another range with --space"
     values, runs = max(kept, key=lambda each: fmean(gains(plain, each[1]) or [0.0]))
     score = f"{metric.name} {metric.shown(fmean(run.valid or 0.0 for run in runs))} on validation"
     differences = gains(plain, runs)
@@ -322,7 +316,7 @@ def tune(
 ) -> Finding:
     """Search, or continue a search that was interrupted. The study is `out/search/NAME.journal`, the finding `.json`.
 
-    Raises `TrialFailedError` if a trial fails; the message names the log file.
+    Raises `RunFailedError` if a trial fails; the same search repeats it.
     """
     plan = search.plan()
     data_hash, metric = plan.data().hash, plan.definition.family.metric
@@ -347,7 +341,6 @@ def opened(journal: Path, metric: Metric) -> optuna.Study:
         study_name=journal.stem,
         load_if_exists=True,
         direction="maximize" if metric.higher_is_better else "minimize",
-        pruner=PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=6),
     )
 
 
@@ -362,21 +355,16 @@ class Driver:
     engine: Engine
     watch: OnEvent
     cpu: bool
-    reporting: dict[str, tuple[optuna.Trial, int]] = field(default_factory=dict)
-    """The trials that run now, by their values in words, and the last tenth of training of which each has a score."""
 
     def search(self) -> Finding:
         """Run plain training, or the task's own settings, then trials until there are no more, then more seeds."""
         if self.plain.valid is None and self.asked.of_walk:
             raise InputError(f"the baseline of {self.asked.task} diverged: change its settings before you tune a walk")
         while trials := self.next_trials():
-            self.reporting = {in_words(each.params): (each, 0) for each in trials if isinstance(each, optuna.Trial)}
             records = self.trained([(trial.params, 0) for trial in trials])
             for trial, record in zip(trials, records, strict=True):
-                value = None if record is None else record.valid
-                lost = TrialState.PRUNED if record is None else TrialState.FAIL
-                self.study.tell(trial.number, value, state=lost if value is None else None)
-        self.reporting = {}
+                state = TrialState.FAIL if record.valid is None else TrialState.COMPLETE
+                self.study.tell(trial.number, record.valid, state=state)
         return self.conclude()
 
     @cached_property
@@ -388,44 +376,18 @@ class Driver:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Plain training serves the searches of all methods: they wait for it here, and then read its records.
         with FileLock(self.folder / f"{self.asked.plan().task_name}.lock"):
-            found = self.trained([(values, repetition) for repetition in range(count)])
-        return [record for record in found if record is not None]
+            return self.trained([(values, repetition) for repetition in range(count)])
 
-    def trained(self, wanted: Sequence[tuple[Values, int]]) -> list[Record | None]:
-        """The records of values and repetitions, read from files or trained now; None for a trial that was stopped."""
+    def trained(self, wanted: Sequence[tuple[Values, int]]) -> list[Record]:
+        """The records of values and repetitions, read from files or trained now, without the test split."""
         planned = [self.asked.plan(*each) for each in wanted]
         jobs = {job.name: job for job in prepare(planned, self.folder)}
         names = [plan.name(self.data_hash) for plan in planned]
         for name, (values, _) in zip(names, wanted, strict=True):
             jobs[name].detail = in_words(values)
-        do_all([*jobs.values()], self.folder, self.engine, self._heard, partial(train, cpu=self.cpu, test=False))
-        for job in jobs.values():
-            if job.error is not None:
-                raise TrialFailedError(f"{job.name}: {job.error} ({job.log})")
-            if job.record is None:
-                rmtree(self.folder / job.name)  # the checkpoint of a trial that was stopped early
+        do_all([*jobs.values()], self.folder, self.engine, self.watch, partial(train, cpu=self.cpu, test=False))
+        raise_failed(jobs.values())
         return [jobs[name].record for name in names]
-
-    def _heard(self, job: Job, event: Event) -> None:
-        """Tell Optuna the score at each tenth of training, because trials differ in epochs, and stop a hopeless one.
-
-        None is stopped in the first half of training, or before its learning rate was halved twice.
-        """
-        self.watch(job, event)
-        kind, update = event
-        if kind != "update" or job.detail not in self.reporting or update.valid is None or update.note:
-            return
-        ended, settings, family = update.epoch - 1, job.plan.settings, job.plan.definition.family
-        trial, last = self.reporting[job.detail]
-        step = 10 * ended // update.epochs
-        if step <= last:
-            return
-        self.reporting[job.detail] = trial, step
-        same_direction = family.followed.higher_is_better == family.metric.higher_is_better
-        trial.report(update.valid if same_direction else -update.valid, step)
-        patience = settings.halve_after + 2 if settings.schedule == "halving" else 0
-        if patience <= ended < update.epochs and trial.should_prune():
-            self.engine.cancel(job)
 
     def next_trials(self) -> Sequence[optuna.Trial | FrozenTrial]:
         """The trials that a killed search left, or else new ones; none when the search has ended."""
@@ -459,41 +421,47 @@ class Driver:
         return found
 
     def gain(self, trial: FrozenTrial) -> float:
-        """How much better a trial is than plain training, in units of the metric; -inf without a score."""
-        difference = (trial.value or 0.0) - (self.plain.valid or 0.0)
-        sign = 1 if self.plain.metric.higher_is_better else -1
-        return -math.inf if trial.value is None else sign * difference
+        """How much better a trial is than plain training, in units of the metric; -inf if it diverged."""
+        if trial.value is None:
+            return -math.inf
+        difference = trial.value - (self.plain.valid or 0.0)
+        return difference if self.plain.metric.higher_is_better else -difference
 
     def conclude(self) -> Finding:
         """Repeat the best trials with more seeds, choose one of them, and say what was found."""
-        ended = [trial for trial in self.study.get_trials() if trial.state.is_finished()]
-        ended.sort(key=self.gain, reverse=True)
-        scored = list({in_words(trial.params): trial for trial in ended if trial.value is not None}.values())
-        close = [trial for trial in scored if self.gain(scored[0]) - self.gain(trial) <= noise_of(self.plain)]
-        plain = self.with_seeds({}, self.asked.seeds)
-        finalists = [(trial.params, self.with_seeds(trial.params, self.asked.seeds)) for trial in close[:FINALISTS]]
-        values, gain, sentence = choose(self.asked, plain, finalists)
-        scores = {in_words(trial.params): [trial.value] for trial in scored}
+        asked, plain = self.asked, self.with_seeds({}, self.asked.seeds)
+        ended = self.study.get_trials(states=(TrialState.COMPLETE, TrialState.FAIL))
+        unlike = {in_words(trial.params): trial for trial in ended}  # equal trials have equal scores
+        best = sorted(unlike.values(), key=self.gain, reverse=True)
+        scored = [trial for trial in best if trial.value is not None]
+        close = [trial for trial in scored if self.gain(best[0]) - self.gain(trial) <= noise_of(plain[0])]
+        finalists = [(trial.params, self.with_seeds(trial.params, asked.seeds)) for trial in close[:FINALISTS]]
+        values, gain, sentence = choose(asked, plain, finalists)
+        scores = {name: [trial.value] for name, trial in unlike.items()}
         scores |= {in_words(params): [run.valid for run in runs] for params, runs in finalists}
-        trials = [*scored, *(trial for trial in ended if trial.value is None)]
-        plan, own, changed = self.asked.plan(values), self.asked.plan(), {**self.asked.settings, **values}
+        trials = [
+            {
+                "values": trial.params,
+                "valid": [score for score in scores[in_words(trial.params)] if score is not None],
+                "chosen": trial.params == values,
+            }
+            for trial in best
+        ]
+        plan, changed = asked.plan(values), {**asked.settings, **values}
         walk = {*WALK & values.keys()} | ({"walk_progress"} if "budget" in values else set())
         return Finding(
             name=self.study.study_name,
             task=plan.task_name,
             size=plan.size,
-            method=self.asked.method,
-            quantity=self.asked.what,
+            method=asked.method,
+            quantity=asked.what,
             seeds=[record.seed for record in plain],
-            settings=own.settings.model_dump(mode="json"),
+            settings=asked.plan().settings.model_dump(mode="json"),
             changes={name: v for name, v in plan.settings.model_dump(mode="json").items() if name in changed},
             walk=plan.walk.model_dump(mode="json", include=walk),
             data=self.data_hash,
             plain=[record.valid for record in plain],
-            trials=[
-                {"values": each.params, "valid": scores.get(in_words(each.params), []), "chosen": each.params == values}
-                for each in trials
-            ],
+            trials=trials,
             gain=gain,
             sentence=f"{sentence} ({len(trials)} trials)",
         )

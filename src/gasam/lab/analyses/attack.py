@@ -37,10 +37,10 @@ class Attack(Analysis):
 
     norm: float = Field(2.0, description="Norm of the ball: 2, inf, or any number > 1.", strict=False)
     radii: tuple[float, ...] = Field(
-        (),
+        "collapse",
+        validate_default=True,
         description="Radii: collapse (search until half of the metric is lost), table4 (the paper's), or numbers "
         "separated by commas.",
-        json_schema_extra={"text": "collapse"},
     )
     steps: int = Field(10, description="Number of ascent steps of an attack, K.")
     restarts: int = Field(1, description="Number of further attacks, from random points of the ball.")

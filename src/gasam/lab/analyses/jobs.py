@@ -60,7 +60,7 @@ def measure_all(
         known = replace(find(run), data=origin)
         name = analysis.name(known.record)
         job = AnalysisJob(known.plan, name, exclusive=False, analysis=analysis, origin=origin, cpu=cpu)
-        job.run, file = Path(f"{known.folder}.json"), folder / f"{name}.json"
+        job.run, job.detail, file = Path(f"{known.folder}.json"), analysis.kind, folder / f"{name}.json"
         if file.exists():
             job.record = record.read_analysis(file)
         elif not here:

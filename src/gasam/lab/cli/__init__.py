@@ -33,11 +33,11 @@ def _run() -> int:
     try:
         from typer import TyperException
 
-        from gasam.lab.cli import lists, measuring, paper, training, use  # noqa: F401  # they add their commands
+        from gasam.lab.cli import measuring, training, use  # noqa: F401  # they add their commands
         from gasam.lab.cli.options import app, refusal
     except ModuleNotFoundError as error:
         return _say(f"the command needs {error.name}: run `pip install 'gasam[lab]'`", 2)
-    from gasam.lab.errors import InputError
+    from gasam.lab.errors import InputError, RunFailedError
 
     try:
         code = app(prog_name="gasam", standalone_mode=False)
@@ -45,6 +45,8 @@ def _run() -> int:
         return _say(refusal(error), 2)
     except InputError as error:
         return _say(str(error), 2)
+    except RunFailedError as error:
+        return _say(f"failed: {error}; the same command repeats only what failed", 1)
     except OSError as error:
         place = error.filename or "a file"
         return _say(f"{place}: {error.strerror or error}: name another folder, or check permissions and space", 2)

@@ -6,12 +6,11 @@ import inspect
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, is_dataclass, make_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 import typer
@@ -70,48 +69,32 @@ SHARED |= {"json": "Print JSON.", "track": "Follow the training in a tracker, su
 """The descriptions of options that mean the same in several commands."""
 
 
-class Choice(NamedTuple):
-    """An option or argument of a command: what a function or a group says about it."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str | None
-    panel: str | None = None
-    positional: bool = False
-
-    @property
-    def parameter(self) -> inspect.Parameter:
-        """The parameter from which typer makes the option; what typer cannot read is read as text."""
-        kind, default, shown = self.type, self.default, {"help": self.help, "rich_help_panel": self.panel}
-        if isinstance(default, tuple):
-            kind, default = str, ",".join(f"{value:g}" for value in default)
-        several = set(get_args(kind)) - {NoneType}
-        if get_origin(kind) is Literal or any(get_origin(each) is Literal for each in several):
-            kind = str | None  # one sentence for every wrong value, from the model
-        elif several == {int, float}:
-            kind, shown["metavar"] = str | None, "NUMBER"
-            shown["parser"] = TypeAdapter(int | float).validate_python
-        if list in (get_origin(each) for each in several):
-            shown["metavar"] = "NAME=VALUE"
-        told = typer.Option(f"--{self.name.replace('_', '-')}", **shown)
-        if self.positional:
-            told = typer.Argument(metavar=self.name.upper(), help=self.help)
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(self.name, keyword, default=default, annotation=Annotated[kind, told])
+def parameter(
+    name: str, kind: Any, default: Any, about: str | None, panel: str | None = None, *, positional: bool = False
+) -> inspect.Parameter:
+    """The parameter from which typer makes an option; what typer cannot read is text, and the model reads it."""
+    told: dict[str, Any] = {"help": about, "rich_help_panel": panel}
+    parts = {get_origin(each) or each for each in (kind, *get_args(kind))}
+    if get_origin(kind) is tuple:
+        kind, default = str, default if isinstance(default, str) else ",".join(f"{value:g}" for value in default)
+    elif Literal in parts:
+        kind = str
+    elif {int, float} <= parts:
+        kind, told["metavar"], told["parser"] = str | None, "NUMBER", TypeAdapter(int | float).validate_python
+    elif list in parts:
+        told["metavar"] = "NAME=VALUE"
+    option = typer.Option(f"--{name.replace('_', '-')}", **told)
+    if positional:
+        option = typer.Argument(metavar=name.upper(), help=about)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def choices(group: Any, panel: str) -> Iterator[Choice]:
-    """The options of a group: the fields of a pydantic model or of a dataclass."""
+def fields_of(group: Any) -> list[tuple[str, Any, Any, str | None]]:
+    """Name, type, default and description of each field of a pydantic model or a dataclass."""
     if issubclass(group, BaseModel):
-        for name, field in group.model_fields.items():
-            extra = field.json_schema_extra
-            default = extra["text"] if isinstance(extra, dict) else field.default
-            yield Choice(name, str if isinstance(extra, dict) else field.annotation, default, field.description, panel)
-        return
-    types, helps = get_type_hints(group), described(group)[1]
-    for each in fields(group):
-        yield Choice(each.name, types[each.name], each.default, helps.get(each.name), panel)
+        return [(name, each.annotation, each.default, each.description) for name, each in group.model_fields.items()]
+    fields, about = inspect.signature(group, eval_str=True).parameters, described(group)[1]
+    return [(name, each.annotation, each.default, about.get(name)) for name, each in fields.items()]
 
 
 def command(function: Callable[..., None], **groups: Any) -> Callable[..., None]:
@@ -123,19 +106,17 @@ def command(function: Callable[..., None], **groups: Any) -> Callable[..., None]
     text, own = described(function)
     helps = SHARED | described(getattr(api, function.__name__, None))[1] | own
     parameters: list[inspect.Parameter] = []
-    for each in inspect.signature(function, eval_str=True).parameters.values():
-        if is_dataclass(each.annotation) or each.name in groups:
-            group = groups.setdefault(each.name, each.annotation)
-            parameters += (choice.parameter for choice in choices(group, f"The {each.name}"))
-            continue
-        positional = each.kind is not inspect.Parameter.KEYWORD_ONLY
-        choice = Choice(each.name, each.annotation, each.default, helps.get(each.name), positional=positional)
-        parameters.append(choice.parameter)
+    for name, each in inspect.signature(function, eval_str=True).parameters.items():
+        if is_dataclass(each.annotation) or name in groups:
+            group = groups.setdefault(name, each.annotation)
+            parameters += (parameter(*field, f"The {name}") for field in fields_of(group))
+        else:
+            positional = each.kind is not inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter(name, each.annotation, each.default, helps.get(name), positional=positional))
 
     def run(**given: Any) -> None:
         for name, group in groups.items():
-            names = [choice.name for choice in choices(group, "")]
-            given[name] = checked(group, **{option: given.pop(option) for option in names})
+            given[name] = checked(group, **{option: given.pop(option) for option, *_ in fields_of(group)})
         function(**given)
 
     run.__name__, run.__doc__ = function.__name__, text

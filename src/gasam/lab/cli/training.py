@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from gasam.lab import api
 from gasam.lab.cli.options import RUNS, GivenWalk, Place, Settings, assignments, command, listed
 from gasam.lab.display import Live, console, label, outcome, print_json, print_table, say
-from gasam.lab.engines.engine import Job
-from gasam.lab.errors import InputError
+from gasam.lab.engines.engine import Job, raise_failed
+from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Table
-from gasam.lab.record import Record, as_json
+from gasam.lab.record import as_json
 from gasam.lab.report import html
 from gasam.lab.report.comparison import Comparison
-from gasam.lab.search import FOLDER, TrialFailedError
+from gasam.lab.search import FOLDER, Search
 from gasam.lab.tasks import TASKS, Origin
 from gasam.lab.training import tracking
-from gasam.lab.training.plan import Plan, make
+from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 
@@ -36,7 +33,6 @@ def compare(
     seeds: int = 3,
     walk: list[str] | None = None,
     tuned: bool = False,
-    same_noise: bool = False,
     data: Origin,
     settings: Settings,
     place: Place,
@@ -54,8 +50,8 @@ def compare(
         methods: Methods, separated by commas, or `family` for all of them.
         walk: Change an option of a method's walk: METHOD.NAME=VALUE, e.g. ga-sam.epsilon=1e-3.
     """
-    names, changed = listed("--methods", methods), settings.changed(task, size)
-    walks = walks_of(names, walk or (), same_noise)
+    names = listed("--methods", methods)
+    walks, changed = walks_of(names, walk or ()), settings.changed(task, size)
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
         done = api.run_all(plans, out, engine, cpu=cpu, track=track)
@@ -74,15 +70,12 @@ def compare(
         html.write(files[-1], found, times)
     show(table, done, files, json)
     if not json and task in TASKS and TASKS[task].kind.startswith("twin"):
-        say(
-            "This data is built in, and no evidence. On your own texts: `gasam compare classify --train YOUR.csv`",
-            console,
-        )
+        say("This data is built in, and no evidence. On your own: `gasam compare classify --train YOUR.csv`", console)
 
 
-def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> dict[str, dict[str, Any]]:
-    """Parse METHOD.NAME=VALUE into options by method; `same_noise` holds for all methods."""
-    changed: dict[str, dict[str, Any]] = {method: {"same_noise": same_noise or None} for method in methods}
+def walks_of(methods: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse METHOD.NAME=VALUE into options by method."""
+    changed = {method: dict[str, Any]() for method in methods}
     for text in texts:
         method, dot, assignment = text.partition(".")
         if not dot or method not in methods:
@@ -93,23 +86,14 @@ def walks_of(methods: Sequence[str], texts: Sequence[str], same_noise: bool) -> 
 
 
 def show(table: Table, jobs: Sequence[Job], files: Sequence[Path], json: bool) -> None:
-    """Print the table and where it is saved, then the runs that failed."""
+    """Print the table and where it is saved, then raise if a run failed."""
     if json:
         failed = [job for job in jobs if job.record is None]
         told = [{"run": job.name, "error": job.error, "log": job.log and str(job.log)} for job in failed]
         print_json(table.as_json() | {"failed": told})
     else:
         print_table(table, files)
-    exit_if_failed(jobs)
-
-
-def exit_if_failed(jobs: Sequence[Job]) -> None:
-    """Name the runs that failed, and exit with code 1 if there are any."""
-    failed = [job for job in jobs if job.record is None]
-    for job in failed:
-        say(f"failed: {label(job)}: {job.error}")
-    if failed:
-        raise typer.Exit(1)
+    raise_failed(jobs)
 
 
 @partial(command, walk=GivenWalk)
@@ -139,32 +123,28 @@ def train(
     """
     given = dict(vars(walk))
     options = assignments("--option", given.pop("option"))
-    changed = settings.changed(task, size)
-    plan = make(task, method, size, seed, origin=data, settings=changed, walk=given | options)
-    record = run_here(plan, out, cpu=cpu, gradient_norms=gradient_norms, track=track)
-    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun only the first prints
-        return
+    plan = make(task, method, size, seed, origin=data, settings=settings.changed(task, size), walk=given | options)
+    if track is not None:
+        tracking.check(track)
+    [job] = api.prepared([plan], out)
+    if job.record is not None:
+        say(f"{label(job)}: already there, not run again")
+    with Live(1) as live:  # in this process, as torchrun and debuggers need
+        record = run(
+            plan,
+            out,
+            on_update=lambda update: live.watch(job, ("update", update)),
+            cpu=cpu,
+            gradient_norms=gradient_norms,
+            track=track,
+        )
     if json:
         print_json(as_json(record))
         return
     say(f"{plan.task_name} {method} seed {seed}: {outcome(record)}", console)
     folder = out / record.name
-    console.print(f"record: {folder}.json", soft_wrap=True)
-    missing = "" if folder.is_dir() else " is missing: use another --out to train it again"
-    console.print(f"model: {folder}{missing}", soft_wrap=True)
-
-
-def run_here(plan: Plan, out: Path, track: str | None, **options: Any) -> Record:
-    """Run a plan in this process, as torchrun and debuggers need; the options are those of `training.run.run`."""
-    if track is not None:
-        tracking.check(track)
-    if os.environ.get("RANK", "0") != "0":
-        return run(plan, out, track=track, **options)
-    [job] = api.prepared([plan], out)
-    if job.record is not None:
-        say(f"{label(job)}: already there, not run again")
-    with Live(1) as live:  # `run` checks what a finished run lacks of the options
-        return run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), track=track, **options)
+    say(f"record: {folder}.json", console)
+    say(f"model: {folder}{'' if folder.is_dir() else ' is missing: use another --out to train it again'}", console)
 
 
 @command
@@ -192,30 +172,18 @@ def tune(
     `gasam tune imdb --method baseline`, then `gasam compare imdb --settings-from runs/search/NAME.json`
 
     Args:
-        method: Method, several separated by commas, or `family`, each with the same --trials; baseline searches the
-            settings of plain training.
+        method: Name of a method; baseline searches the settings of plain training.
         space: Range of a setting, or of norm, budget, epsilon or cap: NAME=LOW..HIGH, NAME=LOW..HIGH,log, a JSON list
             such as NAME=[0,0.1], or NAME=null to leave it out.
     """
-    names = api.expanded(task, listed("--method", method))
-    if len(names) > 1 and trials is None:
-        raise InputError("several methods need the same number of trials to be comparable: add --trials 5, for example")
-    if len(names) > 1 and "baseline" in names and quantity not in ("settings", "joint"):
-        say("- baseline has no walk: search its settings with --method baseline")
-        names.remove("baseline")
-    options: dict[str, Any] = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed}
-    options |= {"space": assignments("--space", space), "settings": settings.changed(task, size), "origin": data}
-    searches = [api.question(task, name, **options) for name in names]
-    try:
-        with place.engine(cpu, jobs) as engine:
-            for asked in searches:
-                found = api.find(asked, out, engine, cpu=cpu)
-                file = out / FOLDER / f"{found.name}.json"
-                if json:
-                    print_json(found.model_dump(mode="json") | {"file": str(file)})
-                    continue
-                print_table(found.table(), [file, file.with_suffix(".journal")])
-                say(found.sentence, console)
-    except TrialFailedError as error:
-        say(f"failed: {error}; run the same command to continue")
-        raise typer.Exit(1) from None
+    ranges, changed = assignments("--space", space), settings.changed(task, size)
+    options = {"size": size, "quantity": quantity, "trials": trials, "seeds": seeds, "seed": seed, "origin": data}
+    asked = checked(Search, task=task, method=method, space=ranges, settings=changed, **options)
+    with place.engine(cpu, jobs) as engine:
+        found = api.find(asked, out, engine, cpu=cpu)
+    file = out / FOLDER / f"{found.name}.json"
+    if json:
+        print_json(found.model_dump(mode="json") | {"file": str(file)})
+    else:
+        print_table(found.table(), [file, file.with_suffix(".journal")])
+        say(found.sentence, console)

@@ -1,4 +1,4 @@
-"""The commands `gasam predict` and `gasam report`, which use finished runs."""
+"""The commands that train nothing: `gasam predict`, `report`, `tasks`, `methods` and `data`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import tee
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from gasam.lab.cli import INTERRUPTED
 from gasam.lab.cli.options import RUNS, command
+from gasam.lab.data import published
+from gasam.lab.data.corpus import data_directory
 from gasam.lab.data.files import STANDARD_INPUT
+from gasam.lab.data.published import FileState
 from gasam.lab.display import console, errors, print_json, print_table, say
 from gasam.lab.errors import InputError
+from gasam.lab.methods import METHODS
+from gasam.lab.output import Table
 from gasam.lab.report import html as page
 from gasam.lab.report.comparison import counted, run_list
 from gasam.lab.storage import replaced
+from gasam.lab.tasks import TASKS, find
 from gasam.lab.training.finished import load
+from gasam.lab.training.plan import make
 
 
 @command
@@ -84,8 +93,8 @@ def predict(
             if total is not None and json:
                 print(json_line({"whole_input": total}), file=stream)
     except KeyboardInterrupt:
-        say(f"gasam: interrupted after {done:,} inputs")  # the same command starts again
-        raise SystemExit(130) from None
+        say(f"gasam: interrupted after {done:,} inputs")
+        sys.exit(INTERRUPTED)
     if total is not None and not json:
         say(f"perplexity of the whole input: {trained.family.line(total)}")
     left_out = f"; {counted(blank, 'blank line')} without one" if blank else ""
@@ -126,7 +135,7 @@ def report(folder: Path = RUNS, *, html: Path | None = None, csv: bool = False, 
         say(f"not listed: {fault}", style="red")
     table = run_list(runs, f"Runs in {folder}")
     if csv:
-        sys.stdout.write(table.csv())
+        print(table.csv(), end="")
     elif json:
         answers = [{"title": each.title, "answer": each.answer, "standing": each.standing} for each in comparisons]
         print_json({"file": str(file), "answers": answers, "runs": list(table.values)})
@@ -134,4 +143,75 @@ def report(folder: Path = RUNS, *, html: Path | None = None, csv: bool = False, 
         print_table(table)
         for each in comparisons:
             say(f"{each.title}: {each.answer}", console)
-        console.print(f"saved: {file}", soft_wrap=True)
+        say(f"saved: {file}", console)
+
+
+@command
+def tasks(*, json: bool = False) -> None:
+    """List the tasks with their data and metrics; --json adds the settings of each size."""
+    found = {name: {"about": t.about, "data": t.kind, "metric": t.family.metric.name} for name, t in TASKS.items()}
+    if json:
+        sizes = {name: {size: own.model_dump() for size, own in task.sizes.items()} for name, task in TASKS.items()}
+        print_json({name: told | {"sizes": sizes[name]} for name, told in found.items()})
+        return
+    notes = (
+        "Sizes: paper, small (default), tiny; ptb also has medium.",
+        "A twin needs no download. `gasam data` shows the files that the paper's tasks need.",
+    )
+    print_table(Table("Tasks", [{"task": name} | told for name, told in found.items()], notes))
+
+
+@command
+def methods(*, task: str = "imdb", size: str | None = None, json: bool = False) -> None:
+    """List the methods with the walk that each uses on a task, and the source of its size."""
+    size = size or find(task).default_size
+    find(task).settings(size)  # raises if there is no such size
+    rows, found = list[dict[str, str]](), dict[str, dict[str, Any]]()
+    for name, method in METHODS.items():
+        try:
+            walk = make(task, name, size).walk
+            found[name] = {"about": method.about, "in_words": str(walk)} | walk.model_dump()
+            told = f"{walk} ({walk.source})" if str(walk) else ""
+        except InputError as error:  # the method cannot be used with this model
+            told = str(error)
+            found[name] = {"about": method.about, "source": told}
+        rows.append({"method": name, "minimises": method.about, "walk (who chose its size)": told})
+    if json:
+        print_json(found)
+    else:
+        print_table(Table(f"Methods, as used for {task} in size {size}", rows))
+
+
+@command
+def data(*, get: str | None = None, data_dir: Path | None = None, json: bool = False) -> None:
+    """Show the files that each task needs, and which of them exist, or download them.
+
+    Args:
+        get: Download the missing files of this task from the Hugging Face hub or the web. Needs gasam[download].
+    """
+    directory = data_directory(data_dir)
+    known = {name: task.published for name, task in TASKS.items() if task.published}
+    if get is not None:
+        if get not in known:
+            raise InputError(f"the data of {get!r} cannot be downloaded: name one of {', '.join(known)}")
+        for file in published.get(get, known[get], directory):
+            print(f"{file.path}: {file.size} bytes, content {file.checksum}")
+        return
+    states = {task: published.inspect(files, directory) for task, files in known.items()}
+    if json:
+        found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
+        print_json({"directory": str(directory), "tasks": found})
+        return
+    rows = [{"task": task, "file": file.name} | _state(file) for task, files in states.items() for file in files]
+    notes = (
+        f"searched in {directory}; --data-dir or GASAM_DATA sets another folder",
+        "`gasam data --get TASK` downloads the files of a task; the twins and your own data do not need them",
+    )
+    print_table(Table("Data", rows, notes))
+
+
+def _state(file: FileState) -> dict[str, str]:
+    if file.size is None:
+        return {"size": "optional" if file.substitute else "missing"}
+    size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
+    return {"size": size, "checksum": {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gasam.lab import record as records
-from gasam.lab.errors import InputError
+from gasam.lab.errors import InputError, RunFailedError
 from gasam.lab.families.family import Encoded
 from gasam.lab.record import Record
 from gasam.lab.storage import Checkpoints, replaced
@@ -119,6 +119,12 @@ def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent,
                 on_event(job, (kind, value))
     finally:
         engine.stop()
+
+
+def raise_failed(jobs: Iterable[Job]) -> None:
+    """Raise `RunFailedError` if a job has no record."""
+    if failed := [f"{job.name}: {job.error} ({job.log})" for job in jobs if job.record is None]:
+        raise RunFailedError("; ".join(failed))
 
 
 def message_of(error: BaseException) -> str:
