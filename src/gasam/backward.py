@@ -165,7 +165,8 @@ class SharpBackward:
         walks = self.could_walk and strength > 0
         between = self.could_walk and not walks and clock.between_walks and method is not None and method.between_walks
         compares = self.detailed and not self.per_worker  # whose last gradient is not alone in `.grad`
-        seen = fold = None
+        fold: Any = None
+        seen: Any = None
         if walks or between:
             fold = Fold(
                 [p for p in self.parameters if p.requires_grad],
@@ -179,8 +180,8 @@ class SharpBackward:
 
         def run_and_fold(k: int) -> Pass:
             nonlocal seen
-            seen = run(k, fold.before(k), between or k == plan.steps)  # type: ignore[union-attr]
-            return seen
+            seen = run(k, fold.before(k), between or k == plan.steps)
+            return seen  # type: ignore[no-any-return]
 
         try:
             if walks:

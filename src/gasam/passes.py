@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from inspect import signature
+from inspect import currentframe, signature
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -66,7 +65,8 @@ class uninterrupted:  # noqa: N801 - reads as a function
     """
 
     def __enter__(self) -> uninterrupted:
-        self._open, self._pending, self._before = False, False, None
+        self._before: Any = None
+        self._open = self._pending = False
         if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
             self._before = signal.signal(signal.SIGINT, self._arrived)
         return self
@@ -95,7 +95,7 @@ class uninterrupted:  # noqa: N801 - reads as a function
     def _deliver(self) -> None:
         if self._pending:
             self._pending = self._open = False
-            self._before(signal.SIGINT, sys._getframe(1))
+            self._before(signal.SIGINT, currentframe())
 
 
 def call(function: Callable[[], Any]) -> tuple[Tensor, Any]:

@@ -106,5 +106,6 @@ def _row(size: float, traces: Sequence[Trace]) -> Row:
     lowest_cosine, lowest = min(((fmean(each), name) for name, each in cosines.items()), default=(1.0, "no group"))
     largest, largest_ratio = max((groups.largest_ratio() for groups in found), key=lambda each: each[1])
     metrics = [trace.metrics() for trace in traces]
-    means = (fmean(each[key] for each in metrics) for key in ("predicted_rise", "rise", "perturbation_ratio"))
-    return Row(size, *means, largest_ratio, largest, lowest_cosine, lowest)
+    names = "predicted_rise", "rise", "perturbation_ratio"
+    predicted, measured, ratio = (fmean(each[name] for each in metrics) for name in names)
+    return Row(size, predicted, measured, ratio, largest_ratio, largest, lowest_cosine, lowest)

@@ -134,7 +134,7 @@ class _Ascent:
         """Measure the gradient of a pass, and what its direction needs if T is not part of it, with one collective."""
         groups, plan = self.groups, self.plan
         scale = abs(seen.gradient_scale)  # its sign does not matter
-        self._scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
+        self._scale: Any = scale.to(self._one) if isinstance(scale, Tensor) else scale
         self._parts = self._gradients = groups.split(groups.gradients())  # dropped when the weights move
         steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
         reads_weights = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS

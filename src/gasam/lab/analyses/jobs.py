@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def measure_all(
         do_all(jobs, folder, engine, on_event, measured)
     for job in jobs:
         if job.record is None and here:
-            job.record = measured(job, folder, lambda text, job=job: on_event(job, ("update", text)))
+            # Bound now, because `job` is another one in the next round.
+            on_update = partial(lambda own, text: on_event(own, ("update", text)), job)
+            job.record = measured(job, folder, on_update)
             on_event(job, ("done", job.record))
     return jobs
 

@@ -165,7 +165,7 @@ def fine_tuned(run: FinishedRun, data: Labelled, epochs: int, seed: int) -> Weig
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for _ in range(epochs):
-            for chosen in torch.randperm(len(labels), generator=order).split(settings.batch):
+            for chosen in torch.randperm(len(labels), generator=order).split(settings.batch):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 run.objective(model, (inputs[chosen], labels[chosen])).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
