@@ -5,20 +5,23 @@ import math
 import tempfile
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from processes import Counting, bits_agree, mean, refusal, worst
-from shared_checks import (
+from several import (
+    assert_others_give_up,
+    assert_schedule_follows_the_joint_loss,
+    assert_walk_has_its_weight,
+    bits_agree,
     joint,
+    local,
     mesh,
-    others_give_up,
     own,
     part,
+    reference_fold,
     reference_walk,
-    schedule_error,
     shard,
-    weighted_walk_error,
     whole,
 )
 from torch import nn
@@ -27,10 +30,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
-from problems import GRANULARITIES, TEN_WALKS, network
-from tolerances import error, flat, same_bits
+from problems import GRANULARITIES, TEN_WALKS, closure_of, network
+from tolerances import EXACT, error, flat, same_bits
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def walks() -> list[Perturbation]:
@@ -44,81 +50,94 @@ def walks() -> list[Perturbation]:
     return found
 
 
-def walk_error(model, chosen, before: float = 0.0) -> float:
-    """Of the folded gradient and of |a|; the weights must be home."""
-    found, (x, y) = 0.0, own()
-    home = [p.detach().to_local().clone() for p in model.parameters()]
+def gradients_of(model) -> torch.Tensor:
+    return flat(whole(p.grad for p in model.parameters()))
+
+
+@pytest.mark.parametrize(("chosen", "hybrid", "before"), [
+    (walks(), False, 0.0), (walks()[8:12], True, 0.0), (walks()[::6], False, 1.0)
+], ids=["shards", "replicas", "accumulated"])  # fmt: skip
+def test_shards_walk_as_one_process_does(chosen, hybrid, before):
+    """The folded gradient and |a|, over uneven shards."""
+    model, (x, y) = shard(hybrid=hybrid), own()
+    home = [weights.clone() for weights in local(model.parameters())]
     for perturbation in chosen:
-        offsets, _, _, folded = reference_walk(perturbation)
+        offsets, _, _, folded = reference_walk(joint(), perturbation)
         sharp = SharpBackward(model.named_parameters(), perturbation)
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, before) if before else None
         sharp(lambda: cross_entropy(model(x), y))
-        found = max(found, error(flat(whole(p.grad for p in model.parameters())) - before, folded))
-        found = max(found, error(torch.stack(sharp.last.norms), [float(np.sqrt(a @ a)) for a in offsets]))
-        assert same_bits([p.detach().to_local() for p in model.parameters()], home)
-    return worst(found)
+        assert error(gradients_of(model) - before, folded) < EXACT
+        assert error(torch.stack(sharp.last.norms), [float(np.sqrt(a @ a)) for a in offsets]) < EXACT
+        assert same_bits(local(model.parameters()), home)
 
 
-def sharded_parameters(model) -> list:
+def sharded(model):
+    """FSDP's own parameters, also after a pass that left the gathered ones."""
     for module in (model[0], model[2], model):
         module.reshard()
-    return list(model.parameters())
+    return model
 
 
-def gradients_of(model):
-    return whole([p.grad for p in sharded_parameters(model)])
-
-
-def stale_error() -> float:
-    """Gathered weights that FSDP would keep, after a backward and after a forward without one."""
-    model = shard(reshard_after_forward=False)
+def test_gathered_weights_are_never_out_of_date():
+    """Those that FSDP would keep, after a backward and after a forward without one."""
+    model, (x, y) = shard(reshard_after_forward=False), own()
     model.set_reshard_after_backward(False)
-    (x, y), found = own(), 0.0
     for perturbation in (TEN_WALKS["ga_sam"], TEN_WALKS["weight_rms"]):
-        *_, folded = reference_walk(perturbation)
         model.zero_grad()
-        sharp = SharpBackward(params := sharded_parameters(model), perturbation)
+        sharp = SharpBackward(params := list(sharded(model).parameters()), perturbation)
         with torch.no_grad():
             model(x)
         sharp(lambda: model(x).detach().sum() * 0 + cross_entropy(model(x), y))
-        found = max(found, error(flat(whole(p.grad for p in params)), folded))
-    return worst(found)
+        assert error(flat(whole(p.grad for p in params)), reference_fold(joint(), perturbation)) < EXACT
 
 
-def collectives() -> dict[str, list[int]]:
-    """All-reduces of the walk: for K = 1, 2, by norm, with a scale that asks for both norms. FSDP itself has none."""
-    counts: dict[str, list[int]] = {}
+class Counting(TorchDispatchMode):
+    """Counts all-reduces; torch's own CommDebugMode does not survive FSDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_reduces = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.all_reduces += "all_reduce" in str(func) or "allreduce" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+@pytest.mark.parametrize(("steps", "expected"), [(1, 1), (2, 4)])
+def test_one_collective_has_all_norms_of_a_pass(norm, steps, expected):
+    """One for all sums over a pass's gradient; with K > 1 one more in each step, for the length of the position.
+
+    The scale asks for both norms, and FSDP itself has no all-reduce.
+    """
     model, (x, y) = shard(), own()
-    for norm, steps in itertools.product((2.0, math.inf), (1, 2)):
-        walk = Perturbation(epsilon=0.1, norm=norm, scale="weight_over_gradient", steps=steps)
-        sharp = SharpBackward(model.parameters(), walk)
-        for _ in range(21):  # these are measured in full
-            sharp(lambda: cross_entropy(model(x), y))
-        with Counting() as mode:
-            sharp(lambda: cross_entropy(model(x), y))
-        counts.setdefault(str(norm), []).append(mode.all_reduces)
-    return counts
+    walk = Perturbation(epsilon=0.1, norm=norm, scale="weight_over_gradient", steps=steps)
+    sharp = SharpBackward(model.parameters(), walk)
+    for _ in range(21):  # these are measured in full
+        sharp(lambda: cross_entropy(model(x), y))
+    with Counting() as mode:
+        sharp(lambda: cross_entropy(model(x), y))
+    assert mode.all_reduces == expected
 
 
-def displaced_error() -> float:
+def test_displaced_holds_the_offset():
     parameters = list(shard().parameters())
     home = whole(parameters)
     with displaced(parameters, [torch.full_like(p, 0.5) for p in parameters]):
-        found = error(flat(whole(parameters)), flat(home) + 0.5)
+        assert error(flat(whole(parameters)), flat(home) + 0.5) < EXACT
     assert same_bits(whole(parameters), home)
-    return worst(found)
 
 
-def closure_error() -> float:
+def test_closures():
     model, (x, y), walk = shard(), own(), ga_sam(0.2, norm=2.0, steps=2)
     optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=1.0), walk)
     before = flat(whole(model.parameters()))
-    optimizer.step(lambda: (loss := cross_entropy(model(x), y)).backward() or loss)
-    return worst(error(before - flat(whole(model.parameters())), reference_walk(walk)[-1]))
+    optimizer.step(closure_of(lambda: cross_entropy(model(x), y)))
+    assert error(before - flat(whole(model.parameters())), reference_fold(joint(), walk)) < EXACT
 
 
-def mixed_precision_error() -> float:
+def test_mixed_precision_policy():
     """The walk is in float32 over weights that are gathered in bfloat16: passes at the rounded points."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, rounded = shard(network(torch.float32), mp_policy=policy), network(torch.float32).bfloat16()
@@ -135,105 +154,83 @@ def mixed_precision_error() -> float:
     expected = gradient_at(home + 0.3 * g / g.norm())
     x, y = own()
     SharpBackward(model.parameters(), sam(0.3))(lambda: cross_entropy(model(x.bfloat16()), y))
-    return worst(error(flat(whole(p.grad for p in model.parameters())), expected))
+    assert error(gradients_of(model), expected) < 1e-6  # float32 against float32, the same roundings to bfloat16
 
 
-def whole_and_sharded_error() -> float:
-    """A parameter that FSDP was told to ignore walks along; its gradient is reduced by the caller's own hook."""
-    model = network()
-    kept = [model[2].weight]
+def test_tensors_that_are_whole_walk_along():
+    """A parameter that FSDP was told to ignore; its gradient is reduced by the caller's own hook."""
+
+    def mean(parameter) -> None:
+        dist.all_reduce(parameter.grad)  # gloo has no mean
+        parameter.grad.div_(dist.get_world_size())
+
+    model, (x, y) = network(), own()
     fully_shard(model[0], mesh=mesh())
-    fully_shard(model, mesh=mesh(), ignored_params=set(kept))
-    kept[0].register_post_accumulate_grad_hook(lambda p: mean(p.grad))
-    (x, y), found = own(), 0.0
+    fully_shard(model, mesh=mesh(), ignored_params={model[2].weight})
+    model[2].weight.register_post_accumulate_grad_hook(mean)
     for perturbation in (TEN_WALKS["ga_sam, budget and cap"], TEN_WALKS["asam by filter"], TEN_WALKS["sam"]):
-        *_, folded = reference_walk(perturbation)
         model.zero_grad()
         SharpBackward(model.named_parameters(), perturbation)(lambda: cross_entropy(model(x), y))
-        found = max(found, error(flat(whole(p.grad for p in model.parameters())), folded))
-    return worst(found)
+        assert error(gradients_of(model), reference_fold(joint(), perturbation)) < EXACT
 
 
-def train(model, optimizer, seeds, agree=None) -> None:
+def train(model, optimizer, seeds) -> None:
     sharp = SharpBackward(model.parameters(), ga_sam(0.3, steps=2))
     for seed in seeds:
         x, y = own(seed)
         optimizer.zero_grad()
         sharp(lambda: cross_entropy(model(x), y))  # noqa: B023
         optimizer.step()
-        if agree is not None:
-            agree.append(bits_agree([*whole(model.parameters()), *sharp.last.norms]))
+        assert bits_agree([*whole(model.parameters()), *sharp.last.norms])
 
 
-def weights_agree() -> list[bool]:
-    agree: list[bool] = []
-    model = shard(hybrid=dist.get_world_size() == 4)
-    train(model, torch.optim.Adam(model.parameters(), lr=0.1), range(5), agree)
-    return agree
-
-
-def resumed() -> bool:
+def test_all_processes_have_the_same_bits_and_resume_from_a_distributed_checkpoint():
     """Two steps, a distributed checkpoint, two more in another model: the bits of four steps on end."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
-    model = shard()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model, again = shard(), shard(network(seed=9))
+    optimizer, resumed = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, again))
     train(model, optimizer, (0, 1))
     weights, state = get_state_dict(model, optimizer)
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder[0])
     train(model, optimizer, (2, 3))
-    again = shard(network(seed=9))
-    optimizer = torch.optim.Adam(again.parameters(), lr=0.1)
-    weights, state = get_state_dict(again, optimizer)
+    weights, state = get_state_dict(again, resumed)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder[0])
-    set_state_dict(again, optimizer, model_state_dict=weights, optim_state_dict=state)
-    train(again, optimizer, (2, 3))
-    return same_bits(whole(again.parameters()), whole(model.parameters()))
+    set_state_dict(again, resumed, model_state_dict=weights, optim_state_dict=state)
+    train(again, resumed, (2, 3))
+    assert same_bits(whole(again.parameters()), whole(model.parameters()))
+    replicated = shard(hybrid=True)
+    train(replicated, torch.optim.Adam(replicated.parameters(), lr=0.1), range(5))
 
 
-def doubt_reaches_all() -> bool:
-    """The loss of one process is infinite and its gradient is not: all stay home."""
+def test_loss_that_is_not_finite_in_one_process_keeps_all_at_home():
+    """Its gradient is finite."""
     model, (x, y) = shard(), own()
     sharp = SharpBackward(model.parameters(), ga_sam(0.3))
     extra = math.inf if dist.get_rank() == 1 else 0.0
     sharp(lambda: cross_entropy(model(x), y) + extra)
-    return worst(float(not sharp.last.not_finite) + sharp.last.norms[-1].item()) == 0
+    assert sharp.last.not_finite
+    assert sharp.last.norms[-1] == 0
 
 
-def unreduced() -> str:
+def test_what_can_not_be_right_is_refused_by_name():
     model, (x, y) = shard(), own()
     model.set_requires_gradient_sync(False)
-    return refusal(lambda: SharpBackward(model.parameters(), ga_sam(0.3))(lambda: cross_entropy(model(x), y)))
-
-
-def by_columns() -> str:
+    with pytest.raises(RuntimeError, match=r"set_requires_gradient_sync\(False\) keeps FSDP from reducing"):
+        SharpBackward(model.parameters(), ga_sam(0.3))(lambda: cross_entropy(model(x), y))
     weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh(), [Shard(1)]))
-    return refusal(lambda: SharpBackward([("some.weight", weight)], ga_sam(0.3)))
+    with pytest.raises(TypeError, match=r"'some.weight' is a DTensor placed as \(Shard\(dim=1\),\)"):
+        SharpBackward([("some.weight", weight)], ga_sam(0.3))
 
 
-CHECKS_OF_FOUR = {
-    "fsdp, walks": lambda: walk_error(shard(), walks()),
-    "fsdp, hybrid": lambda: walk_error(shard(hybrid=True), walks()[8:12]),
-    "fsdp, weights agree": weights_agree,
-    "fsdp, resumed": resumed,
-}
-CHECKS = {
-    "fsdp, walks": lambda: walk_error(shard(), walks()),
-    "fsdp, accumulated": lambda: walk_error(shard(), walks()[::6], before=1.0),
-    "fsdp, stale": stale_error,
-    "fsdp, collectives": collectives,
-    "fsdp, displaced": displaced_error,
-    "fsdp, closure": closure_error,
-    "fsdp, mixed precision": mixed_precision_error,
-    "fsdp, whole and sharded": whole_and_sharded_error,
-    "fsdp, weights agree": weights_agree,
-    "fsdp, resumed": resumed,
-    "fsdp, doubt": doubt_reaches_all,
-    "fsdp, schedule": lambda: worst(schedule_error(shard())),
-    "fsdp, weighted walk": lambda: worst(weighted_walk_error(shard(), gradients_of)),
-    "refused: not reduced": unreduced,
-    "refused: columns": by_columns,
-    "fsdp, failure": lambda: others_give_up(
-        lambda group: fully_shard(network(), mesh=DeviceMesh.from_group(group, "cpu"))
-    ),
-}
+def test_schedule_follows_the_mean_loss_of_all_workers():
+    assert_schedule_follows_the_joint_loss(shard())
+
+
+def test_walk_on_every_third_step_has_its_weight_and_its_passes():
+    model = shard()
+    assert_walk_has_its_weight(model, lambda: whole(p.grad for p in sharded(model).parameters()))
+
+
+def test_no_process_waits_for_ever_for_one_that_failed():
+    assert_others_give_up(lambda group: fully_shard(network(), mesh=DeviceMesh.from_group(group, "cpu")))

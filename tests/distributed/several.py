@@ -1,11 +1,12 @@
 """What the checks of DDP, FSDP2 and the family share: each process's part of a batch, shards, and the reference."""
 
-import math
+import hashlib
 import time
 from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam import Perturbation, Schedule, SharpBackward, ga_sam
 from problems import batch, network, paper_walk
-from tolerances import same_bits
+from tolerances import EXACT, error, same_bits
 
 PATIENCE = 1.5  # seconds until a process gives up on the others
 
@@ -51,20 +52,37 @@ def whole(tensors) -> list[torch.Tensor]:
     return [t.detach().full_tensor() if hasattr(t, "full_tensor") else t.detach() for t in tensors]
 
 
-def reference_walk(perturbation: Perturbation, rows=None, model=None):
-    """The paper's algorithm, in one process, on the joint batch."""
-    x, y = joint() if rows is None else rows
-    return paper_walk(network() if model is None else model, lambda m: cross_entropy(m(x), y), perturbation)
+def local(parameters) -> list[torch.Tensor]:
+    """This process's part of each."""
+    return [p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in parameters]
+
+
+def bits_agree(tensors) -> bool:
+    """Whether these tensors have the same bits in all processes."""
+    mine = hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+    all_of_them = [""] * dist.get_world_size()
+    dist.all_gather_object(all_of_them, mine)
+    return len(set(all_of_them)) == 1
+
+
+def reference_walk(rows, perturbation: Perturbation):
+    """The paper's algorithm, in one process."""
+    x, y = rows
+    return paper_walk(network(), lambda m: cross_entropy(m(x), y), perturbation)
+
+
+def reference_fold(rows, perturbation: Perturbation) -> np.ndarray:
+    return reference_walk(rows, perturbation)[-1]
 
 
 def own_folds(rows, perturbation: Perturbation) -> np.ndarray:
     """The mean of what each worker alone would fold."""
     workers = range(dist.get_world_size())
-    return np.mean([reference_walk(perturbation, part(rows, worker))[-1] for worker in workers], axis=0)
+    return np.mean([reference_fold(part(rows, worker), perturbation) for worker in workers], axis=0)
 
 
-def schedule_error(model) -> float:
-    """How far the strengths are from those of the mean loss of all workers, computed again in plain Python."""
+def assert_schedule_follows_the_joint_loss(model) -> None:
+    """The strengths are those of the mean loss of all workers, computed again in plain Python."""
     sharp = SharpBackward(model, ga_sam(budget=0.05, cap=0.05), schedule=Schedule(progress=0.1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     (x, y), losses, strengths = own(), [], []
@@ -84,43 +102,37 @@ def schedule_error(model) -> float:
     for block in (1, 2, 3):
         smoothed = 0.6 * smoothed + 0.4 * sum(losses[10 * block : 10 * block + 10]) / 10
         expected += [min(1.0, max(0.0, (initial - smoothed) / (0.1 * initial)))] * 10
-    return max(abs(found - other) for found, other in zip(strengths, expected, strict=False))
+    assert strengths == pytest.approx(expected[:45], abs=EXACT)
 
 
-def weighted_walk_error(model, gradients_of, around=None) -> float:
-    """How far the gradient of a walk of weight 3 is from g_0 + 3 (fold - g_0), for both risks; every third step walks.
-
-    A wrong number of passes gives an infinite error.
-    """
+def assert_walk_has_its_weight(model, gradients_of, around=None) -> None:
+    """The gradient of a walk of weight 3 is g_0 + 3 (fold - g_0), for both risks; every third step walks."""
     x, y = own()
 
     def gradient(sharp=None):
         model.zero_grad()
         sharp(lambda: cross_entropy(model(x), y)) if sharp else cross_entropy(model(x), y).backward()
-        return torch.cat([g.reshape(-1).clone() for g in gradients_of(model)])
+        return torch.cat([g.reshape(-1).clone() for g in gradients_of()])
 
-    clean, errors = gradient(), []
+    clean = gradient()
     for risk in ("mean", "final"):
         walk = replace(ga_sam(0.3, steps=2), risk=risk)
         fold = gradient(SharpBackward(model, walk, around=around))
         sharp = SharpBackward(model, walk, schedule=Schedule(every=3), around=around)
         found, passes = gradient(sharp), [len(sharp.last.losses)]
-        errors.append((found - clean - 3 * (fold - clean)).norm().item() / found.norm().item())
+        assert error(found, clean + 3 * (fold - clean)) < EXACT
         for _ in range(3):
             gradient(sharp)
             passes.append(len(sharp.last.losses))
-        errors.append(0.0 if passes == [3, 1, 1, 3] else math.inf)
-    return max(errors)
+        assert passes == [3, 1, 1, 3]
 
 
-def others_give_up(make) -> dict:
+def assert_others_give_up(make) -> None:
     """The last process fails in its second pass and stays alive: the others leave the walk by an error, and home."""
-    group = dist.new_group(timeout=timedelta(seconds=PATIENCE))
-    model = make(group)
-    here = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
-    home = [weights.detach().clone() for weights in here]
+    model = make(dist.new_group(timeout=timedelta(seconds=PATIENCE)))
+    home = [weights.clone() for weights in local(model.parameters())]
     fails = dist.get_rank() == dist.get_world_size() - 1
-    (x, y), calls, said = batch(), [], ""
+    (x, y), calls = batch(), []
 
     def loss():
         calls.append(1)
@@ -128,14 +140,12 @@ def others_give_up(make) -> dict:
             raise ValueError("a batch that can't be read")
         return cross_entropy(model(x), y)
 
-    try:
+    with pytest.raises((RuntimeError, ValueError), match="can't be read" if fails else "imed out"):
         SharpBackward(list(model.parameters()), ga_sam(0.3, steps=2))(loss)
-    except (RuntimeError, ValueError) as failure:
-        said = str(failure)
     if fails:
         time.sleep(2 * PATIENCE)
     if hasattr(model, "reset_iter_state"):
         model.reset_iter_state()  # FSDP asks for it after a failure
-    at_home = same_bits([p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()], home)
+    assert len(calls) == 2
+    assert same_bits(local(model.parameters()), home)
     dist.barrier()
-    return {"said": said, "passes": len(calls), "home": at_home}
