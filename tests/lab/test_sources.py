@@ -90,7 +90,7 @@ def test_ptb_gives_stripped_lines_that_only_newlines_end(tmp_path):
 def test_substitutes_are_counted_and_genuine_text_goes_before_them(tmp_path, task, folder):
     substitute = source(task, WRITERS[task](tmp_path, rows=1600))
     corpus = substitute.read()
-    assert re.fullmatch(r"[23]k (subset of the 160k|substitute) training pairs.*", corpus.notes[0])
+    assert re.fullmatch(r"[\d,]+ (of the 160k|substitute) training pairs.*", corpus.notes[0])
     first, second = task.split("-")
     assert corpus.valid[3][0].endswith(f" 3 {sentence(3)} {first}")
     assert corpus.valid[3][1].endswith(f" 3 {sentence(3)} {second}")
@@ -127,15 +127,16 @@ def test_mnist_keeps_images_with_their_labels(tmp_path):
         ("images-idx3", idx(2050, [1, 28, 28], bytes(784)), "magic number 2050, but it must be 2051"),
         ("labels-idx1", b"\0\0\x08\x01", "4 bytes, but the header alone has 8"),
         ("images-idx3", idx(2051, [2, 28, 28], bytes(784)), "784 bytes of data, but the header says 1568"),
-        ("images-idx3", idx(2051, [20, 8, 8], bytes(1280)), "images of 8 x 8 pixels, but they must be 28 x 28"),
-        ("labels-idx1", idx(2049, [2], b"\1\2"), "2 labels for the 20 images of train-images-idx3-ubyte.gz"),
-        ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "label 12, but labels must be 0 to 9"),
+        ("images-idx3", idx(2051, [20, 8, 8], bytes(1280)), "as many images of 28 x 28 pixels as labels from 0 to 9"),
+        ("labels-idx1", idx(2049, [2], b"\1\2"), "as many images of 28 x 28 pixels as labels from 0 to 9"),
+        ("labels-idx1", idx(2049, [20], bytes([12] * 20)), "as many images of 28 x 28 pixels as labels from 0 to 9"),
     ],
 )
 def test_bad_idx_files_are_told(tmp_path, kind, data, fault):
     file = write(WRITERS["mnist"](tmp_path) / f"mnist/train-{kind}-ubyte.gz", data)
     found = told("mnist", tmp_path)
-    assert found.startswith(f"{file}: {fault}")
+    assert str(file) in found
+    assert fault in found
     assert " again" in found  # copy it or download it
 
 

@@ -9,29 +9,22 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gasam.lab.data.files import content, lines, rows
 from gasam.lab.errors import InputError
 from gasam.lab.storage import replaced
 
 Row = Mapping[str, Any]
-Judgement = Literal["ok", "different", "unknown"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are made from one download.
-
-    Args:
-        files: Their names.
-        place: Where they come from: an address, or a repository on the Hugging Face hub.
-        download: Gives their contents.
-    """
+    """Files that are made from one download."""
 
     files: tuple[str, ...]
-    place: str
-    download: Callable[[], list[bytes]]
+    place: str  # an address, or a repository on the Hugging Face hub
+    download: Callable[[], list[bytes]]  # gives the contents of the files
 
 
 def on_hub(
@@ -49,19 +42,14 @@ def on_web(name: str, address: str) -> Part:
 
 @dataclass(frozen=True)
 class Published:
-    """The files of a task in the local layout, and where to download them.
+    """The files of a task in the local layout, and where to download them. The addresses have not been tested.
 
-    The addresses have not been tested.
-
-    Args:
-        parts: What to download.
-        form: The format of the files, for users who copy them by hand.
-        known: The number of rows of each file, and the checksum of its content, or None. A file that is in no part is a
-            substitute: it may replace missing training files.
+    `known` has the number of rows of each file, and the checksum of its content if that is known. A file that is in no
+    part is a substitute: it may replace missing training files.
     """
 
     parts: tuple[Part, ...]
-    form: str
+    form: str  # the format of the files, for users who copy them by hand
     known: Mapping[str, tuple[int, str | None]]
 
     @property
@@ -71,26 +59,23 @@ class Published:
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file: `checksum` is "unknown" if it is missing or none is known; `size` is None if missing."""
+    """The state of a file."""
 
     name: str
     path: Path
-    size: int | None
-    checksum: Judgement
+    size: int | None  # None if it is missing
+    checksum: str  # "ok" or "different"; "unknown" if it is missing or none is known
     substitute: bool
 
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
-    """The state of all files of a task, the substitutes last."""
+    """The state of all files of a task."""
     states = []
-    for name in dict.fromkeys([*published.files, *published.known]):
-        path, substitute = directory / name, name not in published.files
-        if not path.is_file():
-            states.append(FileState(name, path, None, "unknown", substitute))
-            continue
-        known = published.known[name][1]
-        judged: Judgement = "unknown" if known is None else "ok" if checksum(path) == known else "different"
-        states.append(FileState(name, path, path.stat().st_size, judged, substitute))
+    for name, (_, known) in published.known.items():
+        path = directory / name
+        size = path.stat().st_size if path.is_file() else None
+        judged = "unknown" if None in (known, size) else "ok" if checksum(path) == known else "different"
+        states.append(FileState(name, path, size, judged, name not in published.files))
     return states
 
 

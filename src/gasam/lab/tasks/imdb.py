@@ -78,8 +78,8 @@ PUBLISHED = Published(
     ),
     "one JSON object per line with text and label, 0 for negative or 1 for positive",
     {
-        "imdb/test.jsonl.gz": (25_000, "cb13a169b17c63a1bf2bbafd38036ac1ab136507c15d8a6c4f1cecadacf5acf6"),
         "imdb/train.jsonl.gz": (25_000, "43b975efa826fcf7eb2d940469c4efc996465f1faf37ffb607206cd6df86465d"),
+        "imdb/test.jsonl.gz": (25_000, "cb13a169b17c63a1bf2bbafd38036ac1ab136507c15d8a6c4f1cecadacf5acf6"),
     },
 )
 

@@ -18,7 +18,6 @@ FILES = tuple(
 CLASSES = tuple("0123456789")
 SIDE = 28
 VALID_SHARE = 6
-CURE = "delete it and download it again with `gasam data --get mnist`"
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
@@ -42,18 +41,13 @@ def source(directory: Path) -> Source:
 def _labelled(images: Path, labels: Path) -> list[tuple[bytes, int]]:
     (count, *sides), pixels = idx(images, 3)
     (labelled,), digits = idx(labels, 1)
-    if sides != [SIDE, SIDE]:
-        raise _fault(images, f"images of {sides[0]} x {sides[1]} pixels, but they must be {SIDE} x {SIDE}")
-    if count != labelled:
-        raise _fault(labels, f"{labelled} labels for the {count} images of {images.name}, but there must be as many")
-    if digits and max(digits) >= len(CLASSES):
-        raise _fault(labels, f"label {max(digits)}, but labels must be 0 to 9")
+    if sides != [SIDE, SIDE] or count != labelled or max(digits, default=0) >= len(CLASSES):
+        raise InputError(
+            f"{images} and {labels} must have as many images of {SIDE} x {SIDE} pixels as labels from 0 to 9: "
+            "delete them and download them again with `gasam data --get mnist`"
+        )
     size = SIDE * SIDE
     return [(pixels[size * i : size * (i + 1)], digit) for i, digit in enumerate(digits)]
-
-
-def _fault(path: Path, fault: str) -> InputError:
-    return InputError(f"{path}: {fault}: {CURE}")
 
 
 def _from_hub(table: list[Row]) -> list[bytes]:

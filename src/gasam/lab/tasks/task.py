@@ -70,25 +70,18 @@ class Origin:
 class Task:
     """A task.
 
-    Args:
-        name: The name on the command line and in records.
-        about: A few words about the data and the model.
-        kind: The kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's), "yours" (the
-            user's own data files) or "file" (a Python file of the user's).
-        family: The family of models.
-        source: Gives the data, wherever it is.
-        sizes: The settings of each size by its name, those nearest to the paper first. Built-in tasks have `paper`,
-            the paper's settings, `small`, for minutes on a CPU, and `tiny`, for tests.
-        published: The files that can be downloaded.
+    `kind` is the kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's), "yours" (the
+    user's own data files) or "file" (a Python file of the user's). `sizes` are the settings by name, those nearest to
+    the paper first. Built-in tasks have `paper`, `small`, for minutes on a CPU, and `tiny`, for tests.
     """
 
-    name: str
-    about: str
+    name: str  # on the command line and in records
+    about: str  # a few words about the data and the model
     kind: str
     family: type[Family[Any]]
     source: Callable[[Origin], Source]
     sizes: Mapping[str, Recipe]
-    published: Published | None = None
+    published: Published | None = None  # the files that can be downloaded
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
         """The settings of a size with some of them replaced."""

@@ -23,8 +23,8 @@ def _source(
 ) -> Source:
     """The files `{folder}/{split}.{language}.gz`; `task` is the source and the target language.
 
-    The training split is `train`, or the substitutes if only they exist, with a note, in which {} is the number of
-    pairs. Training pairs with a blank line are left out.
+    The training split is `train`, or the substitutes if only they exist, with a note. Training pairs with a blank line
+    are left out.
     """
 
     def files(*splits: str) -> tuple[str, ...]:
@@ -40,8 +40,7 @@ def _source(
     def read() -> Corpus:
         *train, valid, test = (aligned(*found[2 * i : 2 * i + 2]) for i in range(len(splits)))
         pairs = [pair for pair in chain(*train) if all(pair)]
-        count = f"{round(len(pairs) / 1000)}k" if len(pairs) >= 1000 else str(len(pairs))
-        notes = () if training == ("train",) else (note.format(count),)
+        notes = () if training == ("train",) else (f"{len(pairs):,} {note}",)
         words = tuple(tuple(line.strip() for line in lines(file)) for file in found[2 * len(splits) :])
         return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
 
@@ -55,7 +54,7 @@ def en_vi(origin: Origin) -> Source:
         "iwslt15",
         judged=("tst2012", "tst2013"),
         substitutes=("ted_small", "news_wiki"),
-        note="{} substitute training pairs, not the paper's 133k",
+        note="substitute training pairs, not the paper's 133k",
         vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
     )
 
@@ -67,7 +66,7 @@ def de_en(origin: Origin) -> Source:
         "iwslt14",
         judged=("valid", "test"),
         substitutes=("train_subset",),
-        note="{} subset of the 160k training pairs",
+        note="of the 160k training pairs",
     )
 
 
@@ -130,10 +129,6 @@ EN_VI_FILES = Published(
     ),
     "one tokenised sentence per line, and one word per line in the vocabularies",
     {
-        "iwslt15/news_wiki.en.gz": (48_791, "5e52028696265b8609755a54484399557c24a2baf83a04c6e8e89e092dcd6c84"),
-        "iwslt15/news_wiki.vi.gz": (48_791, "334f0907ecf302ffd7c58ab3a169733a231d00cce9fc608b8ea1676296e7a8a1"),
-        "iwslt15/ted_small.en.gz": (4_502, "abd71d2181db9d511d889804bd740c9de59e2738b6bbd9b08a98af8d4574502d"),
-        "iwslt15/ted_small.vi.gz": (4_502, "5eca4c31b5d2d9e175b5093f912fe41621fcb8c1e11ad7fe782d12b92061686b"),
         "iwslt15/train.en.gz": (133_317, None),
         "iwslt15/train.vi.gz": (133_317, None),
         "iwslt15/tst2012.en.gz": (1_553, "206de622a51ceb74b52238808fbaca290c6e56a3622f01f2ee832405eab4464a"),
@@ -142,6 +137,10 @@ EN_VI_FILES = Published(
         "iwslt15/tst2013.vi.gz": (1_268, "08d948636e360e7b2bff319c08d6b8e0a0dcf6dd8514c59ca46d6594364ef37f"),
         "iwslt15/vocab.en": (17_191, "69120071a603bb8cdd470c5ff988d7a0887462c045eaada17718d55e6cc71b0d"),
         "iwslt15/vocab.vi": (7_709, "fe972acbca64a43911ea98b05d1e810a5979230ff7a4982c7b1edd006ef9ba40"),
+        "iwslt15/news_wiki.en.gz": (48_791, "5e52028696265b8609755a54484399557c24a2baf83a04c6e8e89e092dcd6c84"),
+        "iwslt15/news_wiki.vi.gz": (48_791, "334f0907ecf302ffd7c58ab3a169733a231d00cce9fc608b8ea1676296e7a8a1"),
+        "iwslt15/ted_small.en.gz": (4_502, "abd71d2181db9d511d889804bd740c9de59e2738b6bbd9b08a98af8d4574502d"),
+        "iwslt15/ted_small.vi.gz": (4_502, "5eca4c31b5d2d9e175b5093f912fe41621fcb8c1e11ad7fe782d12b92061686b"),
     },
 )
 
@@ -163,10 +162,10 @@ DE_EN_FILES = Published(
         "iwslt14/test.en.gz": (6_750, "0d03ab6ac3556ff0df36b65ebb38cda111e6e722e3d1ce1ee9cae69fdb214a8a"),
         "iwslt14/train.de.gz": (160_239, None),
         "iwslt14/train.en.gz": (160_239, None),
-        "iwslt14/train_subset.de.gz": (21_112, "3999c3e1707c271b22627b66532f0dc70bf9bad95c7d8a5e02e024131b74b91b"),
-        "iwslt14/train_subset.en.gz": (21_112, "16542524a5ab6f29e2fefc40506e1f449e06676d6fa4b9a9903e1fe25e89aa1f"),
         "iwslt14/valid.de.gz": (7_283, "12c1290aa875c17458e284da52aa440aea321043db5d9706179a2d3f017bdc90"),
         "iwslt14/valid.en.gz": (7_283, "3ac3384d06b3162b250168a707db5d9cf915a352e9d431e008c1b687b0c68b82"),
+        "iwslt14/train_subset.de.gz": (21_112, "3999c3e1707c271b22627b66532f0dc70bf9bad95c7d8a5e02e024131b74b91b"),
+        "iwslt14/train_subset.en.gz": (21_112, "16542524a5ab6f29e2fefc40506e1f449e06676d6fa4b9a9903e1fe25e89aa1f"),
     },
 )
 
