@@ -133,7 +133,6 @@ def test_train_on_pairs_of_ones_own(command, tmp_path):
     assert ended.code == 0
     record = json.loads(ended.out)
     assert record["metric"]["name"] == "BLEU"
-    assert 0 < record["remarks"]["bleu_of_copying"] < 100
     assert "tok:none" in record["remarks"]["bleu_signature"]
 
 

@@ -19,7 +19,6 @@ from gasam.lab.families.translation import (
     bleu,
     joined,
     packed,
-    torch_smoothing,
 )
 from local_layout import sentence
 from tolerances import EXACT
@@ -38,8 +37,10 @@ def test_label_smoothing_is_fairseqs(words, tokens, smoothing, seed):
     surprise = np.log(np.exp(scores).sum(axis=1, keepdims=True)) - scores
     share = smoothing / (words - 1)
     losses = (1 - smoothing - share) * surprise[range(tokens), right] + share * surprise.sum(axis=1)
-    scores, right, smoothing = torch.from_numpy(scores), torch.from_numpy(right), torch_smoothing(smoothing, words)
-    found = torch.nn.functional.cross_entropy(scores, right, label_smoothing=smoothing)
+    family = Translation(TransformerSettings(**TRAINED, units="bpe", smoothing=smoothing), None)
+    family.subwords = ((), range(words))
+    scores, right = torch.from_numpy(scores), torch.from_numpy(right)
+    found = torch.nn.functional.cross_entropy(scores, right, label_smoothing=family.smoothing)
     assert float(found) == pytest.approx(losses.mean(), rel=EXACT, abs=EXACT)
 
 
@@ -176,9 +177,8 @@ def test_bleu_is_of_text_as_it_is_and_says_so():
     assert bleu(["A , b c ."], ["a , b c ."])[0].value < 100
 
 
-def test_a_record_says_the_bleu_of_copying(translator):
+def test_a_record_holds_the_signature_of_bleu(translator):
     remarks = translator[0].remarks()
-    assert remarks["bleu_of_copying"] < 5
     assert "tok:none" in remarks["bleu_signature"]
 
 

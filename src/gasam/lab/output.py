@@ -38,19 +38,12 @@ CONFIG: Spec = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Args:
-        title: The heading.
-        rows: The text of each column by its title. Columns that are empty in every row are not shown.
-        notes: Sentences below the table.
-        values: The rows for JSON, with numbers; by default the rows themselves.
-    """
+    """A table. Columns that are empty in every row are not shown."""
 
     title: str
-    rows: Sequence[Mapping[str, str]]
-    notes: Sequence[str] = ()
-    values: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[Mapping[str, str]]  # the text of each column by its title
+    notes: Sequence[str] = ()  # sentences below the table
+    values: Sequence[Mapping[str, Any]] = ()  # the rows for JSON, with numbers; by default the rows themselves
 
     @property
     def columns(self) -> list[str]:
@@ -132,12 +125,7 @@ def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
 
 
 def styled(methods: Mapping[str, str]) -> tuple[Spec, Spec]:
-    """Colour and dashes by configuration.
-
-    Args:
-        methods: The method of each configuration, by its label. Configurations of one method have one colour and
-            differ in their dashes.
-    """
+    """Colour and dashes by configuration. Those of one method, given by their label, differ in their dashes only."""
     names = [name for name in dict.fromkeys(methods.values()) if name not in ("baseline", "ga-sam")]
     colours = {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}
     colours |= {"baseline": BASELINE, "ga-sam": GA_SAM}

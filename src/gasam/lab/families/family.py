@@ -25,6 +25,7 @@ from gasam.lab.record import Metric
 from gasam.lab.storage import as_bytes, replaced
 
 Settings = TypeVar("Settings", bound="Recipe")
+Layers = Literal["word embeddings", "normalisation layers"]
 VERSION = 5
 """The version of the encoding. Increase it if the same source and settings give other tensors. Records hold it."""
 FORMAT = 5
@@ -116,17 +117,12 @@ class WithheldError(LookupError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A corpus as tensors, with the hash of the corpus and notes to show next to results.
+    """A corpus as tensors."""
 
-    Args:
-        shared: What was learnt from the training split, such as a vocabulary.
-        splits: The examples of each split, in the family's own form.
-    """
-
-    shared: Mapping[str, Any]
-    splits: Mapping[Split, Any]
-    hash: str
-    notes: tuple[str, ...] = ()
+    shared: Mapping[str, Any]  # what was learnt from the training split, such as a vocabulary
+    splits: Mapping[Split, Any]  # the examples of each split, in the family's own form
+    hash: str  # of the corpus
+    notes: tuple[str, ...] = ()  # to show next to results
 
     def __getitem__(self, split: Split) -> Any:
         if split not in self.splits:
@@ -228,6 +224,8 @@ class Family(ABC, Generic[Settings]):
     settings_type: ClassVar[type[Recipe]]
     task_text: ClassVar[str | None] = None
     """The text of the user's Python file that defines the task; None for a built-in family."""
+    layers: ClassVar[tuple[Layers, ...]] = ("word embeddings",)
+    """The layers of the model that some methods move."""
     example_dim: ClassVar[int] = 0
     """The dimension of batches and of embeddings' outputs that indexes examples."""
     continues_text: ClassVar[bool] = False
@@ -266,14 +264,9 @@ class Family(ABC, Generic[Settings]):
     def model(self) -> nn.Module: ...
 
     @classmethod
-    def has_embeddings(cls) -> bool:
-        """Whether the model has word embeddings, which FreeLB moves."""
-        return True
-
-    @classmethod
-    def has_normalisation(cls) -> bool:
-        """Whether the model has normalisation layers, which SAM-ON moves."""
-        return False
+    def has(cls, layers: Layers) -> bool:
+        """Whether the model has these layers."""
+        return layers in cls.layers
 
     def count(self, split: Split) -> int:
         """The number of examples of a split."""

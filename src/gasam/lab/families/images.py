@@ -26,10 +26,7 @@ class MLPSettings(ClassifierSettings):
 
 class ImageClassification(Classification[MLPSettings]):
     settings_type = MLPSettings
-
-    @classmethod
-    def has_embeddings(cls) -> bool:
-        return False
+    layers = ()
 
     @staticmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:

@@ -54,21 +54,13 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper: analyses of runs, or gradient norms over training, which are in the runs' records.
-
-    Args:
-        title: Its title.
-        tasks: The paper's tasks; users may name others.
-        analyses: What is measured in each size.
-        methods: The methods to train.
-        norms: Which norms are shown instead of analyses: "whole" or "layers".
-    """
+    """A figure of the paper: analyses of runs, or gradient norms over training, which are in the runs' records."""
 
     title: str
-    tasks: tuple[str, ...]
-    analyses: Mapping[str, Sequence[Analysis]] = field(default_factory=dict)
-    methods: tuple[str, ...] = ("baseline",)
-    norms: str = ""
+    tasks: tuple[str, ...]  # the paper's; users may name others
+    analyses: Mapping[str, Sequence[Analysis]] = field(default_factory=dict)  # what is measured in each size
+    methods: tuple[str, ...] = ("baseline",)  # those to train
+    norms: str = ""  # which norms are shown instead of analyses: "whole" or "layers"
 
     def plans(self, size: str, names: Sequence[str], seeds: Sequence[int], origin: Origin) -> list[Plan]:
         """The runs that the figure needs."""
@@ -83,14 +75,7 @@ class Figure:
         ]
 
     def find(self, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure) -> FigureResult:
-        """Measure the runs and show the result.
-
-        Args:
-            size: The size of the runs.
-            files: The files of their records.
-            records: The records.
-            measure: Runs an analysis on the files.
-        """
+        """Show the result for the runs in `records`; `measure` runs an analysis on the `files` of these records."""
         if self.norms:
             return self._norms(records)
         measured = [(analysis, measure(analysis, files)) for analysis in self.analyses[size]]

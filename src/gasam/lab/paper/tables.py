@@ -70,23 +70,14 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table on one task.
-
-    Args:
-        task: The name of the task.
-        label: The row's label in the paper.
-        method: The name of the method.
-        walk: The options of the walk that the row sets. One that sets an epsilon is about this radius only.
-        paper: The paper's result.
-        baseline: The paper's result of plain training; None for its own row.
-    """
+    """A row of a table on one task."""
 
     task: str
-    label: str
+    label: str  # the row's label in the paper
     method: str
-    walk: Mapping[str, Any]
+    walk: Mapping[str, Any]  # the options that the row sets; one that sets an epsilon is about this radius only
     paper: Printed
-    baseline: Printed | None = None
+    baseline: Printed | None = None  # the paper's result of plain training; None for its own row
 
     @property
     def metric(self) -> Metric:
@@ -151,17 +142,13 @@ class Row:
 class PaperTable:
     """A table of the paper, as its file holds it; the first row is the baseline.
 
-    Args:
-        title: Its number and what it compares.
-        tasks: The names of the tasks.
-        seeds: The number of seeds.
-        entries: A list for each row: the label, the method, a result for each task, and the options of the walk if
-            the row sets some. An option that is a list has a value for each task.
+    An entry is a row: the label, the method, a result for each task, and the options of the walk if the row sets some.
+    An option that is a list has a value for each task.
     """
 
-    title: str
+    title: str  # its number and what it compares
     tasks: Sequence[str]
-    seeds: int
+    seeds: int  # the number of seeds
     entries: Sequence[Sequence[Any]]
 
     def rows(self, task: str) -> list[Row]:
@@ -209,12 +196,9 @@ class PaperTable:
         return f"{len(plans)} runs that cost as much as {math.fsum(passes):.0f} of the baseline"
 
     def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
-        """The table with our runs, task by task: those with the paper's, the recommended and a tuned walk.
+        """The table with our runs of this size: those with the paper's, the recommended and a tuned walk.
 
-        Args:
-            records: Our runs; those of other sizes are left out.
-            size: The size of the runs.
-            walks: As for `plans`; a folder adds the walks of its searches.
+        A folder as `walks` adds the walks of its searches, see `plans`.
         """
         found = {each.records[0].task: each for each in Comparison.of(run for run in records if run.size == size)}
         shown = [task for task in self.tasks if task in found] or self.tasks

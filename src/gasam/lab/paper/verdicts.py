@@ -16,13 +16,7 @@ class Verdict(NamedTuple):
 
 
 def judge(claim: Difference, row: Row | None, *, higher_is_better: bool) -> Verdict:
-    """The verdict on one cell of a table.
-
-    Args:
-        claim: The paper's difference to its baseline.
-        row: Our runs of the cell; None if there are none.
-        higher_is_better: The direction of the metric.
-    """
+    """The verdict on one cell of a table: the paper's difference to its baseline, and our runs if there are some."""
     if row is None:
         return Verdict("not run")
     if row.lost:

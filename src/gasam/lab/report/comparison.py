@@ -295,12 +295,10 @@ class Comparison:
     def notes(self) -> list[str]:
         """The answer, warnings about rows, and what readers must know of the data."""
         data = dict.fromkeys(note.rstrip(".") for record in self.records for note in record.data.notes)
-        copied = [record.remarks["bleu_of_copying"] for record in self.records if "bleu_of_copying" in record.remarks]
         return [
             self.answer,
             *(warning for row in self.rows for warning in row.warnings()),
             *(f"Data: {note}." for note in data),
-            *(f"The source itself, copied, has BLEU {value:.2f}." for value in copied[:1]),
         ]
 
     def table(self, step_times: Mapping[str, float] | None = None) -> Table:

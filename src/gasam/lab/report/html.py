@@ -39,11 +39,7 @@ TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False}
 
 
 def chips(methods: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The buttons that show and hide configurations; if they are many, only the first of each method is drawn.
-
-    Args:
-        methods: The method of each configuration, by its label.
-    """
+    """The buttons that show and hide configurations; if they are many, only the first of each method is drawn."""
     colours, dashes = (each["scale"]["range"] for each in styled(methods))
     first = {method: label for label, method in reversed(list(methods.items()))}
     shown = methods if len(methods) <= SHOWN else first.values()
@@ -80,13 +76,10 @@ def write(
     step_times: Mapping[str, float],
     analyses: Iterable[AnalysisRecord] = (),
 ) -> list[Comparison]:
-    """Write the page, and return its comparisons: one for each task, size and data.
+    """Write the page about runs, given by the file of their record, and return its comparisons.
 
-    Args:
-        file: Where to write it. Links to records are relative to its folder.
-        runs: The runs to show, by the file of their record.
-        step_times: Times of a step relative to plain training, by the key of the record.
-        analyses: Analyses of these runs.
+    Links to records are relative to the folder of the page. `step_times` are relative to plain training, by the key of
+    the record.
     """
     found = Comparison.of(runs.values())
     answers = Counter(each.standing for each in found)

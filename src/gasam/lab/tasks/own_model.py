@@ -32,6 +32,7 @@ from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import (
     STRICT,
     Family,
+    Layers,
     PredictionOptions,
     Recipe,
     Score,
@@ -310,23 +311,13 @@ class OwnModel(Family[OwnSettings]):
         return made
 
     @classmethod
-    def has_embeddings(cls) -> bool:
-        return any(isinstance(module, nn.Embedding) for module in cls._layers())
-
-    @classmethod
-    def has_normalisation(cls) -> bool:
-        return any(map(normalisation, cls._layers()))
-
-    @classmethod
     @cache
-    def _layers(cls) -> list[nn.Module]:
-        """The modules of the model. Tensors on the device "meta" need no memory, but not every model allows it."""
+    def has(cls, layers: Layers) -> bool:
         with torch.random.fork_rng():
-            try:
-                with torch.device("meta"):
-                    return list(cls.file.model().modules())
-            except Exception:
-                return list(cls.file.model().modules())
+            modules = cls.file.model().modules()
+        if layers == "word embeddings":
+            return any(isinstance(module, nn.Embedding) for module in modules)
+        return any(map(normalisation, modules))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         return None if self.file.optimizer is None else self.file.optimizer(model, self.settings.learning_rate)

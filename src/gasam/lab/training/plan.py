@@ -10,8 +10,8 @@ from gasam import normalisation
 from gasam.lab import tasks
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import VERSION, Encoded, Family, Recipe, encoded
-from gasam.lab.methods import FAMILY, METHODS, Walk, Walks, find_method, walk_for
+from gasam.lab.families.family import VERSION, Encoded, Family, Layers, Recipe, encoded
+from gasam.lab.methods import FAMILY, METHODS, Method, Walk, Walks, find_method, walk_for
 from gasam.lab.record import key_of
 from gasam.lab.tasks import Origin, Task
 from gasam.lab.tasks.own_model import absolute, is_file, load_task
@@ -103,10 +103,9 @@ def make(
     definition.check(origin)
     size = definition.default_size if size is None else size
     resolved = definition.settings(size, **(settings or {}))
-    if found.moved == "embeddings" and not definition.family.has_embeddings():
-        raise InputError(f"{method} moves word embeddings, but the model of {task} has none: name another method")
-    if not _has_what_moves(method, definition):
-        raise InputError(f"{method} moves normalisation layers, but the model of {task} has none: name another method")
+    for layers in _moved_layers(found):
+        if not definition.family.has(layers):
+            raise InputError(f"{method} moves {layers}, but the model of {task} has none: name another method")
     chosen = walk_for(method, task, size, resolved.epochs, walks, **(walk or {}))
     return Plan(task, size, seed, resolved, chosen, origin)
 
@@ -114,9 +113,12 @@ def make(
 def family_on(task: str) -> tuple[list[str], list[str]]:
     """The methods of `--methods family` that a task's model allows, and the others."""
     definition = tasks.find(task)
-    fitting = [name for name in FAMILY if _has_what_moves(name, definition)]
+    fitting = [name for name in FAMILY if all(map(definition.family.has, _moved_layers(METHODS[name])))]
     return fitting, [name for name in FAMILY if name not in fitting]
 
 
-def _has_what_moves(method: str, task: Task) -> bool:
-    return METHODS[method].preset.perturb is not normalisation or task.family.has_normalisation()
+def _moved_layers(method: Method) -> list[Layers]:
+    """The layers that a model must have for this method."""
+    if method.moved == "embeddings":
+        return ["word embeddings"]
+    return ["normalisation layers"] if method.preset.perturb is normalisation else []
