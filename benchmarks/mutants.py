@@ -58,7 +58,6 @@ MUTANTS = (
     Mutant("scales.py", "group.weight / group.size.clamp(min=1).sqrt()", "group.weight", WALK),
     Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", WALK),
     Mutant("scales.py", "torch.maximum(gradient,", "torch.minimum(gradient,", WALK),
-    Mutant("scales.py", "torch.where(group.dimensions < 2", "torch.where(group.dimensions < 3", "tests/core/test_odd_models.py"),
     Mutant("scales.py", "SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight", "SMALLEST_WEIGHTS * rms_weight", WALK),
     Mutant("scales.py", "torch.where(value > 0, 1 / value, 0.0)", "1 / value", WALK + " " + PRECISION),
     # The exchange of pointers and the restore

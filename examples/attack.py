@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Pass, Perturbation, climb, displaced, uniform_start
+from gasam import Pass, Perturbation
+from gasam.analysis import climb, displaced, uniform_start
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))

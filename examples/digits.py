@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Pass, Perturbation, SharpBackward, climb, sam
+from gasam import Pass, Perturbation, SharpBackward, sam
+from gasam.analysis import climb
 
 TRAIN, VALID, TEST = slice(0, 400), slice(400, 700), slice(700, None)
 METHODS = {

@@ -21,7 +21,7 @@ def mean_weight(group):
 
 variants = {
     "SAM": sam(0.05),
-    "ASAM that moves vectors as SAM does": asam(0.5, eta=0.01, unit_vectors=True),
+    "ASAM whose weights of zero can move": asam(0.5, eta=0.01),
     "ASAM, filter by filter": replace(asam(0.5), granularity="filter"),
     "Layer-SAM": layer_sam(1e-3),
     "Multi-step Defense": multi_step_defense(1e-3, steps=3),

@@ -17,13 +17,13 @@ from gasam import (
     SharpBackward,
     SharpnessAware,
     asam,
-    climb,
     ga_sam,
     layer_sam,
     multi_step_defense,
     reference,
     sam,
 )
+from gasam.analysis import climb
 from tolerances import flat, same_bits
 
 GRANULARITIES = ("element", "filter", "layer", "module", "model")

@@ -17,8 +17,6 @@ from gasam.range_test import RangeTest, range_test
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
 from gasam.trace import Trace
-from gasam.walk import climb, uniform_start
-from gasam.weights import displaced
 
 __version__ = "0.1.0"
 
@@ -37,8 +35,6 @@ __all__ = [
     "Trace",
     "Weight",
     "asam",
-    "climb",
-    "displaced",
     "friendly_sam",
     "frozen_batchnorm",
     "ga_sam",
@@ -55,6 +51,5 @@ __all__ = [
     "same_noise",
     "shared_walk",
     "together",
-    "uniform_start",
     "wsam",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -145,16 +144,15 @@ class Groups:
         self.plain = not any(map(is_sharded, self._parameters))
         device = operands[0].source.device if operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
-        sizes, dimensions, of = self._number()
+        sizes, of = self._number()
         self.sizes = torch.tensor(sizes, dtype=kind, device=device)  # n_i
-        self.dimensions = self.sizes.new_tensor(dimensions)  # of the group's tensor, or the largest of several
         self._cut(of)
         self._share_scratch()
 
-    def _number(self) -> tuple[list[int], list[int], list[list[int]]]:
-        """Name and number the groups: their sizes and dimensions, and for each operand the groups of its rows here."""
+    def _number(self) -> tuple[list[int], list[list[int]]]:
+        """Name and number the groups: their sizes, and for each operand the groups of its rows here."""
         self.names = list[str]()
-        sizes, dimensions, of = list[int](), list[int](), list[list[int]]()
+        sizes, of = list[int](), list[list[int]]()
         numbers, seen = dict[object, int](), Counter[str]()
         by_module = self.granularity == "module"
         for i, operand in enumerate(self.operands):
@@ -167,13 +165,11 @@ class Groups:
                 if number == len(sizes):
                     self.names.append(label)
                     sizes.append(0)
-                    dimensions.append(0)
                 sizes[number] += parameter.numel() // len(names)
-                dimensions[number] = max(dimensions[number], parameter.ndim)
                 here.append(number)
             first = first_row(parameter)  # this process may hold only some rows of a sharded parameter
             of.append(here[first : first + len(operand.source)] if in_rows else here)
-        return sizes, dimensions, of
+        return sizes, of
 
     def _cut(self, of: list[list[int]]) -> None:
         """Make the pieces; find the group of each row, and which sums are added up over which processes."""
@@ -281,11 +277,6 @@ class Groups:
         factors = [of_kind[piece.kind][i] for i, piece in enumerate(self.pieces)]
         pairs = zip(factors, self.pieces, strict=True)
         return [factor if piece.target.ndim == 1 else factor.unsqueeze(1) for factor, piece in pairs]
-
-    @cached_property
-    def dimensions_of(self) -> dict[Piece, Tensor]:
-        """The number of dimensions of the tensors in each row of a piece."""
-        return dict(zip(self.pieces, self.spread(self.dimensions), strict=True))
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

@@ -114,17 +114,14 @@ def sam(epsilon: float | None = None, norm: float = 2.0, **options: Any) -> Pert
     return _preset(options, epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
 
 
-def asam(
-    epsilon: float | None = None, norm: float = 2.0, eta: float = 0.0, *, unit_vectors: bool = False, **options: Any
-) -> Perturbation:
+def asam(epsilon: float | None = None, norm: float = 2.0, eta: float = 0.0, **options: Any) -> Perturbation:
     """Adaptive SAM: T = |w| + eta for each weight. Other arguments are those of `Perturbation`.
 
     Args:
         eta: Added to |w|, so that weights of zero can move. It is not the step size. ASAM's authors use 0.01.
-        unit_vectors: Use T = 1 for biases and all other vectors. The code of ASAM's authors does so for biases.
     """
     check_at_least_zero("eta", eta)
-    scale = Weight(constant=eta, unit_vectors=unit_vectors) if eta or unit_vectors else "weight"
+    scale = Weight(eta) if eta else "weight"
     return _preset(options, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
 
 

@@ -23,14 +23,11 @@ class Group:
         size: n_i, the number of weights of each group. With granularity "element" a single 1.
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
-        dimensions: The number of dimensions of the group's tensor (1 for a bias, 2 for a matrix), or the largest of
-            several.
     """
 
     size: Tensor
     total: int
     floor: float
-    dimensions: Tensor
     find_gradient: Callable[[], Tensor]
     find_weight: Callable[[], Tensor]
 
@@ -86,15 +83,12 @@ class Weight:
 
     Args:
         constant: Added to |w_i|, so that weights of zero can move.
-        unit_vectors: Use T = 1 for biases and all other vectors, such as the weights of LayerNorm.
     """
 
     constant: float = 0.0
-    unit_vectors: bool = False
 
     def __call__(self, group: Group) -> Tensor:
-        scale = group.weight + self.constant if self.constant else group.weight
-        return torch.where(group.dimensions < 2, 1.0, scale) if self.unit_vectors else scale
+        return group.weight + self.constant if self.constant else group.weight
 
 
 SCALES: dict[str, Scale] = {
@@ -113,12 +107,12 @@ def scale_of_groups(
     scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
     """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
-    sizes, dimensions = groups.sizes, groups.dimensions
+    sizes = groups.sizes
     if groups.granularity == "model" and groups.names:
-        sizes, dimensions = sizes.sum(0, keepdim=True), dimensions.amax(0, keepdim=True)
+        sizes = sizes.sum(0, keepdim=True)
         gradient_squares = gradient_squares.sum(0, keepdim=True)
         weight_squares = None if weight_squares is None else weight_squares.sum(0, keepdim=True)
-    group = Group(sizes, groups.total, floor, dimensions, gradient_squares.sqrt, lambda: weight_squares.sqrt())  # type: ignore[union-attr]
+    group = Group(sizes, groups.total, floor, gradient_squares.sqrt, lambda: weight_squares.sqrt())  # type: ignore[union-attr]
     return scale(group).expand_as(groups.sizes)
 
 
@@ -130,7 +124,6 @@ def scale_of_weights(
         gradient.new_ones(1),
         groups.total,
         floor,
-        groups.dimensions_of[piece],
         lambda: gradient.abs().div_(factor),
         lambda: torch.abs(piece.weights(), out=piece.aside),
     )

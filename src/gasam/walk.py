@@ -1,4 +1,4 @@
-"""`walk`, the K ascent steps of Algorithm 1 from the weights w to w + a_1, .., w + a_K; `climb`, for analyses."""
+"""`walk`, the K ascent steps of Algorithm 1 from the weights w to w + a_1, .., w + a_K."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gasam.family import Kept, Method, check_result, dense_gradient
 from gasam.groups import Piece, products, squares, wide
-from gasam.parameters import Parameters, read, weights_of
-from gasam.passes import Pass, uninterrupted
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
 from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
-from gasam.torch_private import local, standard_gamma
+from gasam.torch_private import local
 from gasam.trace import Measured, Trace
 from gasam.weights import Weights
 
@@ -355,48 +354,3 @@ def powers(x: Tensor, p: float, largest: Tensor) -> Tensor:
 def shrinkage(length: Tensor) -> Tensor:
     """min(1, 1 / length), the factor that projects a point of this length onto the unit ball."""
     return length.clamp(min=1.0).reciprocal()
-
-
-def uniform_start(norm: float, generator: torch.Generator | None = None) -> Start:
-    """Return a function that draws a random start for `climb`.
-
-    For norm inf the point is uniform in the box. For other norms it lies on the surface of the ball, because in many
-    dimensions nearly all of a ball's volume is near its surface.
-    """
-
-    def draw(like: Tensor) -> Tensor:
-        if norm == math.inf:
-            return torch.empty_like(like).uniform_(-1, 1, generator=generator)
-        if norm == 2.0:
-            return torch.empty_like(like).normal_(generator=generator)
-        sizes = standard_gamma(torch.full_like(like, 1 / norm), generator).pow_(1 / norm)
-        return sizes.mul_(torch.empty_like(like).uniform_(-1, 1, generator=generator).sign_())
-
-    return draw
-
-
-def climb(
-    variables: Parameters,
-    evaluate: Callable[[int, Callable[[], list[Tensor]]], Pass | None],
-    perturbation: Perturbation,
-    start: Start | None = None,
-) -> Trace:
-    """Run a walk for an analysis, and return its trace. The weights are home again afterwards, bit for bit.
-
-    Args:
-        variables: A model, parameters, named parameters or parameter groups, as for SharpBackward.
-        evaluate: Called with k and a function that returns the offset a_k, rounded to the weights' type. It computes
-            the loss at the present weights and leaves its gradient in their `.grad`. If it returns None, the walk ends.
-        perturbation: The ball, the scale and the number of steps.
-        start: Draws a random first point, for example `uniform_start(norm)`. It is visited after a_0, and K ascent
-            steps follow, so there are K+2 visits. None means that the first step starts at the weights.
-    """
-    model = variables if isinstance(variables, nn.Module) else None
-    weights = weights_of(read(variables), perturbation, model)
-    with uninterrupted() as held:
-
-        def run(k: int) -> Pass | None:
-            with held.let():
-                return evaluate(k, weights.offset)
-
-        return walk(weights, perturbation, run, start=start)

@@ -1,4 +1,4 @@
-"""`Weights`: where the weights are, where w + a is written, and the exchange of the two; `displaced`."""
+"""`Weights`: where the weights are, where w + a is written, and the exchange of the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.autograd.graph import increment_version
 
 from gasam.distributed import is_sharded, reshard_all
 from gasam.groups import Groups, Operand, Piece, by_rows, limits
-from gasam.passes import uninterrupted
 from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local, set_data, storage_identity
 
 
@@ -163,7 +162,7 @@ class Weights:
         deque(map(set_data, self._plain, memories), maxlen=0)
         # torch does not notice the exchange: without this a graph from before it would give wrong gradients silently.
         increment_version(self._plain)
-        _forget_copies(self._sharded)
+        forget_copies(self._sharded)
 
     @torch.no_grad()
     def offset(self) -> list[Tensor]:
@@ -174,26 +173,7 @@ class Weights:
         return offsets
 
 
-@contextmanager
-def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
-    """Set the weights to weights + offset inside the block, and restore them bit for bit, also after an exception."""
-    saved = [weight.detach().clone() for weight in weights]
-    sharded = any(map(is_sharded, weights))
-    with uninterrupted() as held:
-        try:
-            with torch.no_grad():
-                for weight, step in zip(weights, offset, strict=True):
-                    weight.add_(step)
-            _forget_copies(sharded)
-            with held.let():
-                yield
-        finally:
-            with torch.no_grad():
-                copy_all([local(weight) for weight in weights], [local(each) for each in saved])
-            _forget_copies(sharded)
-
-
-def _forget_copies(sharded: bool) -> None:
+def forget_copies(sharded: bool) -> None:
     """Drop copies of weights that are no longer right: autocast's casts and gathered shards."""
     torch.clear_autocast_cache()
     if sharded:

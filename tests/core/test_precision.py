@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, displaced, ga_sam, sam
+from gasam import SCALES, Pass, Perturbation, SharpBackward, ga_sam, sam
+from gasam.analysis import displaced
 from problems import ENTRIES, Wavy, at_home, batch, climbed, loss_of, network, through_backward
 from tolerances import SINGLE, error, flat, same_bits
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward, uniform_start
+from gasam import SCALES, Pass, Perturbation, SharpBackward
+from gasam.analysis import uniform_start
 from problems import GRANULARITIES, Wavy, climbed
 from tolerances import EXACT, error, flat, same_bits
 

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gasam import SharpBackward, SharpnessAware, displaced, ga_sam, sam
+from gasam import SharpBackward, SharpnessAware, ga_sam, sam
+from gasam.analysis import displaced
 from problems import ENTRIES, at_home, batch, closure_of, loss_of, network
 from tolerances import EXACT, error, flat, same_bits
 

@@ -32,7 +32,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, displaced, ga_sam, sam
+from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, ga_sam, sam
+from gasam.analysis import displaced
 from problems import GRANULARITIES, TEN_WALKS, closure_of, network
 from tolerances import EXACT, error, flat, same_bits
 

@@ -1,7 +1,7 @@
 """Tools that measure a trained model: sharpness, robustness, Hessian and Fisher spectra, and loss landscapes."""
 
-from gasam.analysis.attack import Attack, attack, plain
-from gasam.analysis.corruption import applied, pruned, quantised, random_corruption
+from gasam.analysis.attack import Attack, attack, climb, plain
+from gasam.analysis.corruption import applied, displaced, pruned, quantised, random_corruption, uniform_start
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.analysis.landscape import Plane, filter_normalised, line, plane
 from gasam.analysis.objective import CrossEntropy, Objective, SquaredError, mean_loss
@@ -25,6 +25,8 @@ __all__ = [
     "SquaredError",
     "applied",
     "attack",
+    "climb",
+    "displaced",
     "filter_normalised",
     "half_radius",
     "line",
@@ -39,4 +41,5 @@ __all__ = [
     "spectral_density",
     "top_eigenvalues",
     "transformer_layers",
+    "uniform_start",
 ]

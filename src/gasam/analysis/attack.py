@@ -11,7 +11,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from gasam.analysis.corruption import applied
+from gasam.analysis.corruption import applied, uniform_start
 from gasam.analysis.objective import (
     Batches,
     Named,
@@ -22,9 +22,11 @@ from gasam.analysis.objective import (
     check_whole,
     examined,
 )
-from gasam.passes import Pass
+from gasam.parameters import Parameters, read, weights_of
+from gasam.passes import Pass, uninterrupted
 from gasam.perturbation import Perturbation, check_perturbation
-from gasam.walk import Start, climb, uniform_start
+from gasam.trace import Trace
+from gasam.walk import Start, walk
 
 Offset = Callable[[], list[Tensor]]
 Evaluate = Callable[[int, Offset], Pass | None]
@@ -108,6 +110,33 @@ def attack(
     with examined(model, batches) as weights:
         walks = [tuple(losses_of(weights, evaluate, perturbation, start)) for start in starts]
     return Attack(walks[0][0], highest, dict(zip(weights, worst, strict=True)), tuple(walks))
+
+
+def climb(
+    variables: Parameters,
+    evaluate: Evaluate,
+    perturbation: Perturbation,
+    start: Start | None = None,
+) -> Trace:
+    """Run a walk for an analysis, and return its trace. The weights are home again afterwards, bit for bit.
+
+    Args:
+        variables: A model, parameters, named parameters or parameter groups, as for SharpBackward.
+        evaluate: Called with k and a function that returns the offset a_k, rounded to the weights' type. It computes
+            the loss at the present weights and leaves its gradient in their `.grad`. If it returns None, the walk ends.
+        perturbation: The ball, the scale and the number of steps.
+        start: Draws a random first point, for example `uniform_start(norm)`. It is visited after a_0, and K ascent
+            steps follow, so there are K+2 visits. None means that the first step starts at the weights.
+    """
+    model = variables if isinstance(variables, nn.Module) else None
+    weights = weights_of(read(variables), perturbation, model)
+    with uninterrupted() as held:
+
+        def run(k: int) -> Pass | None:
+            with held.let():
+                return evaluate(k, weights.offset)
+
+        return walk(weights, perturbation, run, start=start)
 
 
 def losses_of(weights: Named, evaluate: Evaluate, perturbation: Perturbation, start: Start | None) -> list[float]:

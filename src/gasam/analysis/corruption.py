@@ -10,12 +10,34 @@ import torch
 from torch import Tensor, nn
 
 from gasam.analysis.objective import check_number, check_real, check_shape, check_whole, trained
+from gasam.distributed import is_sharded
 from gasam.groups import wide
+from gasam.passes import uninterrupted
 from gasam.perturbation import Perturbation
-from gasam.walk import uniform_start
-from gasam.weights import displaced
+from gasam.torch_private import copy_all, local, standard_gamma
+from gasam.walk import Start
+from gasam.weights import forget_copies
 
 Offset = Mapping[str, Tensor]
+
+
+@contextmanager
+def displaced(weights: Sequence[Tensor], offset: Sequence[Tensor]) -> Iterator[None]:
+    """Set the weights to weights + offset inside the block, and restore them bit for bit, also after an exception."""
+    saved = [weight.detach().clone() for weight in weights]
+    sharded = any(map(is_sharded, weights))
+    with uninterrupted() as held:
+        try:
+            with torch.no_grad():
+                for weight, step in zip(weights, offset, strict=True):
+                    weight.add_(step)
+            forget_copies(sharded)
+            with held.let():
+                yield
+        finally:
+            with torch.no_grad():
+                copy_all([local(weight) for weight in weights], [local(each) for each in saved])
+            forget_copies(sharded)
 
 
 @contextmanager
@@ -27,6 +49,24 @@ def applied(model: nn.Module, offset: Offset) -> Iterator[None]:
     weights = matched(model, offset, "offset")
     with displaced(list(weights.values()), [offset[name].to(weight.device) for name, weight in weights.items()]):
         yield
+
+
+def uniform_start(norm: float, generator: torch.Generator | None = None) -> Start:
+    """Return a function that draws a random start for `climb`.
+
+    For norm inf the point is uniform in the box. For other norms it lies on the surface of the ball, because in many
+    dimensions nearly all of a ball's volume is near its surface.
+    """
+
+    def draw(like: Tensor) -> Tensor:
+        if norm == math.inf:
+            return torch.empty_like(like).uniform_(-1, 1, generator=generator)
+        if norm == 2.0:
+            return torch.empty_like(like).normal_(generator=generator)
+        sizes = standard_gamma(torch.full_like(like, 1 / norm), generator).pow_(1 / norm)
+        return sizes.mul_(torch.empty_like(like).uniform_(-1, 1, generator=generator).sign_())
+
+    return draw
 
 
 def random_corruption(model: nn.Module, radius: float, norm: float = 2.0, *, seed: int = 0) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 from torch.utils.data import RandomSampler
 
+from gasam.analysis.corruption import displaced
 from gasam.analysis.objective import (
     Batches,
     Named,
@@ -25,7 +26,6 @@ from gasam.analysis.objective import (
 from gasam.analysis.per_example import example_gradients
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
 from gasam.lab.theory.divergence import Divergence, Numbers, probabilities
-from gasam.weights import displaced
 
 
 @dataclass(frozen=True, eq=False)
