@@ -12,7 +12,6 @@ from theory_problems import (
     LOGISTIC,
     NETWORK_RIDGE,
     POINTS,
-    RIDGE,
     Points,
     Vector,
     blocks,
@@ -63,10 +62,8 @@ def test_bound_holds_up_to_a_multiple_of_the_shift():
     worst = 0.0
     for seed in range(3):
         points = Points(seed=seed)
-        model = logistic_problem(points=points).model
-        s = 1 / (1 + np.exp(points.y * (points.x @ model.weight[0].detach().numpy())))
-        gradients = -(s * points.y)[:, None] * points.x
-        direction = gradients @ np.linalg.eigh((points.x.T * (points.p * s * (1 - s))) @ points.x)[1][:, 0]
+        gradients, hessian = points.derivatives(points.p, points.newton(points.p))
+        direction = gradients @ np.linalg.eigh(hessian)[1][:, 0]
         direction -= points.p @ direction
         points.r = direction / np.abs(direction).max()
         for size in (0.5, 0.05):
@@ -89,12 +86,8 @@ def test_large_kl_shift_breaks_the_bound_without_its_o_1():
 
 
 def test_numbers_of_the_bound_are_those_of_dense_algebra():
-    problem = logistic_problem(0.3)
-    w = problem.model.weight[0].detach().numpy()
-    s = 1 / (1 + np.exp(POINTS.y * (POINTS.x @ w)))
-    gradients = -(s * POINTS.y)[:, None] * POINTS.x + RIDGE * w
-    hessian = (POINTS.x.T * (POINTS.p * s * (1 - s))) @ POINTS.x + RIDGE * np.eye(4)
-    found = shift_bound(problem)
+    gradients, hessian = POINTS.derivatives(POINTS.p, POINTS.newton(POINTS.p))
+    found = shift_bound(logistic_problem(0.3))
     assert error(found.gradient_square, POINTS.p @ (gradients**2).sum(1)) < EXACT
     assert error(found.curvature.smallest, np.linalg.eigvalsh(hessian)[0]) < EXACT
     assert error(found.size, POINTS.p @ ((1 + 0.3 * POINTS.r) * np.log(1 + 0.3 * POINTS.r))) < 1e-9
@@ -137,12 +130,7 @@ def test_ratio_comes_below_c_h_over_mu_as_the_radius_shrinks():
 
 
 def test_ratio_is_that_of_the_hessians_and_the_bound_is_c_h_over_mu():
-    def hessian(p, w):
-        s = 1 / (1 + np.exp(POINTS.y * (POINTS.x @ w)))
-        return (POINTS.x.T * (p * s * (1 - s))) @ POINTS.x + RIDGE * np.eye(4)
-
-    theta, star = POINTS.newton(POINTS.p), POINTS.newton(POINTS.shifted(0.3))
-    here, there = hessian(POINTS.p, theta), hessian(POINTS.shifted(0.3), star)
+    here, there = (POINTS.derivatives(p, POINTS.newton(p))[1] for p in (POINTS.p, POINTS.shifted(0.3)))
     v = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).numpy()
     trial = theory.corruption_trial(logistic_problem(0.3, seed=5), radii=(1e-3,), directions=1)
     assert error(trial.ratios[0], abs(v @ (there - here) @ v) / (v @ here @ v)) < 1e-2

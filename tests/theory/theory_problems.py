@@ -32,14 +32,18 @@ class Points:
     def shifted(self, size: float) -> np.ndarray:
         return self.p * (1 + size * self.r)
 
-    def newton(self, p: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
-        """argmin sum p log(1 + exp(-y x.w)) + ridge/2 |w|^2, full steps to rounding."""
+    def derivatives(self, p: np.ndarray, w: np.ndarray, ridge: float = RIDGE) -> tuple[np.ndarray, np.ndarray]:
+        """Of log(1 + exp(-y x.w)) + ridge/2 |w|^2: the gradient of each point, and the Hessian of the mean over p."""
+        s = 1 / (1 + np.exp(self.y * (self.x @ w)))
+        hessian = (self.x.T * (p * s * (1 - s))) @ self.x + ridge * np.eye(len(w))
+        return -(s * self.y)[:, None] * self.x + ridge * w, hessian
+
+    def newton(self, p: np.ndarray) -> np.ndarray:
+        """The minimum of the mean over p, full steps to rounding."""
         w = np.zeros(self.x.shape[1])
         for _ in range(30):
-            s = 1 / (1 + np.exp(self.y * (self.x @ w)))
-            gradient = -(p * s * self.y) @ self.x + ridge * w
-            hessian = (self.x.T * (p * s * (1 - s))) @ self.x + ridge * np.eye(len(w))
-            w = w - np.linalg.solve(hessian, gradient)
+            gradients, hessian = self.derivatives(p, w)
+            w = w - np.linalg.solve(hessian, p @ gradients)
         return w
 
 
@@ -57,13 +61,13 @@ LOGISTIC = Objective(
 POINTS = Points()
 
 
-def logistic_problem(size=None, *, points=POINTS, ridge=RIDGE, **options) -> Problem:
+def logistic_problem(size=None, *, points=POINTS, **options) -> Problem:
     """The logistic regression at its minimum under p; p* is shifted by `size` along r, or p itself."""
     p = weighted(points.batches, points.p)
     model = logistic()
-    settle(Problem(model, LOGISTIC, p, ridge=ridge, tolerance=1e-12))
+    settle(Problem(model, LOGISTIC, p, ridge=RIDGE, tolerance=1e-12))
     shifted = p if size is None else weighted(points.batches, points.shifted(size))
-    return Problem(model, LOGISTIC, p, shifted, ridge, **options)
+    return Problem(model, LOGISTIC, p, shifted, RIDGE, **options)
 
 
 class Vector(nn.Module):
