@@ -14,15 +14,13 @@ import signal
 import subprocess
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 
-from gasam import SharpBackward
 from gasam.lab import storage
 from gasam.lab.cli import main
 from gasam.lab.training import loop
@@ -130,7 +128,7 @@ def digests(folder):
     found = {}
     for file in (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "error.txt")):
         content = file.read_bytes()
-        if file.suffix == ".json":
+        with suppress(ValueError):  # no JSON, or torn
             content = json.dumps(without_times(json.loads(content)), sort_keys=True).encode()
         found[file.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
     return found
@@ -159,18 +157,18 @@ class Run:
         def counted():
             disk, steps = Disk(self.out), signalled_at(0)
             disk.install()
-            try:
-                self.command()
-            finally:
-                counts.write_text(json.dumps([disk.count, len(steps)]))
+            self.command()
+            counts.write_text(json.dumps([disk.count, len(steps)]))
 
         code, text = forked(counted, self.log)
         assert code == 0, text
         self.expected = digests(self.out)
         self.operations, self.steps = json.loads(counts.read_text())
 
-    def command(self, *words):
-        sys.argv = ["gasam", *(words or self.words), "--out", str(self.out)]
+    def command(self, fault=lambda: None):
+        self.plant()
+        fault()
+        sys.argv = ["gasam", *self.words, "--out", str(self.out)]
         try:
             main()
         except SystemExit as ended:
@@ -180,20 +178,10 @@ class Run:
     def after(self, fault):
         """Start in an empty folder with a fault, then run the same command without. Say what is wrong."""
         shutil.rmtree(self.out, ignore_errors=True)
-
-        def disturbed():
-            self.plant()
-            fault()
-            self.command()
-
-        def again():
-            self.plant()
-            self.command()
-
-        code, text = forked(disturbed, self.log)
+        code, text = forked(lambda: self.command(fault), self.log)
         if code not in (0, 1, 2, 130, KILLED) or "Traceback" in text:
             return f"the disturbed command ended with code {code}: {text[-500:]}"
-        code, text = forked(again, self.log)
+        code, text = forked(self.command, self.log)
         if code:
             return f"the same command ended with code {code}: {text[-500:]}"
         found = digests(self.out)
@@ -243,17 +231,6 @@ def test_a_run_ends_with_the_same_bits_after_signals(undisturbed):
         assert undisturbed.after(lambda step=step, which=which: signalled_at(step, which)) is None, (which, step)
 
 
-def after_resume(change):
-    real = Training.resume
-
-    def resume(self, *given):
-        real(self, *given)
-        if self.progress.updates:
-            change(self)
-
-    Training.resume = resume
-
-
 def record_before_the_model():
     write, clean, waiting = runs.write_folder, storage.Checkpoints.clean, []
 
@@ -280,54 +257,25 @@ def not_synced(file):
     partial.replace(file)
 
 
-def everywhere(replaced):
-    for module in (storage, runs):
-        if hasattr(module, "replaced"):
-            module.replaced = replaced
-
-
 BUGS = {
-    "optimizer state not loaded": (lambda: setattr(AcceleratedOptimizer, "load_state_dict", lambda *_: None), "signal"),
-    "wrong step after resume": (
-        lambda: after_resume(lambda t: setattr(t.progress, "step", t.progress.step + (t.progress.step > 0))), "signal",
-    ),
-    "loss of the epoch lost": (lambda: after_resume(lambda t: t.loss.zero_()), "signal"),
-    "best epoch forgotten": (
-        lambda: after_resume(lambda t: vars(t.progress).update(best=None, best_epoch=None)), "signal",
-    ),
-    "schedule state lost": (lambda: setattr(SharpBackward, "load_state_dict", lambda *_: None), "signal"),
     "record before the model": (record_before_the_model, "kill"),
-    "checkpoint not atomic": (lambda: everywhere(in_place), "torn"),
-    "file not synced": (lambda: everywhere(not_synced), "power"),
+    "checkpoint not atomic": (lambda: setattr(storage, "replaced", in_place), "torn"),
+    "file not synced": (lambda: setattr(storage, "replaced", not_synced), "power"),
     "folder not synced": (lambda: setattr(storage, "sync_folder", lambda folder: None), "power"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_noticed(undisturbed, name):
     plant, kind = BUGS[name]
     undisturbed.plant = plant
-    count = undisturbed.steps if kind == "signal" else undisturbed.operations
     try:
-        for at in random.Random(9).sample(range(1, count + 1), count):
-            fault = (lambda at=at: signalled_at(at)) if kind == "signal" else undisturbed.disk(kind, at)
-            if undisturbed.after(fault) is not None:
+        for at in random.Random(4).sample(range(1, undisturbed.operations + 1), undisturbed.operations):
+            if undisturbed.after(undisturbed.disk(kind, at)) is not None:
                 return
     finally:
         undisturbed.plant = lambda: None
     raise AssertionError(f"{name} was not noticed")
-
-
-@pytest.mark.parametrize("value", [7, [], {}, {"model": {}}, {"model": torch.ones(2), "optimizer": {}, "progress": {}}])
-def test_a_checkpoint_of_something_else_is_refused(undisturbed, tmp_path, value):
-    shutil.rmtree(undisturbed.out, ignore_errors=True)
-    (record,) = (name for name in undisturbed.expected if name.count("/") == 0 and name.endswith(".json"))
-    folder = undisturbed.out / record.removesuffix(".json")
-    folder.mkdir(parents=True)
-    torch.save(value, folder / "last.pt")
-    code, text = forked(undisturbed.command, undisturbed.log)
-    assert code == 2
-    assert f"last.pt is not a checkpoint of this program: delete {folder} to start again" in text.splitlines()[-1]
 
 
 class Interrupting:
@@ -356,19 +304,14 @@ import os, signal, sys
 from gasam.lab.cli import main
 
 class Finder:
-    find_spec = lambda *module: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    find_spec = lambda *module: os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Finder)
 main()
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_while_the_command_starts_is_told_in_one_sentence(name):
-    ended = subprocess.run(
-        [sys.executable, "-c", STARTING, name],
-        capture_output=True, text=True, check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+def test_a_signal_while_the_command_starts_is_told_in_one_sentence():
+    ended = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=False)
     assert ended.returncode == 130
     assert ended.stderr == "gasam: interrupted; run the same command to continue\n"

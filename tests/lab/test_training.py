@@ -139,6 +139,15 @@ def test_a_run_without_gradient_norms_cannot_have_them_afterwards(tmp_path):
         run(plan, tmp_path, cpu=True)
 
 
+@pytest.mark.parametrize("value", [7, {"model": {}}, {"model": torch.ones(2), "optimizer": {}, "progress": {}}])
+def test_a_checkpoint_of_something_else_is_refused(value, tmp_path):
+    plan = make("digits", "baseline", "tiny")
+    checkpoints = Checkpoints(tmp_path / plan.name(plan.data().hash))
+    checkpoints.save(checkpoints.last, value)
+    with pytest.raises(InputError, match=r"last\.pt is not a checkpoint of this program: delete .* to start again"):
+        run(plan, tmp_path, cpu=True)
+
+
 def test_two_processes_share_a_run_and_learn_what_one_does(tmp_path):
     plan = make("digits", "ga-sam", "tiny")
     alone = run(plan, tmp_path / "alone", cpu=True)
