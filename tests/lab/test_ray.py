@@ -23,6 +23,8 @@ from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 pytest.importorskip("ray")
+EPOCHS = 60
+"""Epochs of a run that lasts long enough to be interrupted."""
 ON_CPU = partial(train, cpu=True)
 
 
@@ -43,6 +45,10 @@ def nodes(tmp_path, monkeypatch):
         cluster.stop()
 
 
+def jobs_of(folder, *methods, **settings):
+    return prepare([make("digits", method, "tiny", settings=settings) for method in methods], folder)
+
+
 def gasam(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "gasam", *map(str, arguments)],
@@ -54,7 +60,7 @@ def gasam(*arguments):
 
 
 def comparison(where, out, methods, task="digits", *options):
-    named = {"methods": methods, "on": where, "out": out} | ({} if task.endswith(".py") else {"size": "tiny"})
+    named = {"size": "tiny", "methods": methods, "on": where, "out": out}
     return gasam("compare", task, "--cpu", *(f"--{name}={value}" for name, value in named.items()), *options)
 
 
@@ -85,55 +91,43 @@ def wait_for(condition):
 
 
 class Watch:
-    """Notes the events of jobs. Calls `then` once, when all runs have sent an update and the driver has checkpoints."""
+    """Notes the events of jobs, and calls `then` once, after an update of a job that the driver has a checkpoint of."""
 
-    def __init__(self, folder, runs, then):
-        self.folder, self.runs, self.then, self.kinds = folder, runs, then, {}
+    def __init__(self, folder, then):
+        self.folder, self.then, self.kinds = folder, then, {}
 
     def __call__(self, job, event):
         self.kinds.setdefault(job.name, []).append(event[0])
-        if self.then and all(map(self.seen, self.runs)):
+        if self.then and event[0] == "update" and (self.folder / job.name / "last.pt").exists():
             then, self.then = self.then, None
-            then()
-
-    def seen(self, job):
-        return "update" in self.kinds.get(job.name, ()) and (self.folder / job.name / "last.pt").exists()
+            then(job)
 
 
-def interrupt():
+def interrupt(job):
     raise KeyboardInterrupt
 
 
-def test_runs_are_interrupted_cancelled_and_moved_and_are_those_of_this_machine(nodes, tmp_path, slow):
+def test_runs_are_interrupted_and_moved_and_are_those_of_this_machine(nodes, tmp_path):
     """Ctrl-C keeps a checkpoint, a killed node's run continues on another, and a damaged run fails alone."""
-    out, (task, released) = tmp_path / "ray", slow
-    long, cancelled, damaged = prepare(
-        [make(task, "baseline"), make(task, "ga-sam"), make("digits", "sam", "tiny")], out
-    )
+    out = tmp_path / "ray"
+    long, other = jobs_of(out, "baseline", "ga-sam", epochs=EPOCHS)
+    [damaged] = jobs_of(out, "sam")
     bad = out / damaged.name / "last.pt"
     bad.parent.mkdir(parents=True)
     bad.write_bytes(b"garbage")
 
     with opened(nodes.address, cpu=True) as engine:
         with pytest.raises(KeyboardInterrupt):
-            do_all([long], out, engine, Watch(out, [long], interrupt), ON_CPU)
-        assert 0 < progress(out, long)["epoch"] < 60
+            do_all([long], out, engine, Watch(out, interrupt), ON_CPU)
+        assert 0 < progress(out, long)["epoch"] < EPOCHS
 
-        do_all([cancelled], out, engine, Watch(out, [cancelled], lambda: engine.cancel(cancelled)), ON_CPU)
-        assert (cancelled.record, cancelled.error) == (None, None)
-        assert 0 < progress(out, cancelled)["epoch"] < 60
-
-        def kill():
-            nodes.kill_a_busy_one()
-            released.touch()
-
-        watch = Watch(out, [long, cancelled], kill)
-        do_all([long, cancelled, damaged], out, engine, watch, ON_CPU)
+        watch = Watch(out, lambda job: nodes.kill_a_busy_one())
+        do_all([long, other, damaged], out, engine, watch, ON_CPU)
     assert sum(kinds.count("moved") for kinds in watch.kinds.values()) == 1
     assert [kinds.count("start") for kinds in watch.kinds.values()] == [1, 1, 1]
     assert damaged.error == f"{bad} is not a checkpoint of this program: delete {bad.parent} to start again"
 
-    for job in (long, cancelled):
+    for job in (long, other):
         run(job.plan, tmp_path / "local", cpu=True)
     assert results(out) == results(tmp_path / "local")
     sent, kept = (read_files(folder, long.name) for folder in (out, tmp_path / "local"))
@@ -205,7 +199,7 @@ def test_a_comparison_continues_after_its_driver_was_killed(nodes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_searches_analyses_and_clients(nodes, tmp_path, slow):
+def test_searches_analyses_and_clients(nodes, tmp_path):
     """By the running cluster and by its server for clients; Ctrl-C ends with 130 and keeps the last step."""
     client = f"ray://127.0.0.1:{nodes.port}"
     search = ("tune", "digits", "--size", "tiny", "--cpu", "--method", "ga-sam", "--trials", 2, "--json")
@@ -215,17 +209,16 @@ def test_searches_analyses_and_clients(nodes, tmp_path, slow):
     here, there = (json.loads(text) | {"file": ""} for text in found)
     assert here == there
 
-    task, released = slow
-    [job] = prepare([make(task, "ga-sam")], tmp_path / "client")
-    process = comparison(client, tmp_path / "client", "ga-sam", task, "--seeds=1")
+    epochs = 5 * EPOCHS  # a client is slow, and it has to notice a checkpoint before the run has ended
+    [job] = jobs_of(tmp_path / "client", "ga-sam", epochs=epochs)
+    process = comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}")
     wait_for((tmp_path / "client" / job.name / "last.pt").exists)
     process.send_signal(signal.SIGINT)
     told = ended(process, 130)[1]
     assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told
-    assert 0 < progress(tmp_path / "client", job)["epoch"] < 60
-    released.touch()
-    ended(comparison(client, tmp_path / "client", "ga-sam", task, "--seeds=1"))
+    assert 0 < progress(tmp_path / "client", job)["epoch"] < epochs
+    ended(comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}"))
     run(job.plan, tmp_path / "whole", cpu=True)
     assert results(tmp_path / "client") == results(tmp_path / "whole")
 
@@ -235,7 +228,7 @@ def test_searches_analyses_and_clients(nodes, tmp_path, slow):
         for where in ("local", "auto"):
             out = tmp_path / "analysis" / where
             ended(gasam(command, record, "--cpu", "--rows", 32, *options, "--on", where, "--out", out))
-            files = sorted(out.glob("*-line-own-ga-sam-*.json"))
+            files = sorted(out.glob("*-digits-tiny-ga-sam-*.json"))
             measured.append([json.loads(file.read_text())["found"] for file in files])
         assert measured[0] == measured[1]
         assert len(measured[0]) == 1

@@ -94,12 +94,9 @@ class Live:
         elif kind != "start":
             self.progress.remove_task(self.bars.pop(job.name))
             self.ended += 1
-            count = self.ended if self.total is None else f"{self.ended}/{self.total}"
-            if kind == "done":
-                say(f"{count} {label(job)}: {outcome(value)}")
-            elif kind == "failed":
-                log = "" if job.log is None else f" (full message: {job.log})"
-                say(f"{count} {label(job)}: failed: {value}{log}", style="red")
+            log = "" if job.log is None else f" (full message: {job.log})"
+            told, style = (outcome(value), None) if kind == "done" else (f"failed: {value}{log}", "red")
+            say(f"{self.ended}{'' if self.total is None else f'/{self.total}'} {label(job)}: {told}", style=style)
 
     def _update(self, job: Job, update: Update | str) -> None:
         """Show the progress of a run, or of an analysis, which sends texts. A note is printed once for all runs."""

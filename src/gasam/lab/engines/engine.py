@@ -43,7 +43,7 @@ class Job:
 Event = tuple[str, Any]
 OnEvent = Callable[[Job, Event], None]
 """Called for each job with ("start", None), ("update", an Update), ("moved", a sentence), and at the end with ("done",
-its record), ("failed", a message) or ("cancelled", None)."""
+its record) or ("failed", a message)."""
 Work = Callable[[Any, Path, OnUpdate], Any]
 """The function that a process calls with the job, the folder and a callback for updates; it must be picklable."""
 
@@ -62,9 +62,6 @@ class Engine(Protocol):
 
     def events(self) -> Sequence[tuple[Job, Event]]:
         """Wait for the next events of the started jobs."""
-
-    def cancel(self, job: Job) -> None:
-        """Interrupt one started job: it writes its checkpoint and ends with the event "cancelled"."""
 
     def stop(self) -> None:
         """Interrupt all jobs; return when each has written its checkpoint and has ended."""
@@ -95,8 +92,7 @@ def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record
 def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent, work: Work = train) -> None:
     """Call `work`, such as `partial(train, cpu=True)`, for every job without a record, each in its own process.
 
-    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first. `on_event` may call
-    `engine.cancel`.
+    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
     """
     waiting = [job for job in jobs if job.record is None]
     if waiting:

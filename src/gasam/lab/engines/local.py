@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -23,16 +23,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass
-class Worker:
-    """The process of a job, and the pipe that it reports through."""
-
-    job: Job
-    process: BaseProcess
-    pipe: Connection
-    cancelled: bool = False
-
-
 class LocalEngine:
     """Executes jobs in processes of this machine, `parallel` at a time. The cores are divided among them.
 
@@ -43,7 +33,7 @@ class LocalEngine:
         self.parallel = parallel or (1 if torch.accelerator.is_available() else cores())
         set_by_user = "OMP_NUM_THREADS" in os.environ
         self.threads = torch.get_num_threads() if set_by_user else max(1, cores() // self.parallel)
-        self.workers: list[Worker] = []
+        self.workers: dict[Connection, tuple[Job, BaseProcess]] = {}  # by the pipe that the job reports through
 
     @property
     def running(self) -> int:
@@ -58,38 +48,32 @@ class LocalEngine:
         with main_module_hidden():
             process.start()
         theirs.close()
-        self.workers.append(Worker(job, process, ours))
+        self.workers[ours] = job, process
 
     def events(self) -> Sequence[tuple[Job, Event]]:
         found: list[tuple[Job, Event]] = []
-        ready = wait([worker.pipe for worker in self.workers])
-        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+        ready = wait(list(self.workers))
+        for pipe in [pipe for pipe in self.workers if pipe in ready]:
+            job, process = self.workers[pipe]
             try:
-                kind, value = worker.pipe.recv()
+                kind, value = pipe.recv()
             except Exception:  # a process that was killed sends nothing, or part of a message
-                worker.process.join()
-                kind, value = "failed", f"the process ended with code {worker.process.exitcode}"
+                process.join()
+                kind, value = "failed", f"the process ended with code {process.exitcode}"
             if kind in ("done", "failed"):
-                worker.process.join()
-                self.workers.remove(worker)
-            cancelled = kind == "failed" and worker.cancelled
-            found.append((worker.job, ("cancelled", None) if cancelled else (kind, value)))
+                process.join()
+                del self.workers[pipe]
+            found.append((job, (kind, value)))
         return found
 
-    def cancel(self, job: Job) -> None:
-        for worker in self.workers:
-            if worker.job is job:
-                worker.cancelled = True
-                worker.process.terminate()  # SIGTERM: a run writes its checkpoint first
-
     def stop(self) -> None:
-        for worker in self.workers:
-            worker.process.terminate()
-        for worker in self.workers:
+        for _, process in self.workers.values():
+            process.terminate()  # SIGTERM: a run writes its checkpoint first
+        for pipe, (_, process) in self.workers.items():
             with suppress(EOFError, OSError):
                 while True:
-                    worker.pipe.recv()
-            worker.process.join()
+                    pipe.recv()
+            process.join()
         self.workers.clear()
 
 

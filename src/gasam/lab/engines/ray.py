@@ -51,7 +51,6 @@ class Started:
     task: Any
     process: str | None = None
     lock: ExitStack = field(default_factory=ExitStack)
-    cancelled: bool = False
 
 
 @contextmanager
@@ -112,12 +111,6 @@ class RayEngine:
         except (RayError, ConnectionError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(f"the Ray cluster is gone ({reason}): start it, and run the same command again") from None
-
-    def cancel(self, job: Job) -> None:
-        for started in self.started.values():
-            if started.job is job:
-                started.cancelled = True
-                ray.cancel(started.task, recursive=False)
 
     def stop(self) -> None:
         """Interrupt all jobs, and keep the checkpoints that they send."""
@@ -181,7 +174,7 @@ class RayEngine:
                 kind, value = "failed", str(error).strip() or type(error).__name__
             if files is not None:
                 write_files(started.folder, started.job.name, files, files)
-        return started.job, ("cancelled", None) if kind == "failed" and started.cancelled else (kind, value)
+        return started.job, (kind, value)
 
 
 def _found_on_this_machine() -> str:
