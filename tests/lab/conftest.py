@@ -37,12 +37,6 @@ def _places(shared, data_dir, monkeypatch):
     monkeypatch.setenv("GASAM_DATA", str(data_dir))
 
 
-@pytest.fixture(autouse=True)
-def _short_measurements(monkeypatch):
-    """Comparisons measure the step times of their methods."""
-    monkeypatch.setattr("gasam.lab.engines.step_times.ROUNDS", 1)
-
-
 class Ended(NamedTuple):
     code: int
     out: str
@@ -82,58 +76,6 @@ def trained(shared, data_dir):
         plan = make("en-vi", "baseline", "tiny", origin=Origin(data_dir))
         run(plan, shared / "trained" / "gradient-norms", cpu=True, gradient_norms=True)
     return files
-
-
-LINE = """
-import torch
-from torch import nn
-
-higher_is_better = False
-settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
-
-def data():
-    x = torch.linspace(-1, 1, 24)[:, None]
-    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
-
-def model(width=1):
-    return nn.Linear(1, width)
-
-def loss(model, batch):
-    return (model(batch[0]) - batch[1]).square().mean()
-
-def metric(model, batch):
-    return (model(batch[0]) - batch[1]).abs().flatten()
-"""
-
-SLOWLY = """
-import time
-from pathlib import Path
-
-settings = {{"epochs": 60, "batch": 4, "learning_rate": 0.1}}
-quick = loss
-
-def loss(model, batch):
-    time.sleep(0 if Path({released!r}).exists() else 0.25)
-    return quick(model, batch)
-"""
-
-
-@pytest.fixture
-def line(tmp_path):
-    """A task file of a straight line; `line(more)` adds text to it."""
-
-    def write(more=""):
-        file = tmp_path / "line.py"
-        file.write_text(LINE + more)
-        return str(file)
-
-    return write
-
-
-@pytest.fixture
-def slow(line, tmp_path):
-    """A task file and a second file: until that exists, a run takes half a minute or more, on a quick machine too."""
-    return line(SLOWLY.format(released=str(tmp_path / "released"))), tmp_path / "released"
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
     assert "held out" not in ended.err
     assert len(list(Path("runs").glob("classify-tiny-*.json"))) == 4
     for name in ("Baseline", "GA-SAM"):
-        assert re.search(rf"{name} +│ +\d+\.\d+,", ended.out)  # the measured step time decides where the line ends
+        assert re.search(rf"{name} +│ +\d+\.\d+,", ended.out)
     [place] = {file.with_suffix("") for file in Path("runs/tables").iterdir()}
     assert {file.suffix for file in Path("runs/tables").iterdir()} == {".html", ".json", ".md", ".png", ".svg"}
     assert f"saved: {place}.html\n" in ended.out

@@ -5,12 +5,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from synthetic import record, records_of
+from synthetic import records_of
 
 from browser import browser_page  # noqa: F401
 from gasam.lab import record as records
 from gasam.lab.report import html
-from gasam.lab.report.comparison import Comparison
 
 HOSTILE = "</script><script>document.title = 'broken'</script> <b> & \"quotes\""
 VOID = {"meta", "link", "input", "br", "line"}
@@ -31,15 +30,11 @@ def digits():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Made-up runs of `digits` with a table of a comparison, and a task with a single seed."""
+    """Made-up runs of `digits`, and a task with a single seed."""
     place = tmp_path_factory.mktemp("report")
     single = records_of("numerals", {"baseline": [10.0], "ga-sam": [11.0]}, size="tiny")
     for each in (*digits(), *single):
         records.write(place / f"{each.name}.json", each)
-    [found] = Comparison.of(digits())
-    rows = found.table({found.rows[0].key: 1.0, found.rows[-1].key: 2.2}).as_json()
-    (place / "tables").mkdir()
-    (place / "tables/digits-tiny.json").write_text(json.dumps(rows))
     return place
 
 
@@ -112,7 +107,6 @@ def test_every_comparison_is_in_the_contents_and_every_run_in_the_table(page, fo
     for file in folder.glob("*.json"):
         assert file.name in words
     assert "Compared with plain training: 1 better, 1 too few seeds." in words
-    assert "2.20x" in words, "the step time is that of the comparison's table"
 
 
 def test_many_configurations_begin_with_the_main_ones():
@@ -139,16 +133,10 @@ def test_the_command_lists_the_runs_and_writes_the_page(command, tmp_path):
     assert command("report", folder, "--csv", "--json").code == 2
 
 
-def test_bad_folders_get_one_sentence(command, tmp_path):
+def test_an_empty_folder_gets_one_sentence(command, tmp_path):
     ended = command("report", tmp_path)
     assert ended.code == 2
     assert ended.err == f"gasam: no records in {tmp_path}: train something first, or name another folder\n"
-    records.write(tmp_path / "a.json", record("digits", size="tiny"))
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables/b.json").write_text("[]")
-    ended = command("report", tmp_path)
-    assert ended.code == 2
-    assert "b.json is not a table of this program" in ended.err
 
 
 def drawn(found):

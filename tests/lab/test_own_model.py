@@ -14,7 +14,6 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
-from conftest import LINE
 from gasam.lab import load
 from gasam.lab import record as records
 from gasam.lab.api import comparison_plans
@@ -30,6 +29,39 @@ from gasam.lab.training.run import run
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 IMAGE, REGRESSION, TEXT = (str(TASKS / f"{name}.py") for name in ("image", "regression", "text"))
+
+LINE = """
+import torch
+from torch import nn
+
+higher_is_better = False
+settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
+
+def data():
+    x = torch.linspace(-1, 1, 24)[:, None]
+    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
+
+def model(width=1):
+    return nn.Linear(1, width)
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+def metric(model, batch):
+    return (model(batch[0]) - batch[1]).abs().flatten()
+"""
+
+
+@pytest.fixture
+def line(tmp_path):
+    """A task file of a straight line; `line(more)` adds text to it."""
+
+    def write(more="", name="line.py"):
+        file = tmp_path / name
+        file.write_text(LINE + more)
+        return str(file)
+
+    return write
 
 
 def family_of(reference, **settings):

@@ -15,7 +15,6 @@ from gasam.lab.display import Live, errors, say
 from gasam.lab.engines import opened
 from gasam.lab.engines.engine import Engine, Job, do_all, prepare, raise_failed, train
 from gasam.lab.engines.local import LocalEngine
-from gasam.lab.engines.step_times import step_times
 from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import Record
@@ -193,16 +192,6 @@ def run_all(plans: Sequence[Plan], out: Path, engine: Engine, *, track: str | No
     with Live(missing) as live:
         do_all(jobs, out, engine, live.watch, partial(train, track=track, **options))
     return jobs
-
-
-def timed(jobs: Sequence[Job], engine: Engine, *, cpu: bool) -> dict[str, float]:
-    """Step times relative to the baseline; empty if the measurement fails, so that the comparison is still shown."""
-    try:
-        with errors.status("measuring step times"):
-            return step_times(engine, jobs, cpu=cpu)
-    except (Exception, KeyboardInterrupt) as error:
-        say(f"step times were not measured: {type(error).__name__} {error}")
-        return {}
 
 
 def save(table: Table, records: Sequence[Record], file: Path) -> list[Path]:

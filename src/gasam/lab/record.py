@@ -100,7 +100,7 @@ class Summary(BaseModel):
 
     @property
     def key(self) -> str:
-        """The same for all seeds of a configuration: groups, rows of tables and step times meet by it."""
+        """The same for all seeds of a configuration: groups and rows of tables meet by it."""
         return key_of(self.task, self.settings, self.walk, self.data.hash, self.data.encoding)
 
 

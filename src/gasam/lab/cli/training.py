@@ -55,19 +55,18 @@ def compare(
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
         done = api.run_all(plans, out, engine, cpu=cpu, track=track)
-        times = api.timed(done, engine, cpu=cpu)
     found = {out / f"{job.name}.json": job.record for job in done if job.record is not None}
     name = f"{plans[0].task_name}-{plans[0].size}"
     table, files = Table(f"{name}: every run failed", []), list[Path]()
     if found:
         [comparison] = Comparison.of(found.values())
-        table = comparison.table(times)
+        table = comparison.table()
         if any(row.collapsed and row.walk.source != "tuned" for row in comparison.rows):
             say("- a method collapsed: `gasam tune` finds a walk for it, which --tuned then uses")
         configurations = "\n".join(sorted(job.name for job in done if job.plan.seed == 1))  # the same for more seeds
         file = out / "tables" / f"{name}-{hashlib.sha256(configurations.encode()).hexdigest()[:8]}"
         files = [*api.save(table, [*found.values()], file), file.with_name(f"{file.name}.html")]
-        html.write(files[-1], found, times)
+        html.write(files[-1], found)
     show(table, done, files, json)
     if not json and task in TASKS and TASKS[task].kind.startswith("twin"):
         say("This data is built in, and no evidence. On your own: `gasam compare classify --train YOUR.csv`", console)

@@ -183,6 +183,7 @@ class Row:
             "test": {"mean": self.mean, "std": self.spread, "seeds": self.scores, "diverged": len(self.lost)},
             **{name: None if each is None else each._asdict() for name, each in found.items()},
             "gradient_evaluations": {"mean": self.cost(), "relative": self.relative_cost},
+            "seconds": self.cost("seconds"),
         }
 
 
@@ -301,11 +302,11 @@ class Comparison:
             *(f"Data: {note}." for note in data),
         ]
 
-    def table(self, step_times: Mapping[str, float] | None = None) -> Table:
-        """A line for each row; `step_times` are relative to plain training, by the key of the record."""
+    def table(self) -> Table:
+        """A line for each row."""
         shown, values = [], []
         for row in self.rows:
-            cost, time, longer = row.relative_cost, (step_times or {}).get(row.key), row.equal_cost
+            cost, longer = row.relative_cost, row.equal_cost
             text = {
                 "method": row.label,
                 _with_unit(self.metric): row.score,
@@ -313,10 +314,9 @@ class Comparison:
                 f"minus baseline, {self.metric.unit_of_differences} [95%]": row.versus(row.baseline),
                 "at equal cost": f"{row.versus(longer)}, epochs {longer.first.settings['epochs']}" if longer else "",
                 "passes": "" if cost is None else f"{cost:.2f}x",
-                "step time": "" if time is None else f"{time:.2f}x",
             }
             shown.append(text)
-            values.append(row.values() | {"step_time": time})
+            values.append(row.values())
         return Table(f"{self.title}: test {described(self.metric)}", shown, self.notes(), values)
 
     def charts(self) -> list[Chart]:

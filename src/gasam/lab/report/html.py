@@ -67,24 +67,18 @@ def write_folder(folder: Path, file: Path) -> tuple[list[Comparison], list[Recor
     """Write the page about the runs in a folder; return its comparisons, all runs, and what cannot be read."""
     runs, faults = read_runs(folder)
     analyses = [read_analysis(each) for each in sorted((folder / "analysis").glob("*.json"))]
-    return write(file, runs, _step_times(folder / "tables"), analyses), list(runs.values()), faults
+    return write(file, runs, analyses), list(runs.values()), faults
 
 
-def write(
-    file: Path,
-    runs: Mapping[Path, Record],
-    step_times: Mapping[str, float],
-    analyses: Iterable[AnalysisRecord] = (),
-) -> list[Comparison]:
+def write(file: Path, runs: Mapping[Path, Record], analyses: Iterable[AnalysisRecord] = ()) -> list[Comparison]:
     """Write the page about runs, given by the file of their record, and return its comparisons.
 
-    Links to records are relative to the folder of the page. `step_times` are relative to plain training, by the key of
-    the record.
+    Links to records are relative to the folder of the page.
     """
     found = Comparison.of(runs.values())
     answers = Counter(each.standing for each in found)
     text = TEMPLATES.get_template("report.html.jinja").render(
-        sections=[_section(each, step_times, analyses) for each in found],
+        sections=[_section(each, analyses) for each in found],
         headline=", ".join(f"{count} {standing}" for standing, count in answers.items()),
         runs=list(zip(runs, run_list(list(runs.values()), "").values, strict=True)),
         counted=counted,
@@ -96,7 +90,7 @@ def write(
     return found
 
 
-def _section(each: Comparison, step_times: Mapping[str, float], analyses: Iterable[AnalysisRecord]) -> dict[str, Any]:
+def _section(each: Comparison, analyses: Iterable[AnalysisRecord]) -> dict[str, Any]:
     """What the page shows of a comparison; its analyses with the same options stand together."""
     labels = {row.key: row.label for row in each.rows}
     groups: dict[str, list[AnalysisRecord]] = {}
@@ -112,23 +106,11 @@ def _section(each: Comparison, step_times: Mapping[str, float], analyses: Iterab
         "metric": described(each.metric),
         "runs": len(each.records),
         "names": chips({row.label: row.method for row in each.rows}),
-        "table": each.table(step_times),
+        "table": each.table(),
         "charts": each.charts(),
         "walks": each.walks(),
         "analyses": [(kind.table(group, labels), kind.charts(group, labels)) for kind, group in kinds],
     }
-
-
-def _step_times(folder: Path) -> dict[str, float]:
-    """Those that `gasam compare` wrote into its tables, by the key of the record."""
-    found: dict[str, float] = {}
-    for file in sorted(folder.glob("*.json")):
-        try:
-            rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-            found |= {row["key"]: float(row["step_time"]) for row in rows if row.get("step_time") is not None}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{file} is not a table of this program: delete it and run the comparison again") from None
-    return found
 
 
 def _library() -> str:
