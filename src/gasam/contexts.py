@@ -52,13 +52,12 @@ class frozen_batchnorm:  # noqa: N801
         if not isinstance(model, nn.Module):
             raise TypeError(f"frozen_batchnorm needs the model, got {type(model).__name__}")
         self.model = model
-        self._known: set[Place] | None = None  # changed by the first clean pass
-        self._changed: set[Place] = set()
+        self._changed: set[Place] | None = None  # by clean passes so far
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
             return nullcontext() if last else self._watched()
-        return restored({place: buffer for place, buffer in _buffers(self.model).items() if place in self._changed})
+        return restored({place: b for place, b in _buffers(self.model).items() if place in (self._changed or ())})
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -69,50 +68,45 @@ class frozen_batchnorm:  # noqa: N801
         """
         before = _buffers(self.model)
         versions = {place: _version(buffer) for place, buffer in before.items()}
-        values = _values(before) if self._known is None else {}
+        values = {} if self._changed is not None else {place: b.detach().clone() for place, b in before.items()}
         yield
-        after = _buffers(self.model)
-        written = {place for place, buffer in after.items() if versions.get(place) != _version(buffer)}
-        if self._known is None:
-            same = after.keys() - written
-            self._known = written | {place for place in same if not _equal(after[place], values[place])}
-        self._changed = self._known | written | {place for place in after if place[1].startswith("running_")}
+        changed = self._changed or set()
+        for place, buffer in _buffers(self.model).items():
+            written = versions.get(place) != _version(buffer) or place[1].startswith("running_")
+            if written or (place in values and not buffer.is_meta and not torch.equal(buffer, values[place])):
+                changed.add(place)
+        self._changed = changed
 
 
 Place = tuple[nn.Module, str]
-Buffers = dict[Place, Tensor | None]
+Buffers = dict[Place, Tensor]
 
 
 def _buffers(model: nn.Module) -> Buffers:
-    return {(module, name): buffer for module in model.modules() for name, buffer in buffers_of(module).items()}
+    return {
+        (module, name): buffer
+        for module in model.modules()
+        for name, buffer in buffers_of(module).items()
+        if buffer is not None
+    }
 
 
-def _values(buffers: Buffers) -> Buffers:
-    return {place: None if buffer is None else buffer.detach().clone() for place, buffer in buffers.items()}
-
-
-def _equal(buffer: Tensor | None, value: Tensor | None) -> bool:
-    return buffer is None or value is None or value.is_meta or torch.equal(buffer.detach(), value)
-
-
-def _version(buffer: Tensor | None) -> tuple[int, int]:
+def _version(buffer: Tensor) -> tuple[int, int]:
     """An identifier that changes when torch sees that the buffer is written or replaced."""
-    return id(buffer), 0 if buffer is None or buffer.is_inference() else version(buffer)
+    return id(buffer), 0 if buffer.is_inference() else version(buffer)
 
 
 @contextmanager
 def restored(buffers: Buffers) -> Iterator[None]:
     """Restore buffers and their values after the block. An expanded buffer can't be written: a copy replaces it."""
-    values = _values(buffers)
+    values = {place: buffer.detach().clone() for place, buffer in buffers.items()}
     try:
         yield
     finally:
-        for (module, name), value in values.items():
-            buffer = buffers[module, name]
-            if buffer is not None and value is not None and not is_expanded(buffer):
-                buffer.detach().copy_(value)
-                value = buffer
-            buffers_of(module)[name] = value
+        with torch.no_grad():
+            for (module, name), buffer in buffers.items():
+                value = values[module, name]
+                buffers_of(module)[name] = value if is_expanded(buffer) else buffer.copy_(value)
 
 
 class together:  # noqa: N801
@@ -138,8 +132,10 @@ def includes(around: Around, kind: type) -> bool:
 
 @contextmanager
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Restore the gradients, the model's buffers and the random number generators after the block."""
+    """Begin without gradients; afterwards restore them, the model's buffers and the random number generators."""
     gradients, random = [parameter.grad for parameter in parameters], _generator_states()
+    for parameter in parameters:
+        parameter.grad = None
     try:
         with restored({} if model is None else _buffers(model)):
             yield
