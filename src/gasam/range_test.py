@@ -5,25 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise, together, unchanged_state
 from gasam.schedule import Clock
-from gasam.trace import Trace, Watch
+from gasam.trace import Watch
 
 
 @dataclass(frozen=True)
 class Row:
-    """The means over all batches for walks of one size."""
+    """Walks of one size: means over all batches, and the lowest cosine in any batch."""
 
     size: float  # epsilon or budget
     predicted: float  # first-order rise of the mean loss
     measured: float  # measured rise of the mean loss
     ratio: float  # |a|/|w|
-    largest_ratio: float  # largest |a_i|/|w_i| of a group
-    largest: str  # the group with the largest ratio
     lowest_cosine: float  # between the clean and the displaced gradient of a group; of rounding noise it says nothing
     lowest: str  # the group with the lowest cosine
 
@@ -40,10 +41,10 @@ class RangeTest:
         return next(((row.size, row.lowest) for row in self.rows if row.lowest_cosine < 0), None)
 
     def __str__(self) -> str:
-        lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|    largest  lowest cosine  group of the largest"]
+        lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|  lowest cosine  of the group"]
         for row in self.rows:
-            numbers = (row.size, row.predicted, row.measured, row.ratio, row.largest_ratio)
-            lines.append(" ".join(f"{n:10.3g}" for n in numbers) + f" {row.lowest_cosine:14.3f}  {row.largest}")
+            numbers = f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g}"
+            lines.append(f"{numbers} {row.lowest_cosine:14.3f}  {row.lowest}")
         if turn := self.turning_point():
             lines.append(f"The gradient of {turn[1]} turns at {self.unit} {turn[0]:.3g}: stay well below it.")
         else:
@@ -70,11 +71,11 @@ def range_test(
         sizes: The values of epsilon or budget to test, in the unit of the perturbation. By default 12 sizes from 1/64
             to 32 times the perturbation's size.
     """
-    plan, batches = sharp.perturbation, list(batches)
+    plan, batches, rows, probe = sharp.perturbation, list(batches), list[Row](), copy.copy(sharp)
     sizes = [plan.size * 2.0**k for k in range(-6, 6)] if sizes is None else sorted(sizes)
     if not batches or not sizes or sizes[0] <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
-    unit, rows, probe = "epsilon" if plan.budget is None else "budget", list[Row](), copy.copy(sharp)
+    unit = "epsilon" if plan.budget is None else "budget"
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
     probe.kept, probe.around = copy.deepcopy(sharp.kept), together(same_noise(), sharp.around)
     with unchanged_state(sharp.model, sharp.parameters):
@@ -82,30 +83,23 @@ def range_test(
             step_size = None if plan.step_size is None else plan.step_size * size / plan.size
             changed: dict[str, Any] = {unit: size, "step_size": step_size}
             probe.perturbation = replace(plan, **changed)
-            rows.append(_row(size, [_walk(probe, loss_function, batch) for batch in batches]))
+            traces = []
+            for batch in batches:
+                probe(partial(loss_function, batch))
+                traces.append(probe.last)
+            rows.append(_row(size, traces))
     return RangeTest(unit, tuple(rows))
 
 
-def _walk(probe: SharpBackward, loss_function: Callable[[Any], Any], batch: Any) -> Any:
-    for parameter in probe.parameters:
-        parameter.grad = None
-    probe(lambda: loss_function(batch))
-    return probe.last
-
-
-def _row(size: float, traces: Sequence[Trace]) -> Row:
-    cosines = dict[str, list[float]]()
-    found: Any = [trace.groups for trace in traces]
-    for groups in found:
+def _row(size: float, traces: Sequence[Any]) -> Row:
+    lowest = 1.0, "no group"
+    for groups in (trace.groups for trace in traces):
         # Gradients that are only rounding noise, relative to those of the whole model, have no meaningful cosine.
         usual = (groups.gradient_norms.square().sum() / groups.sizes.sum().clamp(min=1)).sqrt()
         has_signal = groups.gradient_norms > 1e-5 * usual * groups.sizes.sqrt()
-        for name, cosine, counts in zip(groups.labels, groups.cosines.tolist(), has_signal, strict=True):
-            if counts:
-                cosines.setdefault(name, []).append(cosine)
-    lowest_cosine, lowest = min(((fmean(each), name) for name, each in cosines.items()), default=(1.0, "no group"))
-    largest, largest_ratio = max((groups.largest_ratio() for groups in found), key=lambda each: each[1])
-    metrics = [trace.metrics() for trace in traces]
-    names = "predicted_rise", "rise", "perturbation_ratio"
-    predicted, measured, ratio = (fmean(each[name] for each in metrics) for name in names)
-    return Row(size, predicted, measured, ratio, largest_ratio, largest, lowest_cosine, lowest)
+        cosines = torch.where(has_signal, groups.cosines, 1.0).tolist()
+        lowest = min(lowest, *zip(cosines, groups.labels, strict=True))
+    predicted, measured, ratio = (
+        fmean(trace.metrics()[name] for trace in traces) for name in ("predicted_rise", "rise", "perturbation_ratio")
+    )
+    return Row(size, predicted, measured, ratio, *lowest)
