@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,97 +55,81 @@ class FreeLB:
             raise TypeError(f"embeddings must be one or more nn.Embedding modules, got {', '.join(wrong) or 'none'}")
         check_around(around)
         self.perturbation = Perturbation(epsilon=epsilon, norm=norm, scale="one", steps=steps, step_size=step_size)
-        self.epsilon, self.enabled = epsilon, True
         self.padding, self.example_dim = padding, example_dim
-        self.backward, self.around = backward, around
+        self.backward, self.around, self.enabled = backward, around, True
         self.last: Trace | None = None
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        if not self.enabled or self.epsilon == 0:
+        if not self.enabled or self.perturbation.size == 0:
             with self.around(0, True):
                 loss, returned = call(function)
                 self.backward(loss)
             self.last = Trace([loss.detach().reshape(())], plain=OFF)
             return returned
-        steps, noises, losses, norms = self.perturbation.steps, list[Noise](), [], []
+        steps, noises, losses, norms = self.perturbation.steps, list[Tensor](), [], []
         finite, returned = torch.tensor(True), None
         for k in range(steps + 1):
-            with self.around(k, k == steps), NoisyPass(self, noises, is_first=k == 0) as noisy:
-                loss, result = call(function)
-                noisy.end_forward()
-                back(loss, self.backward, 1 / (steps + 1))
+            with self.around(k, k == steps):
+                loss, result = self._noisy_pass(function, noises, is_first=k == 0)
             returned = result if k == 0 else returned
             losses.append(loss.detach().reshape(()))
-            norms.append(torch.stack([noise.values.detach().square().sum() for noise in noises]).sum().sqrt())
+            norms.append(torch.stack([noise.detach().square().sum() for noise in noises]).sum().sqrt())
             finite = finite.to(loss.device) & losses[-1].isfinite()
             if k < steps:
                 finite = self._climb(noises, finite)
         self.last = Trace(losses, [norm.reshape(1) for norm in norms], finite)
         return returned
 
+    def _noisy_pass(self, function: Callable[[], Any], noises: list[Tensor], *, is_first: bool) -> tuple[Tensor, Any]:
+        """Add noise to each call of an embedding. The first pass creates it; later passes use it in the same order."""
+        in_forward, calls = True, 0
+
+        def add(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+            nonlocal calls
+            if not torch.is_grad_enabled():
+                return None
+            if not in_forward:
+                raise RuntimeError(
+                    "FreeLB's embeddings were called again by activation checkpointing: move them out of it"
+                )
+            if is_first:
+                noises.append(torch.zeros_like(output, dtype=wide(output.dtype), requires_grad=True))
+            if calls >= len(noises) or noises[calls].shape != output.shape:
+                raise RuntimeError(
+                    "a later pass called the embeddings differently: the loss function must use one batch"
+                )
+            noise, calls = noises[calls], calls + 1
+            padding = module.padding_idx if self.padding is None else self.padding
+            if padding is not None:
+                noise = noise * (args[0] if args else kwargs["input"]).ne(padding).unsqueeze(-1)
+            return output + noise.to(output.dtype)
+
+        handles = [module.register_forward_hook(add, with_kwargs=True) for module in self.embeddings]
+        try:
+            loss, result = call(function)
+            in_forward = False  # later calls come from activation checkpointing in the backward pass
+            if not noises:
+                raise RuntimeError(
+                    "the loss function did not call the embeddings with gradients enabled: give FreeLB those that "
+                    "the model uses; if torch.compile ran the model before, call torch.compiler.reset()"
+                )
+            back(loss, self.backward, 1 / (self.perturbation.steps + 1))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return loss, result
+
     @torch.no_grad()
-    def _climb(self, noises: list[Noise], finite: Tensor) -> Tensor:
+    def _climb(self, noises: list[Tensor], finite: Tensor) -> Tensor:
         """y = project(y + eta / epsilon d) per example, with y = noise / epsilon; zero if anything is not finite."""
-        p, stride = self.perturbation.norm, self.perturbation.stride
-        gradients = [torch.zeros_like(n.values) if n.values.grad is None else n.values.grad for n in noises]
+        p, stride, epsilon = self.perturbation.norm, self.perturbation.stride, self.perturbation.size
+        gradients = [torch.zeros_like(noise) if noise.grad is None else noise.grad for noise in noises]
         finite = finite & torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
-        for noise, gradient in zip(noises, gradients, strict=True):
-            h, dims = gradient * noise.kept, noise.dims
+        for noise, h in zip(noises, gradients, strict=True):
+            dims = tuple(i for i in range(h.ndim) if i != self.example_dim % h.ndim)
             v = steepest_ascent(h, p, h.abs().amax(dims, keepdim=True))
-            y = noise.values / self.epsilon + stride * v * inverse(vector_norm(v, p, dims, keepdim=True))
+            y = noise / epsilon + stride * v * inverse(vector_norm(v, p, dims, keepdim=True))
             y = y.clamp(-1.0, 1.0) if p == math.inf else y * shrinkage(vector_norm(y, p, dims, keepdim=True))
-            noise.values.copy_(torch.where(finite, self.epsilon * y, 0.0))
-            noise.values.grad = None
+            noise.copy_(torch.where(finite, epsilon * y, 0.0))
+            noise.grad = None
         return finite
-
-
-class Noise(NamedTuple):
-    """The noise of one call of an embedding, a mask that is 0 on padding, and the dimensions of an example."""
-
-    values: Tensor
-    kept: Tensor
-    dims: tuple[int, ...]
-
-
-class NoisyPass:
-    """Adds noise to each call of an embedding. The first pass creates it; later passes use it in the same order."""
-
-    def __init__(self, free: FreeLB, noises: list[Noise], *, is_first: bool) -> None:
-        self.free, self.noises, self.is_first = free, noises, is_first
-        self.calls, self.in_forward = 0, True
-
-    def __enter__(self) -> NoisyPass:
-        self.handles = [module.register_forward_hook(self.add, with_kwargs=True) for module in self.free.embeddings]
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-        if not torch.is_grad_enabled():
-            return None
-        if not self.in_forward:
-            raise RuntimeError("FreeLB's embeddings were called again by activation checkpointing: move them out of it")
-        if self.is_first:
-            self.noises.append(self.zero(module, args[0] if args else kwargs["input"], output))
-        if self.calls >= len(self.noises) or self.noises[self.calls].values.shape != output.shape:
-            raise RuntimeError("a later pass called the embeddings differently: the loss function must use one batch")
-        self.calls += 1
-        return output + self.noises[self.calls - 1].values.to(output.dtype)
-
-    def zero(self, module: nn.Module, tokens: Tensor, output: Tensor) -> Noise:
-        padding = module.padding_idx if self.free.padding is None else self.free.padding
-        mask = torch.ones_like(tokens) if padding is None else tokens.ne(padding)  # type: ignore[arg-type]
-        kept = mask.unsqueeze(-1).expand_as(output).to(wide(output.dtype))
-        dims = tuple(i for i in range(output.ndim) if i != self.free.example_dim % output.ndim)
-        return Noise(torch.zeros_like(kept, requires_grad=True), kept, dims)
-
-    def end_forward(self) -> None:
-        """Later calls come from activation checkpointing in the backward pass."""
-        self.in_forward = False
-        if not self.noises:
-            raise RuntimeError(
-                "the loss function did not call the embeddings with gradients enabled: give FreeLB those that "
-                "the model uses; if torch.compile ran the model before, call torch.compiler.reset()"
-            )
