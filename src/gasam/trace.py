@@ -125,7 +125,7 @@ class Trace:
     loss_scale: Tensor | float | None = 1.0
     step: int = 0
     groups: Measured | None = None
-    sampled: Trace | None = None  # of the last measured walk
+    sampled: Trace | None = None  # of the last measured walk, if this one was not measured
     too_steep: bool = False  # whether the last 20 measured walks were
 
     @cached_property
@@ -177,9 +177,10 @@ class Trace:
             return NOT_FINITE.text
         if not self.climbed:
             return NO_MOVE
+        if self.sampled is not None:
+            return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
         if self.groups is None:
-            last = self.sampled
-            return "fine" if last is None else f"{last.verdict()} (measured in step {last.step})"
+            return "fine"
         for finding, is_true in zip(FINDINGS, self.findings(self.groups).tolist(), strict=True):
             if self.too_steep if finding is TOO_STEEP else is_true:
                 return finding.text.format(*self.groups.largest_ratio())
@@ -192,43 +193,34 @@ class Trace:
         """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
 
         `loss` and `sharpness` are in units of the loss function; `rise` and `predicted_rise` are in units of the mean
-        loss. A plain pass has its own numbers, with zeros because it does not move. What is not known is NaN.
+        loss. A plain pass has numbers of its own, without those that are measured.
         """
-        groups = self.groups
-        if self.plain is None and groups is None and self.sampled is not None:
+        if self.sampled is not None:
             return self.sampled.metrics()
-        found = {
+        known = {
             "step": float(self.step),
             "loss": float(self.losses[0]),
             "sharpness": float(self.sharpness),
-            "rise": float(self.rise),
             "perturbation_norm": float(self.norms[-1]),
             "strength": self.strength,
+            "rise": float(self.rise),
         }
+        groups = self.groups
         if groups is None:
-            names = "predicted_rise", "perturbation_ratio", "largest_ratio", "capped"
-            return found | dict.fromkeys(names, math.nan if self.plain is None else 0.0)
-        return found | {
+            return known
+        return known | {
             "predicted_rise": float(groups.predicted_rise),
             "perturbation_ratio": float(groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30)),
-            "largest_ratio": groups.largest_ratio()[1],
             "capped": float(groups.capped.double().mean()),
+            "largest_ratio": groups.largest_ratio()[1],
         }
 
     def __repr__(self) -> str:
-        groups = self.groups
-        line = f"{self.verdict()}; losses {', '.join(f'{float(loss):.6g}' for loss in self.losses)}"
-        if len(self.losses) > 1:
-            predicted = "" if groups is None else f", predicted {float(groups.predicted_rise):.4g}"
-            norms = ", ".join(f"{float(norm):.4g}" for norm in self.norms)
-            line += f"; rise {float(self.rise):.4g}{predicted}; |a| {norms}"
-        if groups is not None:
-            metrics, (name, ratio) = self.metrics(), groups.largest_ratio()
-            line += f"; |a|/|w| {metrics['perturbation_ratio']:.2g}, largest {ratio:.2g} in {name}"
-            line += f"; {metrics['capped']:.0%} of the groups capped"
-        if self.strength != 1:
-            line += f"; strength {self.strength:.2g}"
-        return line if groups is None or groups.cosines is None else f"{line}\n{groups.table()}"
+        text = f"{self.verdict()}; " + ", ".join(f"{name} {value:.4g}" for name, value in self.metrics().items())
+        if (groups := (self.sampled or self).groups) is not None:
+            text += f" in {groups.largest_ratio()[0]}"
+            text += "" if groups.cosines is None else f"\n{groups.table()}"
+        return text
 
 
 class Watch:
