@@ -199,20 +199,15 @@ def test_every_link_and_anchor_of_the_site_leads_somewhere(site, tmp_path):
     assert "doc-signature" in text
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *words):
-        """Requests are not printed."""
-
-
 TOO_WIDE = """() => [...document.querySelectorAll("article p, article li, article h1, article h2, article img")]
     .filter(part => part.getBoundingClientRect().right > innerWidth && !part.closest("table"))
     .map(part => part.textContent.slice(0, 80))"""
 
 
 def test_pages_fit_the_window_without_errors(site, browser_page):  # noqa: F811
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    of_site = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), of_site) as server:
+        threading.Thread(target=server.serve_forever).start()
         address = f"http://127.0.0.1:{server.server_port}/"
         for name in ("", "guide/", "reference/", "results/"):
             opened = browser_page(address + name)
@@ -224,4 +219,3 @@ def test_pages_fit_the_window_without_errors(site, browser_page):  # noqa: F811
             assert [url for url in opened.requests if not url.startswith((address, "data:", "blob:"))] == [], name
             opened.page.close()
         server.shutdown()
-        thread.join()

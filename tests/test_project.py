@@ -25,7 +25,6 @@ import gasam
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = PROJECT["project"]["optional-dependencies"]
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
 MATRIX = WORKFLOW["jobs"]["versions"]["strategy"]["matrix"]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text()

@@ -323,26 +323,24 @@ def walking(parameters):
     return Walking(perturbation=sam(0.1))
 
 
-class Backing(Sharp):
-    def configure_sharp_backward(self):
-        return SharpBackward(self.parameters(), self.perturbation, backward=lambda loss: loss.backward())
+def backing(self):
+    return SharpBackward(self, self.perturbation, backward=lambda loss: loss.backward())
 
 
-class Manual(Sharp):
-    automatic_optimization = False
+def sharp_optimizer(self):
+    return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
 
 
-class Twice(Sharp):
-    def configure_optimizers(self):
-        return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
+def changed(**attributes):
+    return type("Changed", (Sharp,), attributes)(perturbation=ga_sam(0.1))
 
 
 MISTAKES = [
     (lambda: Sharp(perturbation=0.05), "perturbation must be a Perturbation"),
     (lambda: walking(lambda module: module.model[0].parameters()), r"parameter 'model.2.weight' is trained, but"),
-    (lambda: Backing(perturbation=ga_sam(0.1)), "must not give SharpBackward a backward"),
-    (lambda: Manual(perturbation=ga_sam(0.1)), r"SharpBackward\(self, backward=self.manual_backward"),
-    (lambda: Twice(perturbation=ga_sam(0.1)), "SharpnessAwareModule and SharpnessAware are both used"),
+    (lambda: changed(configure_sharp_backward=backing), "must not give SharpBackward a backward"),
+    (lambda: changed(automatic_optimization=False), r"SharpBackward\(self, backward=self.manual_backward"),
+    (lambda: changed(configure_optimizers=sharp_optimizer), "SharpnessAwareModule and SharpnessAware are both used"),
     (
         lambda: type("Iterating", (SharpnessAwareModule,), {"training_step": lambda self, dataloader_iter: None}),
         "can't be run again on the same batch",
