@@ -76,23 +76,12 @@ def test_noise_climbs_as_the_naive_version(norm, steps, step_size, factor, spars
     returned = free(model.loss)
     assert returned.item() == pytest.approx(losses[0])
     assert error(torch.stack(free.last.losses), losses) < EXACT
+    assert error(torch.stack(model.noises), torch.stack(noises)) < EXACT
     assert error(torch.stack(free.last.norms), [noise.norm().item() for noise in noises]) < EXACT
     assert model.words.weight.grad.is_sparse == sparse
     gradients = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()]
     assert error(flat(gradients) / factor, total) < EXACT
     assert free.last.sharpness > 0
-
-
-@pytest.mark.parametrize("norm", [2.0, math.inf])
-def test_noise_stays_in_every_examples_ball_and_off_the_padding(norm):
-    model = Reader()
-    FreeLB(model.words, 0.1, norm=norm, steps=3)(model.loss)
-    assert len(model.noises) == 4
-    for noise in model.noises:
-        assert all(torch.linalg.vector_norm(example, norm) <= 0.1 * (1 + 1e-9) for example in noise)
-        assert not noise[TOKENS == 0].any()
-    assert not model.noises[0].any()
-    assert all(example.any() for example in model.noises[-1])
 
 
 @pytest.mark.parametrize("options", [{}, {"padding": 0}])

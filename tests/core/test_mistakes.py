@@ -3,6 +3,7 @@
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,17 +12,25 @@ from torch.nn.functional import cross_entropy
 
 from gasam import (
     FreeLB,
+    Method,
     Perturbation,
+    Schedule,
     SharpBackward,
     SharpnessAware,
     asam,
+    friendly_sam,
     frozen_batchnorm,
     ga_sam,
+    gsam,
+    look_sam,
     per_worker,
+    range_test,
     sam,
+    sam_on,
     same_noise,
+    wsam,
 )
-from problems import batch, network
+from problems import at_home, batch, network
 
 
 @pytest.fixture
@@ -59,11 +68,6 @@ class TestLossFunctions:
         optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1))
         with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
             optimizer.step(lambda: loss.backward() or loss)
-
-    def test_loss_instead_of_a_function_is_told(self, parts):
-        model, sharp, x, _ = parts
-        with pytest.raises(TypeError, match="put `lambda:` before the loss"):
-            sharp(model(x).mean())
 
     def test_consumed_iterators_are_named(self, parts):
         model, sharp, *_ = parts
@@ -173,6 +177,10 @@ def group(**keys):
     return [{"params": network().parameters()} | keys]
 
 
+def scheduled(schedule, walk=None, **options):
+    return SharpBackward(network(), walk or WALK, schedule=schedule, **options)
+
+
 BY_MODULE = Perturbation(epsilon=0.1, granularity="module")
 WALK = ga_sam(0.1)
 BAD_ARGUMENTS = [
@@ -214,6 +222,35 @@ BAD_ARGUMENTS = [
     (lambda: FreeLB(nn.Embedding(4, 2), -1.0), ValueError, "epsilon must be a finite number >= 0"),
     (lambda: FreeLB(nn.Embedding(4, 2), 0.1, norm=1.0), ValueError, "norm must be"),
     (lambda: FreeLB(nn.Embedding(4, 2), 0.1, steps=0), ValueError, "steps must be"),
+    (lambda: SharpBackward([("b", nn.Parameter(torch.ones(1).expand(5)))], WALK), TypeError, "'b' is an expanded view"),
+    (lambda: range_test(SharpBackward(network()), print, []), ValueError, "one batch and sizes > 0"),
+    (lambda: range_test(SharpBackward(network()), print, [1], sizes=[0.0]), ValueError, "one batch and sizes > 0"),
+    # When to walk
+    (lambda: Schedule(progress=0), ValueError, "progress must be a finite number > 0"),
+    (lambda: Schedule(start=-1), ValueError, "start must be a number of steps"),
+    (lambda: Schedule(start=1.0), ValueError, "start must be a number of steps"),
+    (lambda: Schedule(warmup=True), ValueError, "warmup must be a number of steps"),
+    (lambda: Schedule(every=2.0), ValueError, "every must be a whole number of steps >= 1, got 2.0"),
+    (lambda: Schedule(weight=0), ValueError, "weight must be a number from 0.001 to 1000 or None, got 0"),
+    (lambda: scheduled(lambda step: 2).walks(), ValueError, r"strength in \[0, 1\], got 2 for step 0"),
+    (lambda: scheduled(Schedule(start=0.1)).walks(), ValueError, "start=0.1 is a share of training: give total_steps"),
+    (lambda: scheduled(0.5), TypeError, "schedule must be a Schedule or a function of the step, got float"),
+    (lambda: scheduled(None, accumulation=0), ValueError, "accumulation must be a whole number >= 1, got 0"),
+    (lambda: scheduled(Schedule(every=4)).begin_step(2.5), TypeError, r"a whole number, got 2\.5"),
+    (lambda: scheduled(None).load_state_dict({"step": 3}), KeyError, "give a SharpBackward.state_dict"),
+    # The family
+    (lambda: look_sam(0.1, alpha=-1), ValueError, "alpha must be a finite number >= 0, got -1"),
+    (lambda: wsam(0.1, gamma=1.0), ValueError, r"gamma must be a number in \[0, 1\), got 1.0"),
+    (lambda: friendly_sam(0.1, decay=1), ValueError, r"decay must be a number in \[0, 1\), got 1"),
+    (lambda: gsam(rho=0.1), TypeError, r"rho is called epsilon here: write sam\(epsilon=0.1"),
+    (lambda: replace(look_sam(0.1), steps=2), ValueError, "LookSAM is defined for 1 ascent step, got steps=2"),
+    (lambda: replace(friendly_sam(0.1), steps=2), ValueError, "FriendlySAM is defined for 1 ascent step"),
+    (lambda: replace(WALK, method="up"), TypeError, "method must be a gasam.Method or None, got 'up'"),
+    (lambda: scheduled(Schedule(), look_sam(0.1)), ValueError, r"Schedule\(every=5, weight=1\)"),
+    (lambda: scheduled(Schedule(every=4), look_sam(0.1)), ValueError, "every >= 2 and weight=1"),
+    (lambda: scheduled(lambda step: 1.0, look_sam(0.1)), ValueError, "every >= 2 and weight=1"),
+    (lambda: SharpBackward(network(), sam_on(0.1)), ValueError, "no parameter of Sequential moves"),
+    (lambda: SharpBackward(network().parameters(), sam_on(0.1)), ValueError, r"the model, as in SharpBackward\(model"),
 ]  # fmt: skip
 
 
@@ -222,6 +259,69 @@ def test_bad_argument_is_named_in_one_line(make, kind, words):
     with pytest.raises(kind, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def mean_of(model):
+    return model(batch()[0]).mean()
+
+
+def cleared(model):
+    model.zero_grad()
+    return mean_of(model)
+
+
+def backed(model):
+    value = mean_of(model)
+    value.backward(retain_graph=True)
+    return value
+
+
+def unrecorded(model):
+    with torch.no_grad():
+        SharpBackward(model, WALK)(lambda: mean_of(model))
+
+
+class NoList(Method):
+    def fold(self, gradients, kept, strength):
+        return gradients[0][0]
+
+
+def of(loss, walk=WALK, **options):
+    """A call with this function of the model."""
+    return lambda model: SharpBackward(model, walk, **options)(lambda: loss(model))
+
+
+def step(closure):
+    """A step of an optimizer with this closure, which gets the model."""
+    return lambda model: SharpnessAware(sgd(model.parameters()), WALK).step(lambda: closure(model))
+
+
+BAD_CALLS = [
+    (of(lambda model: None), TypeError, "got NoneType: is a `return` missing"),
+    (of(lambda model: 1.0), TypeError, "or an output with a loss, got float"),
+    (of(lambda model: ()), TypeError, "got tuple"),
+    (of(lambda model: {"logits": torch.zeros(3)}), TypeError, "output with a loss, got dict"),
+    (of(lambda model: model(batch()[0])), ValueError, "single number, got the shape .12, 3."),
+    (of(lambda model: mean_of(model).detach()), RuntimeError, "no graph"),
+    (of(lambda model: mean_of(network())), RuntimeError, "no parameter got a gradient"),
+    (of(backed), RuntimeError, "loss function called backward"),
+    (of(cleared), RuntimeError, "cleared the gradients"),
+    (of(lambda model: 1 / 0), ZeroDivisionError, "division"),
+    (of(mean_of, backward=lambda value: None), RuntimeError, "backward did not differentiate the loss"),
+    (of(mean_of, replace(sam(0.1), method=NoList())), TypeError, "NoList.fold must return a list .* got Tensor"),
+    (unrecorded, RuntimeError, r"torch\.no_grad"),
+    (lambda model: SharpBackward(model, WALK)(mean_of(model)), TypeError, "put `lambda:` before the loss"),
+    (step(lambda model: mean_of(model).backward()), TypeError, "must return the loss"),
+    (step(lambda model: (mean_of(model).backward(), 1)), TypeError, "a single number, got tuple"),
+    (step(mean_of), RuntimeError, "call loss.backward"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), BAD_CALLS)
+def test_bad_call_is_named_and_leaves_the_weights_alone(call, kind, words):
+    model = network()
+    with at_home(model.parameters()), pytest.raises(kind, match=words):
+        call(model)
 
 
 def labels_of(given, model, walk=WALK):

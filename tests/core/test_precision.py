@@ -44,14 +44,6 @@ def test_float32_equals_float64(norm, step_size):
     assert all(error(narrow, wide) < limit for narrow, wide in zip(*found, strict=True))
 
 
-def test_small_p_does_not_underflow():
-    """At p = 1.05 the direction is |h|^20: of gradients of 1e-3 nothing would be left in float32."""
-    gradient = torch.linspace(1e-4, 1e-3, 50)
-    found = offset_of([torch.zeros(50, requires_grad=True)], [gradient], sam(0.1, norm=1.05))
-    powered = (gradient.double() / 1e-3) ** 20
-    assert error(found, 0.1 * powered / torch.linalg.vector_norm(powered, 1.05)) < SINGLE
-
-
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("norm", [1.5, 2.0, 3.0, math.inf])
 def test_element_wise_scales_stay_finite_with_vanishing_gradients(scale, norm):
@@ -64,18 +56,21 @@ def test_element_wise_scales_stay_finite_with_vanishing_gradients(scale, norm):
     assert found.abs().max() <= 1.001 * 1e-3 * 1e8  # the floor: T is at most 1e8 times a weight of 1
 
 
-def test_norms_of_half_precision_gradients_do_not_overflow():
-    """|g|^2 is 4e8 here: beyond float16, whose largest number is 65504."""
-    weight = torch.zeros(400, dtype=torch.float16, requires_grad=True)
-    found = offset_of([weight], [torch.full((400,), 1000.0, dtype=torch.float16)], sam(1.0))
-    assert error(found, torch.full((400,), 0.05)) < 1e-3
+RAMP = torch.linspace(1e-4, 1e-3, 50)
+INVERSE = Perturbation(epsilon=1e-8, scale="inverse_gradient")
+NARROW = {
+    # At p = 1.05 the direction is |h|^20: of gradients of 1e-3 nothing would be left in float32.
+    "small p": (RAMP, sam(0.1, norm=1.05), 0.1 * RAMP.double() ** 20 / (RAMP.double() ** 20).norm(1.05), SINGLE),
+    # |g|^2 is 4e8 here: beyond float16, whose largest number is 65504.
+    "large gradient": (torch.full((400,), 1000.0).half(), sam(1.0), torch.full((400,), 0.05), 1e-3),
+    "small epsilon": (torch.full((4,), 1e-4).half(), INVERSE, torch.full((4,), 1e-8 / 2e-4), 1e-3),
+}
 
 
-def test_small_epsilon_is_not_lost_in_half_precision():
-    weight = torch.zeros(4, dtype=torch.float16, requires_grad=True)
-    gradient = torch.full((4,), 1e-4, dtype=torch.float16)
-    found = offset_of([weight], [gradient], Perturbation(epsilon=1e-8, scale="inverse_gradient"))
-    assert error(found, torch.full((4,), 1e-8 / gradient.float().norm().item())) < 1e-3
+@pytest.mark.parametrize("name", NARROW)
+def test_nothing_underflows_or_overflows(name):
+    gradient, walk, expected, limit = NARROW[name]
+    assert error(offset_of([torch.zeros_like(gradient, requires_grad=True)], [gradient], walk), expected) < limit
 
 
 @pytest.mark.parametrize("contiguous", [True, False])

@@ -149,25 +149,6 @@ def test_waiting_for_long_is_said_once():
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: Schedule(progress=0), "progress must be a finite number > 0"),
-    (lambda: Schedule(start=-1), "start must be a number of steps"),
-    (lambda: Schedule(start=1.0), "start must be a number of steps"),
-    (lambda: Schedule(warmup=True), "warmup must be a number of steps"),
-    (lambda: Schedule(every=2.0), "every must be a whole number of steps >= 1, got 2.0"),
-    (lambda: Schedule(weight=0), "weight must be a number from 0.001 to 1000 or None, got 0"),
-    (lambda: Told(lambda step: 2)(1.0), r"strength in \[0, 1\], got 2 for step 0"),
-    (lambda: Told(Schedule(start=0.1))(1.0), "start=0.1 is a share of training: give total_steps"),
-    (lambda: Told(0.5), "schedule must be a Schedule or a function of the step, got float"),
-    (lambda: Told(None, accumulation=0), "accumulation must be a whole number >= 1, got 0"),
-    (lambda: Told(Schedule(every=4)).sharp.begin_step(2.5), r"step must be a whole number, got 2\.5"),
-    (lambda: SharpBackward(network()).load_state_dict({"step": 3}), r"give a SharpBackward.state_dict\(\)"),
-])  # fmt: skip
-def test_mistakes_are_named(make, words):
-    with pytest.raises((ValueError, TypeError, KeyError), match=words):
-        make()
-
-
 @pytest.mark.parametrize("stop", [7, 10, 33])
 def test_resumed_training_has_the_same_bits(stop, tmp_path):
     def made():

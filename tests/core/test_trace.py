@@ -210,9 +210,3 @@ class TestRangeTest:
         assert name == "bowl"
         assert 1 < size < 8
         assert f"gradient of bowl turns at epsilon {size:.3g}" in str(found)
-
-    @pytest.mark.parametrize("options", [{"batches": []}, {"batches": BATCHES, "sizes": [0.0]}])
-    def test_bad_arguments_are_named(self, options):
-        model = network()
-        with pytest.raises(ValueError, match="at least one batch and sizes > 0"):
-            range_test(SharpBackward(model, sam(0.1)), of_rows(model), **options)
