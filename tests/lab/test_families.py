@@ -12,7 +12,7 @@ from torch import nn
 
 from gasam.lab.data.corpus import Corpus
 from gasam.lab.families.classification import TextClassification, TextCNNSettings, words
-from gasam.lab.families.family import Encoded, WithheldError, encode
+from gasam.lab.families.family import Encoded, encode
 from gasam.lab.families.images import ImageClassification, MLPSettings
 from gasam.lab.families.language import LanguageModel, LSTMSettings, windows
 from gasam.lab.methods import walk_for
@@ -251,5 +251,5 @@ def test_what_all_splits_share_is_learnt_from_the_training_split_alone():
 def test_a_search_cannot_reach_the_test_split():
     data = encode(TextClassification, REVIEWS, CNN).without_test()
     assert set(data.splits) == {"train", "valid"}
-    with pytest.raises(WithheldError, match="the test split is withheld"):
+    with pytest.raises(KeyError):
         data["test"]

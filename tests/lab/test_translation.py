@@ -18,7 +18,6 @@ from gasam.lab.families.translation import (
     Translation,
     bleu,
     joined,
-    packed,
 )
 from local_layout import sentence
 from tolerances import EXACT
@@ -109,10 +108,6 @@ def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(lengths, t
     assert [batch.tolist() for batch in epochs[0]] == [batch.tolist() for batch in epochs[1]]
     if len(set(lengths)) > 8:
         assert [batch.tolist() for batch in epochs[0]] != [batch.tolist() for batch in epochs[2]]
-
-
-def test_a_batch_is_closed_only_when_the_next_pair_would_not_fit():
-    assert [rows.tolist() for rows in packed(torch.arange(6), [2, 2, 3, 3, 4, 30], 9)] == [[0, 1, 2], [3, 4], [5]]
 
 
 def corpus(rows):

@@ -113,8 +113,8 @@ def save(charts: Sequence[Chart], file: Path, columns: int = 3) -> list[Path]:
 
     panels = [chart.spec | {"title": chart.title, "width": WIDTH} for chart in charts]
     side_by_side: Spec = {"columns": columns, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
-    whole: Spec = {"concat": panels} | side_by_side if len(panels) > 1 else panels[0]
-    whole = whole | {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": CONFIG, "padding": 12}
+    schema = "https://vega.github.io/schema/vega-lite/v6.json"
+    whole = {"$schema": schema, "concat": panels, "config": CONFIG, "padding": 12} | side_by_side
     pictures = {".png": vl_convert.vegalite_to_png(whole, scale=2), ".svg": vl_convert.vegalite_to_svg(whole).encode()}
     files = []
     for ending, picture in pictures.items():

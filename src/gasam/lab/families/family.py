@@ -8,6 +8,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
@@ -111,10 +112,6 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-class WithheldError(LookupError):
-    """A search asked for the test split, which it must not see."""
-
-
 @dataclass(frozen=True)
 class Encoded:
     """A corpus as tensors."""
@@ -125,9 +122,7 @@ class Encoded:
     notes: tuple[str, ...] = ()  # to show next to results
 
     def __getitem__(self, split: Split) -> Any:
-        if split not in self.splits:
-            raise WithheldError(f"the {split} split is withheld: a search must not see it")
-        return self.splits[split]
+        return self.splits[split]  # a search must not see the test split, and gets a KeyError
 
     def without_test(self) -> Encoded:
         """The data without its test split, for searches. `shared` was learnt from the training split only."""
@@ -149,12 +144,8 @@ def encoded(family: type[Family[Any]], source: Source, settings: Recipe, directo
     chosen = {name: value for name, value in settings if name in settings.encoding}
     key = json.dumps([FORMAT, VERSION, family.__name__, source.key, chosen], sort_keys=True)
     file = directory / f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
-    try:
+    with suppress(Exception):  # a missing file is made, and a damaged one again; the error depends on the damage
         return Encoded.load(file)
-    except FileNotFoundError:
-        pass
-    except Exception:  # a damaged file is made again; the kind of error depends on the damage
-        file.unlink(missing_ok=True)
     data = encode(family, source.read(), settings)
     with replaced(file) as partial:
         partial.write_bytes(data.as_bytes())

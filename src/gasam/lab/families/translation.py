@@ -161,7 +161,12 @@ class Translation(Family[TransformerSettings]):
         """Batches of pairs of similar length, with at most `batch` tokens including padding."""
         lengths = torch.tensor([max(map(len, self.pairs[split][row])) for row in rows.tolist()])
         lengths, order = lengths.sort(stable=True)
-        return packed(rows[order], lengths.tolist(), self.settings.batch)
+        cuts, first = list[int](), 0
+        for row, length in enumerate(lengths.tolist()):
+            if row > first and length * (row - first + 1) > self.settings.batch:
+                cuts.append(row)
+                first = row
+        return list(rows[order].tensor_split(cuts))
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
         """The batches in random order."""
@@ -295,16 +300,6 @@ def by_length(lines: Sequence[Tensor]) -> list[list[int]]:
 def joined(lines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """All words in one tensor, and the length of each line. One tensor per line would be slow to read from disk."""
     return torch.cat(list(lines)), torch.tensor([len(line) for line in lines])
-
-
-def packed(rows: Tensor, lengths: list[int], tokens: int) -> list[Tensor]:
-    """Rows, sorted by length, in batches of at most `tokens` tokens including padding."""
-    cuts, first = [0], 0
-    for row, length in enumerate(lengths):
-        if row > first and length * (row - first + 1) > tokens:
-            cuts.append(row)
-            first = row
-    return list(rows.tensor_split(cuts[1:]))
 
 
 def bleu(lines: Sequence[str], references: Sequence[str], draws: int = 1) -> tuple[Score, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -97,7 +97,10 @@ class Row:
         usual = [each for each in found.rows if each.first.settings == settings and each.method == self.method]
         if self.baseline is None:
             return usual[:1]
-        wanted = list(self._walks(size, walks))
+        wanted: list[Walk] = []
+        for kind in ("paper", "recommended", walks):
+            with suppress(InputError):  # the appendix has no epsilon for it
+                wanted.append(self.plan(size, 1, kind).walk)
         same = [walk.identity() for walk in wanted]
         alike = [] if "epsilon" in self.walk else [walk.model_dump(exclude=SIZE) for walk in wanted]
         return [
@@ -106,12 +109,6 @@ class Row:
             if each.walk.identity() in same
             or (each.walk.source == "tuned" and each.walk.model_dump(exclude=SIZE) in alike)
         ]
-
-    def _walks(self, size: str, walks: Walks | Path) -> Iterator[Walk]:
-        kinds: tuple[Walks | Path, ...] = ("paper", "recommended", walks)
-        for kind in kinds:
-            with suppress(InputError):  # the appendix has no epsilon for it
-                yield self.plan(size, 1, kind).walk
 
     def beside(self, ours: comparison.Row | None) -> tuple[dict[str, str], dict[str, Any]]:
         """The texts and the values of this row with one of our configurations, if there is one."""

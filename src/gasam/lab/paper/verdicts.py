@@ -29,15 +29,10 @@ def judge(claim: Difference, row: Row | None, *, higher_is_better: bool) -> Verd
     paper, ours = claim.standing(higher_is_better), found.standing(higher_is_better)
     if ours == "too few seeds":
         return Verdict("undecided", "one seed" if found.pairs == 1 else "two seeds")
-    if ours == "no clear difference" and _too_wide(found, claim, higher_is_better):
+    # An interval that holds zero decides nothing if it is wider than the paper's, or holds the paper's difference too.
+    widest = claim.width if paper == "no clear difference" else 2 * abs(found.mean - claim.mean)
+    if ours == "no clear difference" and found.width >= widest:
         return Verdict("undecided", "interval too wide")
     if ours == paper:
         return Verdict("reproduced", f"both: {ours}")
     return Verdict("contradicted", f"paper: {paper}")
-
-
-def _too_wide(found: Difference, claim: Difference, higher_is_better: bool) -> bool:
-    """Whether an interval that holds zero is too wide to speak for or against the paper's claim."""
-    if claim.standing(higher_is_better) == "no clear difference":
-        return found.width > claim.width
-    return abs(found.mean - claim.mean) <= found.width / 2

@@ -88,6 +88,7 @@ class Row:
         self.title = find_method(self.first.method).title
         self.key, self.method, self.metric = self.first.key, self.first.method, self.first.metric
         self.walk = Walk.model_validate(self.first.walk)
+        self.lasting_settings = {name: value for name, value in self.first.settings.items() if name not in DURATION}
         self.scores = {record.seed: record.test for record in self.records if record.test is not None}
         self.lost = {record.seed for record in self.records} - self.scores.keys()
         self.mean = statistics.fmean(self.scores.values()) if self.scores else None
@@ -243,7 +244,7 @@ class Comparison:
             if other.method == "baseline" != row.method
             and other is not row.baseline
             and other.scores
-            and _same_but_duration(other, row)
+            and other.lasting_settings == row.lasting_settings
             and abs(other.cost() / row.cost() - 1) <= NEAR
         ]
         return self.metric.best(equal, lambda other: other.cost("valid")) if equal else None
@@ -403,8 +404,3 @@ def counted(count: int, noun: str) -> str:
 
 def _with_unit(metric: Metric) -> str:
     return f"{metric.name}, {metric.unit}" if metric.unit else metric.name
-
-
-def _same_but_duration(one: Row, other: Row) -> bool:
-    ours, theirs = one.first.settings, other.first.settings
-    return all(ours.get(name) == theirs.get(name) for name in (ours.keys() | theirs.keys()) - DURATION)

@@ -31,7 +31,6 @@ SMALL_MODEL = PAPER.changed(
 TINY = PAPER.changed(rows=200, epochs=2, batch=32, vocabulary=500, length=20, embedding=16, maps=8)
 SMALL = SMALL_MODEL.changed(
     epochs=4,
-    learning_rate=2e-3,
     schedule="linear",
     optimizer="adamw",
     weight_decay=0.058,

@@ -17,7 +17,6 @@ FILES = tuple(
 )
 CLASSES = tuple("0123456789")
 SIDE = 28
-VALID_SHARE = 6
 NOTES = (
     "valid is the last sixth of one fixed permutation of the training file; the paper does not say how it validates",
 )
@@ -32,7 +31,7 @@ def source(directory: Path) -> Source:
 
     def read() -> Corpus:
         images = permuted(_labelled(files[0], files[1]))
-        train, valid = cut(images, len(images) - len(images) // VALID_SHARE)
+        train, valid = cut(images, len(images) - len(images) // 6)
         return Corpus(train, valid, _labelled(files[2], files[3]), classes=CLASSES, notes=NOTES)
 
     return Source("mnist", read, files=files)

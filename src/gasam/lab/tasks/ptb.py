@@ -38,9 +38,7 @@ SMALL = SMALL_MODEL.changed(
     embedding_range=0.14,
 )
 """The settings that a search of 16 trials chose for plain training on validation."""
-MEDIUM = PAPER.changed(
-    rows=10_000, epochs=14, halve_after=8, batch=20, length=35, hidden=200, dropout=0.5, learning_rate=20.0
-)
+MEDIUM = PAPER.changed(rows=10_000, epochs=14, halve_after=8, length=35, hidden=200, learning_rate=20.0)
 """As much dropout as in the paper's model, on a quarter of its text."""
 TINY = PAPER.changed(rows=200, epochs=2, halve_after=1, batch=8, dropout=0.1, vocabulary=200, length=10, hidden=16)
 
