@@ -94,11 +94,10 @@ def test_a_command_measures_what_the_library_does_and_only_once(name, command, t
     expected = library(subject)
     assert {key: found["rows"][0][key] for key in expected} == expected
     assert [row["run"] for row in found["rows"]] == [file.stem for file in two]
-    saved, text, png, svg = map(Path, found["files"])
+    saved, text, *pictures = map(Path, found["files"])
     assert json.loads(saved.read_text()) == {key: found[key] for key in ("title", "rows", "notes")}
     assert text.read_text().startswith("| ")
-    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "</svg>" in svg.read_text()
+    assert [file.suffix for file in pictures if file.stat().st_size] == [".png", ".svg"]
 
     def never(*given):
         raise AssertionError("measured again")
@@ -124,11 +123,10 @@ def test_a_class_is_all_that_a_new_command_needs(command, two, tmp_path, monkeyp
         title = "Losses"
 
         factor: float = Field(1.0, description="A factor.", gt=0, strict=False)
-        rounds: int = Field(2, description="How often.")
 
         def measure(self, run, progress):
             model, objective, [batch] = run.on(self.split, self.rows)
-            return {"losses": [self.factor * objective(model, batch).mean().item()] * self.rounds}
+            return {"losses": [self.factor * objective(model, batch).mean().item()]}
 
         def cells(self, record):
             return [{"loss": f"{loss:.3f}"} for loss in record.found["losses"]]
@@ -142,14 +140,13 @@ def test_a_class_is_all_that_a_new_command_needs(command, two, tmp_path, monkeyp
     monkeypatch.setattr(options.app, "registered_commands", [*options.app.registered_commands])
     measuring.add(Losses)
     shown = command("losses", "--help")
-    for words in ("The loss of the first examples.", "--factor", "A factor.", "--rounds", "How often.", "--data-dir"):
+    for words in ("The loss of the first examples.", "--factor", "A factor.", "--data-dir"):
         assert words in shown.out
     ended = command("losses", *two, "--factor", 10, "--rows", 8, "--out", tmp_path, "--cpu", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     first, second = found["rows"]
     assert (first["run"], second["run"]) == (two[0].stem, two[1].stem)
-    assert len(first["losses"]) == 2
     [text] = tmp_path.glob("losses-*.md")
     assert f"| Baseline | {first['losses'][0]:.3f} |" in text.read_text()
 
@@ -200,14 +197,11 @@ def test_a_killed_attack_continues_and_ends_as_one_never_stopped(command, two, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["attack", "--norm", "0.5"], "norm must be"),
         (["attack", "--radii", "wide"], "radii must be numbers separated by commas, got 'wide'"),
         (["attack", "--radii", "table4", "--norm", "3"], "--radii table4 needs --norm 2 or inf, got 3"),
-        (["attack", "--judged", "0"], "judged must be >= 1"),
         (["attack", "--split", "dev"], "split must be one of 'train', 'valid' or 'test', got 'dev'"),
         (["sharpness", "--epsilon", ""], "epsilon must be numbers separated by commas, got ''"),
         (["spectrum", "--matrix", "identity"], "matrix must be one of"),
-        (["landscape", "--points", "4"], "points must be odd"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -233,12 +227,8 @@ def test_a_run_on_ones_own_table_is_analysed_with_it(command, tmp_path):
     [made] = map(record.read_analysis, (tmp_path / "found").glob(f"spectrum-{file.stem}-*.json"))
     assert made.examples < 40
     assert f"on {made.examples} examples of the train split" in json.loads(ended.out)["notes"][0]
-    assert command(*common, "--seed", 1).code == 0
     moved = table.rename(tmp_path / "moved.csv")
-    without = command(*common, "--seed", 2)
-    assert without.code == 2
-    assert f"{table}, the train file of {file.stem}, does not exist: give the file" in without.err
-    assert command(*common, "--seed", 2, "--train", moved).code == 0
+    assert command(*common, "--seed", 1, "--train", moved).code == 0
 
 
 def test_a_record_says_where_it_comes_from_and_a_damaged_one_is_refused(two, tmp_path):

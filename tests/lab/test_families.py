@@ -246,10 +246,3 @@ def test_what_all_splits_share_is_learnt_from_the_training_split_alone():
 
     encode(Curious, REVIEWS, CNN)
     assert seen == [(REVIEWS.train, [], [])]
-
-
-def test_a_search_cannot_reach_the_test_split():
-    data = encode(TextClassification, REVIEWS, CNN).without_test()
-    assert set(data.splits) == {"train", "valid"}
-    with pytest.raises(KeyError):
-        data["test"]

@@ -21,7 +21,7 @@ from gasam.lab import load
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import PredictionOptions
 from gasam.lab.families.translation import PAD
-from gasam.lab.tasks import TASKS, Origin
+from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 from local_layout import idx, sentence, write, write_lines
@@ -152,21 +152,7 @@ def test_a_score_can_be_of_the_first_rows_and_is_the_worst_without_numbers(train
     assert loaded.score(loaded.model, "test") == float("inf")
 
 
-def test_classes_and_probabilities_are_those_of_the_model(trained):
-    known, found = with_data(trained, "imdb"), load(trained["imdb baseline"], cpu=True)
-    inputs, _ = known.family.data["test"]
-    raw = [example for example, _ in TASKS["imdb"].source(Origin()).read().test]
-    with torch.no_grad():
-        shares = torch.cat([known.model(some).double().softmax(1) for some in inputs.split(250)])
-    predictions = found.predict(raw)
-    classes = known.family.data.shared["classes"]
-    assert [each["class"] for each in predictions] == [classes[best] for best in shares.argmax(1).tolist()]
-    assert [each["probabilities"] for each in predictions] == [
-        dict(zip(classes, row, strict=True)) for row in shares.tolist()
-    ]
-
-
-def test_accuracy_over_the_test_file_is_the_records(command, tmp_path):
+def test_classes_are_those_of_the_model_and_their_accuracy_is_the_records(command, tmp_path):
     """By the command, with a column and classes of the user's own; 600 rows are more than one batch."""
     for name, rows in (("train", 80), ("valid", 20), ("test", 600)):
         lines = [f'"{sentence(i)} {i % 7}",{"yes" if i % 3 else "no"}' for i in range(rows)]
@@ -181,6 +167,10 @@ def test_accuracy_over_the_test_file_is_the_records(command, tmp_path):
     assert [each["line"] for each in found] == list(range(2, 602))
     right = sum(each["class"] == ("yes" if i % 3 else "no") for i, each in enumerate(found))
     assert 100 * right / 600 == record.test
+    known = load(file, Origin(), cpu=True)
+    with torch.no_grad():
+        shares = torch.cat([known.model(some).double().softmax(1) for some in known.family.data["test"][0].split(250)])
+    assert [each["probabilities"] for each in found] == [{"no": no, "yes": yes} for no, yes in shares.tolist()]
     assert ended.err == "600 predictions\n"
 
 
@@ -365,27 +355,25 @@ def test_what_is_no_run_is_told_in_one_sentence(folder, command, tmp_path):
         refused(predict(nothing), f"{nothing} is not a finished run: {missing} does not exist; name its record or")
     weights, encoding, about = (place / name for name in ("model.safetensors", "encoding.json", "run.json"))
     assert predict(about).code == 0
-    kept = {file: file.read_bytes() for file in (weights, encoding, about)}
-    weights.write_bytes(kept[weights][:-9])
-    refused(predict(place), f"{weights} is damaged or does not hold the weights of this run")
-    shutil.copy(folder("digits") / "model.safetensors", weights)
-    refused(predict(place), f"{weights} is damaged or does not hold the weights of this run")
-    weights.write_bytes(kept[weights])
-    for damage, words in (("{", "is missing or damaged (Expecting"), ("{}", "is damaged (it lacks 'words')")):
-        encoding.write_text(damage)
-        refused(predict(place), f"{encoding} {words}")
-    encoding.unlink()
-    refused(predict(place), f"{encoding} is missing or damaged")
-    encoding.write_bytes(kept[encoding])
-    about.write_text("[]")
-    refused(predict(place), f"{about} is not the description of a run")
-    described = json.loads(kept[about])
+    described = json.loads(about.read_text())
     described["record"]["data"]["encoding"] = 4
-    about.write_text(json.dumps(described))
-    refused(predict(place), "the encoding of imdb has changed since this run (now version 5, then 4)")
-    about.write_bytes(kept[about])
+    digits = (folder("digits") / "model.safetensors").read_bytes()
+    for file, damage, told in (
+        (weights, weights.read_bytes()[:-9], f"{weights} is damaged or does not hold the weights of this run"),
+        (weights, digits, f"{weights} is damaged or does not hold the weights of this run"),
+        (encoding, b"{", f"{encoding} is missing or damaged (Expecting"),
+        (encoding, b"{}", f"{encoding} is damaged (it lacks 'words')"),
+        (about, b"[]", f"{about} is not the description of a run"),
+        (about, json.dumps(described).encode(), "the encoding of imdb has changed since this run (now version 5, then"),
+    ):
+        kept = file.read_bytes()
+        file.write_bytes(damage)
+        refused(predict(place), told)
+        file.write_bytes(kept)
     weights.unlink()
     refused(predict(place), f"{place.name} has no weights: {weights} does not exist")
+    encoding.unlink()
+    refused(predict(place), f"{encoding} is missing or damaged")
 
 
 def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
@@ -429,14 +417,11 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed
     assert test_score(Origin()) == record.test  # the same examples in another file
 
 
-def test_files_are_not_for_tasks_that_bring_their_own(trained):
+def test_wrong_arguments_are_told_in_one_sentence(trained):
     not_loaded(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
+    loaded = with_data(trained, "imdb")
     with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
-        load(trained["digits baseline"], Origin(), cpu=True).examples("dev", 3)
-
-
-def test_lists_are_wanted_and_blank_texts_are_not(trained):
-    loaded = load(trained["imdb baseline"], cpu=True)
+        loaded.examples("dev", 3)
     assert loaded.predict([]) == []
     with pytest.raises(InputError, match="inputs must be a list, such as \\['a film'\\], got one str"):
         loaded.predict("a film")
