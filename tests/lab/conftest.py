@@ -78,6 +78,58 @@ def trained(shared, data_dir):
     return files
 
 
+LINE = """
+import torch
+from torch import nn
+
+higher_is_better = False
+settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
+
+def data():
+    x = torch.linspace(-1, 1, 24)[:, None]
+    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
+
+def model(width=1):
+    return nn.Linear(1, width)
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+def metric(model, batch):
+    return (model(batch[0]) - batch[1]).abs().flatten()
+"""
+
+SLOWLY = """
+import time
+from pathlib import Path
+
+settings = {{"epochs": 60, "batch": 4, "learning_rate": 0.1}}
+quick = loss
+
+def loss(model, batch):
+    time.sleep(0 if Path({released!r}).exists() else 0.25)
+    return quick(model, batch)
+"""
+
+
+@pytest.fixture
+def line(tmp_path):
+    """A task file of a straight line; `line(more)` adds text to it."""
+
+    def write(more=""):
+        file = tmp_path / "line.py"
+        file.write_text(LINE + more)
+        return str(file)
+
+    return write
+
+
+@pytest.fixture
+def slow(line, tmp_path):
+    """A task file and a second file: until that exists, a run takes half a minute or more, on a quick machine too."""
+    return line(SLOWLY.format(released=str(tmp_path / "released"))), tmp_path / "released"
+
+
 @pytest.fixture
 def own_trained(trained, tmp_path):
     """A folder of a test's own with all of these runs."""

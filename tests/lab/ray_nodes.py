@@ -65,8 +65,8 @@ class Cluster:
     def stop(self):
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.stdin.close()
-        self.process.wait(timeout=60)
-        _, left = psutil.wait_procs(started, timeout=20)
+        self.process.wait(timeout=120)
+        _, left = psutil.wait_procs(started, timeout=120)
         for process in left:
             process.kill()
         subprocess.run(["rm", "-rf", self.folder], check=True)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gasam.lab.engines.engine import do_all, prepare, train
-from gasam.lab.engines.local import LocalEngine, cores
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
@@ -98,10 +98,10 @@ def test_a_watcher_that_fails_leaves_no_process_and_loses_no_work(tmp_path, long
     assert progress(tmp_path, long)["epoch"] < LONG
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
-    epochs = 100
-    [job] = prepare([make("digits", "ga-sam", "tiny", settings={"epochs": epochs})], tmp_path / "runs")
-    arguments = [*COMPARE, "--methods=ga-sam", f"--epochs={epochs}", f"--jobs={cores()}", f"--out={tmp_path / 'runs'}"]
+def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command, slow):
+    task, released = slow
+    [job] = prepare([make(task, "ga-sam")], tmp_path / "runs")
+    arguments = ["compare", task, "--cpu", "--seeds=1", "--methods=ga-sam", "--jobs=2", f"--out={tmp_path / 'runs'}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "gasam", *arguments],
         stderr=subprocess.PIPE,
@@ -120,11 +120,12 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, command):
     assert "Traceback" not in told
     assert not list((tmp_path / "runs").glob("*.json"))
     before = progress(tmp_path / "runs", job)
-    assert 2 <= before["epoch"] < epochs
+    assert 2 <= before["epoch"] < 60
 
+    released.touch()
     ended = command(*arguments)
     assert ended.code == 0
-    assert re.findall(rf"epoch (\d+)/{epochs}", ended.err)[0] == str(before["epoch"] + 1)
+    assert re.findall(r"epoch (\d+)/60", ended.err)[0] == str(before["epoch"] + 1)
     [again] = prepare([job.plan], tmp_path / "runs")
     whole = run(job.plan, tmp_path / "whole", cpu=True)
     assert [row["loss"] for row in again.record.curve] == [row["loss"] for row in whole.curve]

@@ -2,11 +2,8 @@
 
 import json
 import math
-import pickle
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
+from conftest import LINE
 from gasam.lab import load
 from gasam.lab import record as records
 from gasam.lab.api import comparison_plans
@@ -29,39 +27,6 @@ from gasam.lab.training.run import run
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 IMAGE, REGRESSION, TEXT = (str(TASKS / f"{name}.py") for name in ("image", "regression", "text"))
-
-LINE = """
-import torch
-from torch import nn
-
-higher_is_better = False
-settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
-
-def data():
-    x = torch.linspace(-1, 1, 24)[:, None]
-    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
-
-def model(width=1):
-    return nn.Linear(1, width)
-
-def loss(model, batch):
-    return (model(batch[0]) - batch[1]).square().mean()
-
-def metric(model, batch):
-    return (model(batch[0]) - batch[1]).abs().flatten()
-"""
-
-
-@pytest.fixture
-def line(tmp_path):
-    """A task file of a straight line; `line(more)` adds text to it."""
-
-    def write(more="", name="line.py"):
-        file = tmp_path / name
-        file.write_text(LINE + more)
-        return str(file)
-
-    return write
 
 
 def family_of(reference, **settings):
@@ -355,23 +320,3 @@ def test_methods_that_need_certain_layers_are_refused_without_them(line):
             make(line(), method)
     normalised = line("\ndef model():\n    return nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1))\n")
     assert make(normalised, "sam-on").walk.method == "sam-on"
-
-
-def test_a_node_without_the_file_uses_the_text_it_was_sent(line, tmp_path):
-    """In a fresh process, as on the node of a cluster, after the file is gone."""
-    plan = make(line(), "ga-sam")
-    expected = run(plan, tmp_path / "here", cpu=True)
-    sent = pickle.dumps((plan, plan.definition.family.task_text))
-    Path(plan.task).unlink()
-    code = """
-import pickle, sys
-from pathlib import Path
-from gasam.lab.tasks.own_model import load_text
-from gasam.lab.training.run import run
-plan, text = pickle.load(sys.stdin.buffer)
-load_text(plan.task, text)
-record = run(plan, Path(sys.argv[1]), cpu=True)
-print(record.name, record.test)
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "there"], input=sent, capture_output=True, check=True)
-    assert done.stdout.decode().split() == [expected.name, str(expected.test)]

@@ -216,7 +216,7 @@ def test_a_preset_has_no_option_that_a_run_does_not_carry():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_counts_its_gradients(method, tmp_path):
-    task = "numerals" if method == "sam-on" else "pydoc"
+    task = {"sam-on": "numerals", "freelb": "pydoc"}.get(method, "digits")
     walk = None if method == "baseline" else {"epsilon": 1e-3, "norm": 2.0}
     plan = make(task, method, "tiny", settings={"epochs": 1, "rows": 60}, walk=walk)
     record = run(plan, tmp_path, cpu=True)

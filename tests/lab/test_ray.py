@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import ray_nodes
@@ -23,8 +24,6 @@ from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
 pytest.importorskip("ray")
-EPOCHS = 60
-"""Epochs of a run that lasts long enough to be interrupted."""
 ON_CPU = partial(train, cpu=True)
 
 
@@ -45,10 +44,6 @@ def nodes(tmp_path, monkeypatch):
         cluster.stop()
 
 
-def jobs_of(folder, *methods, **settings):
-    return prepare([make("digits", method, "tiny", settings=settings) for method in methods], folder)
-
-
 def gasam(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "gasam", *map(str, arguments)],
@@ -60,7 +55,7 @@ def gasam(*arguments):
 
 
 def comparison(where, out, methods, task="digits", *options):
-    named = {"size": "tiny", "methods": methods, "on": where, "out": out}
+    named = {"methods": methods, "on": where, "out": out} | ({} if task.endswith(".py") else {"size": "tiny"})
     return gasam("compare", task, "--cpu", *(f"--{name}={value}" for name, value in named.items()), *options)
 
 
@@ -91,37 +86,48 @@ def wait_for(condition):
 
 
 class Watch:
-    """Notes the events of jobs, and calls `then` once, after an update of a job that the driver has a checkpoint of."""
+    """Notes the events of jobs. Calls `then` once, when all runs have sent an update and the driver has checkpoints."""
 
-    def __init__(self, folder, then):
-        self.folder, self.then, self.kinds = folder, then, {}
+    def __init__(self, folder, runs, then):
+        self.folder, self.runs, self.then, self.kinds = folder, runs, then, {}
 
     def __call__(self, job, event):
         self.kinds.setdefault(job.name, []).append(event[0])
-        if self.then and event[0] == "update" and (self.folder / job.name / "last.pt").exists():
+        if self.then and all(map(self.seen, self.runs)):
             then, self.then = self.then, None
-            then(job)
+            then()
+
+    def seen(self, job):
+        return "update" in self.kinds.get(job.name, ()) and (self.folder / job.name / "last.pt").exists()
 
 
-def interrupt(job):
+def interrupt():
     raise KeyboardInterrupt
 
 
-def test_runs_are_interrupted_and_moved_and_are_those_of_this_machine(nodes, tmp_path):
-    """Ctrl-C keeps a checkpoint, a killed node's run continues on another, and a damaged run fails alone."""
-    out = tmp_path / "ray"
-    long, other = jobs_of(out, "baseline", "ga-sam", epochs=EPOCHS)
-    [damaged] = jobs_of(out, "sam")
+def test_runs_are_interrupted_and_moved_and_are_those_of_this_machine(nodes, tmp_path, slow):
+    """Ctrl-C keeps a checkpoint, a killed node's run continues on another, and a damaged run fails alone.
+
+    The runs' own task file is gone when they start: the nodes use its text.
+    """
+    out, (task, released) = tmp_path / "ray", slow
+    plans = make(task, "baseline"), make(task, "ga-sam"), make("digits", "sam", "tiny")
+    long, other, damaged = prepare(plans, out)
+    Path(task).unlink()
     bad = out / damaged.name / "last.pt"
     bad.parent.mkdir(parents=True)
     bad.write_bytes(b"garbage")
 
     with opened(nodes.address, cpu=True) as engine:
         with pytest.raises(KeyboardInterrupt):
-            do_all([long], out, engine, Watch(out, interrupt), ON_CPU)
-        assert 0 < progress(out, long)["epoch"] < EPOCHS
+            do_all([long], out, engine, Watch(out, [long], interrupt), ON_CPU)
+        assert 0 < progress(out, long)["epoch"] < 60
 
-        watch = Watch(out, lambda job: nodes.kill_a_busy_one())
+        def kill():
+            nodes.kill_a_busy_one()
+            released.touch()
+
+        watch = Watch(out, [long, other], kill)
         do_all([long, other, damaged], out, engine, watch, ON_CPU)
     assert sum(kinds.count("moved") for kinds in watch.kinds.values()) == 1
     assert [kinds.count("start") for kinds in watch.kinds.values()] == [1, 1, 1]
@@ -199,7 +205,7 @@ def test_a_comparison_continues_after_its_driver_was_killed(nodes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_searches_analyses_and_clients(nodes, tmp_path):
+def test_searches_analyses_and_clients(nodes, tmp_path, slow):
     """By the running cluster and by its server for clients; Ctrl-C ends with 130 and keeps the last step."""
     client = f"ray://127.0.0.1:{nodes.port}"
     search = ("tune", "digits", "--size", "tiny", "--cpu", "--method", "ga-sam", "--trials", 2, "--json")
@@ -209,16 +215,17 @@ def test_searches_analyses_and_clients(nodes, tmp_path):
     here, there = (json.loads(text) | {"file": ""} for text in found)
     assert here == there
 
-    epochs = 5 * EPOCHS  # a client is slow, and it has to notice a checkpoint before the run has ended
-    [job] = jobs_of(tmp_path / "client", "ga-sam", epochs=epochs)
-    process = comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}")
+    task, released = slow
+    [job] = prepare([make(task, "ga-sam")], tmp_path / "client")
+    process = comparison(client, tmp_path / "client", "ga-sam", task, "--seeds=1")
     wait_for((tmp_path / "client" / job.name / "last.pt").exists)
     process.send_signal(signal.SIGINT)
     told = ended(process, 130)[1]
     assert told.splitlines()[-1] == "gasam: interrupted; run the same command to continue"
     assert "Traceback" not in told
-    assert 0 < progress(tmp_path / "client", job)["epoch"] < epochs
-    ended(comparison(client, tmp_path / "client", "ga-sam", "digits", "--seeds=1", f"--epochs={epochs}"))
+    assert 0 < progress(tmp_path / "client", job)["epoch"] < 60
+    released.touch()
+    ended(comparison(client, tmp_path / "client", "ga-sam", task, "--seeds=1"))
     run(job.plan, tmp_path / "whole", cpu=True)
     assert results(tmp_path / "client") == results(tmp_path / "whole")
 
@@ -228,7 +235,7 @@ def test_searches_analyses_and_clients(nodes, tmp_path):
         for where in ("local", "auto"):
             out = tmp_path / "analysis" / where
             ended(gasam(command, record, "--cpu", "--rows", 32, *options, "--on", where, "--out", out))
-            files = sorted(out.glob("*-digits-tiny-ga-sam-*.json"))
+            files = sorted(out.glob("*-line-own-ga-sam-*.json"))
             measured.append([json.loads(file.read_text())["found"] for file in files])
         assert measured[0] == measured[1]
         assert len(measured[0]) == 1
