@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import recursively_apply
 from torch.utils.data import Dataset
 
 from conftest import LINE
@@ -17,7 +18,7 @@ from gasam.lab import record as records
 from gasam.lab.api import comparison_plans
 from gasam.lab.data.corpus import SPLITS
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import example_count, on_tensors
+from gasam.lab.families.family import example_count
 from gasam.lab.report.comparison import Comparison
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
@@ -238,7 +239,7 @@ def test_examples_of_every_form_give_the_same_batches():
         assert inputs.tolist() == [[4.0], [1.0]]
         assert labels.tolist() == [4, 1]
     nested = {"a": [x, "text"], "b": (y,)}
-    half = on_tensors(lambda part: part[:2], nested)
+    half = recursively_apply(lambda part: part[:2], nested)
     assert (example_count(half), half["a"][1], half["b"][0].tolist()) == (2, "text", [0, 1])
     part = Examples(forms[0], "train").only(torch.tensor([5, 3]))
     assert part.batch(torch.tensor([1]))[1].tolist() == [3]

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from string import digits
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table as RichTable
 
 from gasam.lab.storage import replaced, write_json
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -84,8 +83,6 @@ class Table:
         return [numbers, text]
 
     def terminal(self) -> RichTable:
-        from rich.table import Table as RichTable
-
         table = RichTable()
         for column in self.columns:
             table.add_column(column, justify="right" if self.holds_numbers(column) else "left", overflow="fold")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
-from accelerate.utils import recursively_apply, send_to_device
+from accelerate.utils import recursively_apply
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 
@@ -182,19 +182,10 @@ class Vocabulary:
         return [self.numbers.get(word, self.unknown) for word in words]
 
 
-def on_tensors(change: Callable[[Tensor], Any], batch: Any) -> Any:
-    """A batch, tensors in tuples, lists and dictionaries of any depth, with every tensor changed."""
-    return recursively_apply(change, batch)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    return send_to_device(batch, device, non_blocking=True)
-
-
 def tensors(batch: Any) -> list[Tensor]:
-    """All tensors of a batch."""
+    """All tensors of a batch, which may be in tuples, lists and dictionaries of any depth."""
     found: list[Tensor] = []
-    on_tensors(found.append, batch)
+    recursively_apply(found.append, batch)
     return found
 
 

@@ -74,13 +74,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 class Row:
-    """The runs of one configuration, by seed.
-
-    Attributes:
-        label: The method, and what sets it apart from the other rows.
-        baseline: Plain training with the same settings; of plain training with other settings, the first row.
-        equal_cost: Plain training that cost as much, because it had more epochs.
-    """
+    """The runs of one configuration, by seed."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda record: record.seed)
@@ -93,9 +87,9 @@ class Row:
         self.lost = {record.seed for record in self.records} - self.scores.keys()
         self.mean = statistics.fmean(self.scores.values()) if self.scores else None
         self.spread = statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
-        self.label = ""
-        self.baseline: Row | None = None
-        self.equal_cost: Row | None = None
+        self.label = ""  # the method, and what sets it apart from the other rows
+        self.baseline: Row | None = None  # plain training with the same settings, or for another one the first row
+        self.equal_cost: Row | None = None  # plain training that cost as much, because it had more epochs
 
     def cost(self, name: str = "gradient_evaluations") -> float:
         """A mean over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
@@ -189,13 +183,7 @@ class Row:
 
 
 class Comparison:
-    """Records of one task, size and data.
-
-    Attributes:
-        title: The task, the size and the user's own files.
-        rows: A row for each configuration, in the order of the methods.
-        settings: The settings that most runs have.
-    """
+    """Records of one task, size and data: a row for each configuration, in the order of the methods."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         first = records[0]
@@ -204,6 +192,7 @@ class Comparison:
         groups: dict[str, dict[int, Record]] = {}
         for record in records:
             groups.setdefault(record.key, {}).setdefault(record.seed, record)
+        # The settings that most runs have.
         self.settings = json.loads(statistics.mode(json.dumps(each.settings, sort_keys=True) for each in records))
         self.rows = sorted((Row(group.values()) for group in groups.values()), key=self._place)
         for row in self.rows:

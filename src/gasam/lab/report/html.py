@@ -18,7 +18,7 @@ from markupsafe import Markup
 from gasam.lab.analyses import restored
 from gasam.lab.data.corpus import cache_directory
 from gasam.lab.errors import InputError
-from gasam.lab.output import styled
+from gasam.lab.output import Chart, Table, styled
 from gasam.lab.record import AnalysisRecord, Record, read, read_analysis
 from gasam.lab.report.comparison import Comparison, counted, described, run_list
 from gasam.lab.storage import replaced
@@ -78,10 +78,13 @@ def write(file: Path, runs: Mapping[Path, Record], analyses: Iterable[AnalysisRe
     found = Comparison.of(runs.values())
     answers = Counter(each.standing for each in found)
     text = TEMPLATES.get_template("report.html.jinja").render(
-        sections=[_section(each, analyses) for each in found],
+        sections=[(each, each.table(), _analysed(each, analyses)) for each in found],
         headline=", ".join(f"{count} {standing}" for standing, count in answers.items()),
         runs=list(zip(runs, run_list(list(runs.values()), "").values, strict=True)),
         counted=counted,
+        described=described,
+        chips=lambda each: chips({row.label: row.method for row in each.rows}),
+        anchor=lambda each: re.sub(r"[^a-z0-9]+", "-", each.title.lower()).strip("-"),
         library=Markup(_library().replace("</script", "<\\/script")),
         link=lambda record: quote(Path(os.path.relpath(record, file.parent)).as_posix()),
     )
@@ -90,27 +93,15 @@ def write(file: Path, runs: Mapping[Path, Record], analyses: Iterable[AnalysisRe
     return found
 
 
-def _section(each: Comparison, analyses: Iterable[AnalysisRecord]) -> dict[str, Any]:
-    """What the page shows of a comparison; its analyses with the same options stand together."""
+def _analysed(each: Comparison, analyses: Iterable[AnalysisRecord]) -> list[tuple[Table, list[Chart]]]:
+    """The analyses of a comparison; those with the same options stand together."""
     labels = {row.key: row.label for row in each.rows}
     groups: dict[str, list[AnalysisRecord]] = {}
     for analysis in analyses:
         if analysis.run.key in labels:
             groups.setdefault(json.dumps([analysis.kind, analysis.options], sort_keys=True), []).append(analysis)
     kinds = [(restored(group[0]), group) for group in groups.values()]
-    return {
-        "title": each.title,
-        "answer": each.answer,
-        "standing": each.standing,
-        "anchor": re.sub(r"[^a-z0-9]+", "-", each.title.lower()).strip("-"),
-        "metric": described(each.metric),
-        "runs": len(each.records),
-        "names": chips({row.label: row.method for row in each.rows}),
-        "table": each.table(),
-        "charts": each.charts(),
-        "walks": each.walks(),
-        "analyses": [(kind.table(group, labels), kind.charts(group, labels)) for kind, group in kinds],
-    }
+    return [(kind.table(group, labels), kind.charts(group, labels)) for kind, group in kinds]
 
 
 def _library() -> str:

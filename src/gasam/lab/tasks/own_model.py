@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy
 import torch
+from accelerate.utils import recursively_apply, send_to_device
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, Subset, default_collate
@@ -39,9 +40,7 @@ from gasam.lab.families.family import (
     bootstrapped,
     drawn,
     example_count,
-    on_tensors,
     tensors,
-    to_device,
 )
 from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
@@ -232,7 +231,7 @@ class Examples:
     def batch(self, chosen: Tensor, collate: Callable[[list[Any]], Any] | None = None) -> Any:
         """The chosen examples as one batch, which `collate` makes of a list; by default torch's `default_collate`."""
         if self.in_tensors:
-            return on_tensors(lambda tensor: tensor[chosen], self.given)
+            return recursively_apply(lambda tensor: tensor[chosen], self.given)
         return (collate or default_collate)([self.given[number] for number in chosen.tolist()])
 
     def parts(self) -> Iterator[bytes]:
@@ -355,7 +354,7 @@ class OwnModel(Family[OwnSettings]):
         device = next(model.parameters()).device
         found = []
         for chosen in torch.split(torch.arange(len(self.data[split]))[:rows], self.settings.batch):
-            batch = to_device(self.read(split, chosen), device)
+            batch = send_to_device(self.read(split, chosen), device)
             values = self.file.metric(model, batch)
             if not isinstance(values, Tensor) or not values.ndim or len(values) != len(chosen):
                 wanted = f"a tensor with one value for each of the {len(chosen)} examples"
@@ -375,7 +374,7 @@ class OwnModel(Family[OwnSettings]):
 
     def _losses_alone(self, model: nn.Module, batch: Any) -> Tensor:
         rows = torch.split(torch.arange(example_count(batch)), 1)
-        return torch.stack([self.loss(model, on_tensors(itemgetter(row), batch), None)[0] for row in rows])
+        return torch.stack([self.loss(model, recursively_apply(itemgetter(row), batch), None)[0] for row in rows])
 
     def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
         return values(path)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import safetensors
 import torch
+from accelerate.utils import send_to_device
 from pydantic import BaseModel
 from safetensors.torch import load_model
 from torch import nn
@@ -22,7 +23,7 @@ from gasam.analysis.objective import Objective
 from gasam.lab import record as records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.family import VERSION, Encoded, Family, PredictionOptions, example_count, to_device
+from gasam.lab.families.family import VERSION, Encoded, Family, PredictionOptions, example_count
 from gasam.lab.record import Record
 from gasam.lab.storage import read_json
 from gasam.lab.tasks import Origin
@@ -187,7 +188,7 @@ class FinishedRun:
     def examples(self, split: str, rows: int) -> list[Any]:
         """Batches with about `rows` examples of a split, always the same ones, on the model's device."""
         device = next(self.model.parameters()).device
-        return [to_device(batch, device) for batch in self.family.examples(_split(split), rows)]
+        return [send_to_device(batch, device) for batch in self.family.examples(_split(split), rows)]
 
     def on(self, split: str, rows: int) -> tuple[nn.Module, Objective, list[Any]]:
         """Model, loss and examples: the first arguments of every measurement in `gasam.analysis`."""

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import nn
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import Encoded, Recipe, example_count, on_tensors, to_device
+from gasam.lab.families.family import Encoded, Recipe, example_count
 from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
 from gasam.lab.training.plan import Plan
@@ -197,7 +197,7 @@ class Training:
         progress = self.progress
         others = [self.accelerator.process_index] if self.accelerator.process_index else []
         torch.manual_seed(self.seed_for("step", progress.epoch, progress.step, *others))
-        batch = to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
+        batch = send_to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
         factor = rate_factor(self.settings, progress.epoch + 1, progress.updates + 1, self.total_updates)
         for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full_rate * factor
@@ -223,7 +223,7 @@ class Training:
         if count == 1 or example_count(batch, dim) < count:
             return batch
         own = self.accelerator.process_index
-        return on_tensors(lambda part: part.tensor_split(count, dim=dim)[own], batch)
+        return recursively_apply(lambda part: part.tensor_split(count, dim=dim)[own], batch)
 
     def end_epoch(self) -> None:
         """Validate, keep the weights, and add the epoch to the curve."""
@@ -315,11 +315,11 @@ class Training:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.progress = Progress(**saved["progress"])
         self.loss.fill_(self.progress.loss)
-        self.carried = to_device(saved["carried"], self.accelerator.device)
+        self.carried = send_to_device(saved["carried"], self.accelerator.device)
         if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
             states, own = saved["schedule"], self.accelerator.process_index
             self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        vars(self.walks).update(to_device(saved["walks"], self.accelerator.device))
+        vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
         if self.norms is not None:
             self.norms.load_state_dict(saved["norms"])
 
