@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import warnings
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -164,6 +165,30 @@ def at_home(parameters):
     yield before
     assert same_bits(parameters, before)
     assert [p.data_ptr() for p in parameters] == places
+
+
+def messages_of(call) -> list[str]:
+    """What is warned of in a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in caught]
+
+
+def strengths_of(losses, progress) -> list[float]:
+    """The strength at each step by `Schedule(progress)` in plain Python, from the mean loss of each step."""
+    strengths, initial, smoothed = [], None, None
+    for step in range(len(losses)):
+        if step and step % 10 == 0:
+            block = [loss for loss in losses[step - 10 : step] if math.isfinite(loss)]
+            mean = sum(block) / len(block) if block else None
+            if initial is None:
+                initial = smoothed = mean
+            elif mean is not None:
+                smoothed = 0.6 * smoothed + 0.4 * mean
+        fallen = 0 if initial is None else (initial - smoothed) / (progress * abs(initial))
+        strengths.append(min(1.0, max(0.0, fallen)))
+    return strengths
 
 
 class Visited(NamedTuple):

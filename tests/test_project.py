@@ -215,25 +215,21 @@ def defined_names(tree: ast.AST) -> set[str]:
     return names | {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in stored}
 
 
-def imported_parts(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The parts of the dotted names that are imported."""
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        names = [f"{node.module}.{name}" for name in names]
-    return [part for name in names for part in name.split(".")]
-
-
 def private_names(tree: ast.AST, own: set[str]) -> set[str]:
     """Private names that are read or imported, and not among gasam's `own`."""
     found, own_here = set(), defined_names(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-            found |= {node.attr} - (own - OF_TORCH) - (own_here if of_self else set())
-        elif isinstance(node, ast.Import | ast.ImportFrom) and "torch" in imported_parts(node)[:1]:
-            found |= set(imported_parts(node))
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
-            found |= {str(getattr(argument, "value", "")) for argument in node.args[1:2]} - own
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")):
+                found |= {node.attr} - (own - OF_TORCH) - own_here
+            case ast.Attribute():
+                found |= {node.attr} - (own - OF_TORCH)
+            case ast.Import(names=names):
+                found |= {part for name in names if name.name.startswith("torch") for part in name.name.split(".")}
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("torch"):
+                found |= {*module.split("."), *(name.name for name in names)}
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                found |= {name} - own
     return {name for name in found if name.startswith("_") and not name.startswith("__")} - OF_OTHERS
 
 

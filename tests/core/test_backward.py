@@ -36,12 +36,19 @@ def test_off_is_plain_backward_bit_for_bit(parts, off):
 
 
 Output = namedtuple("Output", ["loss", "logits"])
+
+
+def hugging_face_output(loss):
+    return pytest.importorskip("transformers.modeling_outputs").SequenceClassifierOutput(loss=loss)
+
+
 FORMS = {
     "loss": (lambda loss: loss, lambda found: found),
     "shape one": (lambda loss: loss.reshape(1), lambda found: found),
     "tuple": (lambda loss: (loss, "text"), lambda found: found[0]),
     "dictionary": (lambda loss: {"loss": loss, "rows": 12}, lambda found: found["loss"]),
     "mapping": (lambda loss: MappingProxyType({"loss": loss}), lambda found: found["loss"]),
+    "hugging face": (lambda loss: hugging_face_output(loss), lambda found: found.loss),
     "namedtuple": (lambda loss: Output(loss, 1), lambda found: found.loss),
 }
 
@@ -65,16 +72,6 @@ def test_what_the_clean_pass_returned_comes_back_without_a_graph(parts, form):
     assert type(found) is type(made[0]) or form == "mapping"
     assert read(made[0]).requires_grad  # the function's own result is not changed
     assert sharp.last.sharpness.shape == ()
-
-
-def test_hugging_face_outputs_give_their_loss(parts):
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-    model, loss = parts
-    function = lambda: outputs.SequenceClassifierOutput(loss=loss(), logits=torch.ones(2))  # noqa: E731
-    returned = SharpBackward(model, ga_sam(0.1))(function)
-    assert isinstance(returned, outputs.SequenceClassifierOutput)
-    assert not returned.loss.requires_grad
-    assert returned.logits.shape == (2,)
 
 
 def test_around_surrounds_every_pass_with_its_backward(parts):

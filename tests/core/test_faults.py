@@ -32,18 +32,6 @@ SOURCE = str(Path(gasam.__file__).parent)
 WORDS = 7
 
 
-class Tied(nn.Module):
-    """Embedding and output share their weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.norm, self.out = nn.Embedding(WORDS, 5), nn.LayerNorm(5), nn.Linear(5, WORDS, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, words):
-        return self.out(self.norm(self.embedding(words).mean(1)))
-
-
 def dense(sparse=False):
     inner = [nn.Flatten(), nn.Linear(15, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, WORDS)]
     return nn.Sequential(nn.Embedding(WORDS, 5, sparse=sparse), *inner)
@@ -54,7 +42,6 @@ MODELS = {
     "float64": lambda: dense().double(),
     "bfloat16": lambda: dense().bfloat16(),
     "sparse": lambda: dense(sparse=True),
-    "tied": Tied,
 }
 
 

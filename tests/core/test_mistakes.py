@@ -1,7 +1,6 @@
 """Mistakes that would go unnoticed, and bad arguments: each is named in one sentence with its value and its cure."""
 
 import math
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -30,20 +29,13 @@ from gasam import (
     same_noise,
     wsam,
 )
-from problems import at_home, batch, network
+from problems import at_home, batch, messages_of, network
 
 
 @pytest.fixture
 def parts():
     model = network()
     return model, SharpBackward(model, ga_sam(0.1)), *batch()
-
-
-def messages_of(call):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call()
-    return [str(each.message) for each in caught]
 
 
 class TestLossFunctions:
@@ -286,6 +278,11 @@ class NoList(Method):
         return gradients[0][0]
 
 
+class Broken(Method):
+    def fold(self, gradients, kept, strength):
+        raise ZeroDivisionError("division")
+
+
 def of(loss, walk=WALK, **options):
     """A call with this function of the model."""
     return lambda model: SharpBackward(model, walk, **options)(lambda: loss(model))
@@ -309,6 +306,7 @@ BAD_CALLS = [
     (of(lambda model: 1 / 0), ZeroDivisionError, "division"),
     (of(mean_of, backward=lambda value: None), RuntimeError, "backward did not differentiate the loss"),
     (of(mean_of, replace(sam(0.1), method=NoList())), TypeError, "NoList.fold must return a list .* got Tensor"),
+    (of(mean_of, replace(sam(0.1), method=Broken())), ZeroDivisionError, "division"),
     (unrecorded, RuntimeError, r"torch\.no_grad"),
     (lambda model: SharpBackward(model, WALK)(mean_of(model)), TypeError, "put `lambda:` before the loss"),
     (step(lambda model: mean_of(model).backward()), TypeError, "must return the loss"),
@@ -318,9 +316,12 @@ BAD_CALLS = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), BAD_CALLS)
-def test_bad_call_is_named_and_leaves_the_weights_alone(call, kind, words):
+def test_bad_call_is_named_and_leaves_weights_and_gradients_alone(call, kind, words):
     model = network()
-    with at_home(model.parameters()), pytest.raises(kind, match=words):
+    gradients = [torch.full_like(p, 3.0) for p in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    with at_home([*model.parameters(), *gradients]), pytest.raises(kind, match=words):
         call(model)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import warnings
 from contextlib import suppress
 
 import pytest
@@ -12,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from gasam import SharpBackward, SharpnessAware, frozen_batchnorm, ga_sam, same_noise, together
-from problems import ENTRIES, batch, closure_of, loss_of, through_backward
+from problems import ENTRIES, batch, closure_of, loss_of, messages_of, through_backward
 from tolerances import EXACT, error, same_bits
 
 WORDS = r"displaced weights count in the running statistics .*: pass the model .* SharpBackward\(model\)"
@@ -35,21 +34,17 @@ def masks_of(model, around):
 
 
 class TestNoise:
-    def test_passes_draw_fresh_masks_unless_they_share_noise(self, noisy):
-        fresh = masks_of(noisy, lambda k, last: torch.enable_grad())
-        shared = masks_of(noisy, same_noise())
+    def test_passes_draw_fresh_masks_unless_they_share_noise_and_steps_still_differ(self, noisy):
+        fresh, around = masks_of(noisy, lambda k, last: torch.enable_grad()), same_noise()
         assert not torch.equal(fresh[0], fresh[1])
-        assert all(torch.equal(mask, shared[0]) for mask in shared)
-
-    def test_steps_still_differ_and_the_generator_ends_as_after_one_pass(self, noisy):
-        around, (x, _) = same_noise(), batch()
         torch.manual_seed(5)
-        first, second = masks_of(noisy, around)[0], masks_of(noisy, around)[0]
+        first, second = masks_of(noisy, around), masks_of(noisy, around)
         after = torch.rand(3)
-        assert not torch.equal(first, second)
+        assert all(torch.equal(mask, first[0]) for mask in first)
+        assert not torch.equal(first[0], second[0])
         torch.manual_seed(5)
-        noisy(x), noisy(x)
-        assert torch.equal(after, torch.rand(3))
+        noisy(batch()[0]), noisy(batch()[0])
+        assert torch.equal(after, torch.rand(3))  # the generator ends as after one pass a step
 
     def test_noise_after_a_failure_goes_on_as_if_nothing_was_set_back(self, noisy):
         around = same_noise()
@@ -175,10 +170,7 @@ def kept_on_the_host(model, x):
 def said(entry, model, forward=nn.Module.__call__, **options):
     """What is said in a call, in which all displaced passes are alike."""
     x, y = batch()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        entry(model, WALK, loss=lambda: cross_entropy(forward(model, x), y), **options)
-    return [str(each.message) for each in caught]
+    return messages_of(lambda: entry(model, WALK, loss=lambda: cross_entropy(forward(model, x), y), **options))
 
 
 class TestWarning:

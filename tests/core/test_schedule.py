@@ -13,6 +13,7 @@ from torch import nn
 
 from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, recommended, sam
 from problems import ENTRIES, TEN_WALKS, closure_of, gradient_of, loss_of, network, paper_walk, through_backward
+from problems import strengths_of as expected_strengths
 from tolerances import EXACT, error, flat, same_bits
 
 WEIGHTS = (0.5, 1.0, 2.0, 4.0)
@@ -38,22 +39,6 @@ def strengths_of(schedule, losses, **options):
     return [told(loss) for loss in losses]
 
 
-def reference(losses, progress):
-    """The strength at each step, from the mean loss of each step."""
-    strengths, initial, smoothed = [], None, None
-    for step in range(len(losses)):
-        if step and step % 10 == 0:
-            block = [loss for loss in losses[step - 10 : step] if math.isfinite(loss)]
-            mean = sum(block) / len(block) if block else None
-            if initial is None:
-                initial = smoothed = mean
-            elif mean is not None:
-                smoothed = 0.6 * smoothed + 0.4 * mean
-        fallen = 0 if initial is None else (initial - smoothed) / (progress * abs(initial))
-        strengths.append(min(1.0, max(0.0, fallen)))
-    return strengths
-
-
 LOSSES = st.lists(st.floats(0.1, 3.0) | st.floats(-3.0, -0.1) | st.just(math.nan), min_size=25, max_size=60)
 
 
@@ -64,7 +49,7 @@ def test_progress_equals_plain_python(losses, progress):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a sum of zero, and walks that are not finite
         found = strengths_of(Schedule(progress=progress), losses)
-    assert found == pytest.approx(reference(losses, progress), abs=1e-9)
+    assert found == pytest.approx(expected_strengths(losses, progress), abs=1e-9)
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [
@@ -108,7 +93,7 @@ def test_a_plain_pass_says_why():
 def test_micro_batches_share_a_strength_and_are_averaged():
     losses = torch.rand(45, 2, dtype=torch.float64).add(0.5).cumsum(0).flip(0).tolist()
     counted, begun = Told(Schedule(progress=0.2), accumulation=2), Told(Schedule(progress=0.2))
-    expected = reference([sum(micro) / 2 for micro in losses], 0.2)
+    expected = expected_strengths([sum(micro) / 2 for micro in losses], 0.2)
     for step, micro in enumerate(losses):
         for loss in micro:
             begun.sharp.begin_step(step)

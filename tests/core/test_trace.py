@@ -1,7 +1,6 @@
 """What a walk reports: verdict, numbers, group names; one warning a run; and the range test."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gasam import Schedule, SharpBackward, ga_sam, range_test, sam
-from problems import ENTRIES, at_home, batch, loss_of, network, through_backward
+from problems import ENTRIES, at_home, batch, loss_of, messages_of, network, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
 
@@ -22,11 +21,7 @@ def sharp_after(perturbation, model=None, **options):
 
 
 def said_by(sharp, function, times=60):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(times):
-            sharp(function)
-    return [str(each.message) for each in caught]
+    return messages_of(lambda: [sharp(function) for _ in range(times)])
 
 
 class TestVerdict:

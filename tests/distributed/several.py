@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from gasam import Perturbation, Schedule, SharpBackward, ga_sam
-from problems import batch, network, paper_walk
+from problems import batch, network, paper_walk, strengths_of
 from tolerances import EXACT, error, same_bits
 
 PATIENCE = 1.5  # seconds until a process gives up on the others
@@ -97,12 +97,7 @@ def assert_schedule_follows_the_joint_loss(model) -> None:
     dist.all_gather_object(of_all, strengths)
     assert all(other == strengths for other in of_all)
     assert max(strengths) > 0
-    initial = smoothed = sum(losses[:10]) / 10
-    expected = [0.0] * 20
-    for block in (1, 2, 3):
-        smoothed = 0.6 * smoothed + 0.4 * sum(losses[10 * block : 10 * block + 10]) / 10
-        expected += [min(1.0, max(0.0, (initial - smoothed) / (0.1 * initial)))] * 10
-    assert strengths == pytest.approx(expected[:45], abs=EXACT)
+    assert strengths == pytest.approx(strengths_of(losses, 0.1), abs=EXACT)
 
 
 def assert_walk_has_its_weight(model, gradients_of, around=None) -> None:

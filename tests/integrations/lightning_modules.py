@@ -13,14 +13,11 @@ from gasam.integrations.lightning import SharpnessAwareModule
 from problems import batch, network
 from tolerances import flat
 
-PERTURBATIONS = {
-    "ga_sam": ga_sam(0.1, steps=2),
-    "sam": sam(0.1),
-    "asam": asam(0.1),
-    "budget": ga_sam(budget=0.1, cap=0.05),
-}
-# Each walk, number of micro-batches, clipping or none, and walks on every step or on some.
-CASES = [("ga_sam", 1, None, None), ("sam", 3, 0.25, 2), ("asam", 2, 0.25, None), ("budget", 3, None, 3)]
+# Walks, numbers of micro-batches, clipping or none, and walks on every step or on some.
+CASES = [
+    (ga_sam(0.1, steps=2), 1, None, None), (sam(0.1), 3, 0.25, 2), (asam(0.1), 2, 0.25, None),
+    (ga_sam(budget=0.1, cap=0.05), 3, None, 3),
+]  # fmt: skip
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning_modules import CASES, PERTURBATIONS, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
+from lightning_modules import CASES, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -40,16 +40,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("name", "accumulate", "clip", "every"), CASES)
-def test_five_steps_equal_a_plain_loop(name, accumulate, clip, every):
+@pytest.mark.parametrize(("perturbation", "accumulate", "clip", "every"), CASES)
+def test_five_steps_equal_a_plain_loop(perturbation, accumulate, clip, every):
     data, expected = batches(5 * accumulate), network()
-    module, schedule = Sharp(perturbation=PERTURBATIONS[name]), Schedule(every=every, weight=3.0) if every else None
+    module, schedule = Sharp(perturbation=perturbation), Schedule(every=every, weight=3.0) if every else None
     module.walk_schedule = schedule
     fit(module, data, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
-    plain_loop(expected, data, PERTURBATIONS[name], accumulate=accumulate, clip=clip, schedule=schedule)
+    plain_loop(expected, data, perturbation, accumulate=accumulate, clip=clip, schedule=schedule)
     assert error(weights(module), weights(expected)) < EXACT
     passes = [len(trace.losses) for trace in module.traces]
-    assert passes[:accumulate] == [1 + PERTURBATIONS[name].steps] * accumulate
+    assert passes[:accumulate] == [1 + perturbation.steps] * accumulate
     assert passes[accumulate : 2 * accumulate] == [1 if every else passes[0]] * accumulate
 
 
