@@ -29,7 +29,6 @@ CASES = {
     "train digits --settings-from torn.json": "--settings-from must name a file that `gasam tune` wrote: torn.json is",
     "train digits --method sam --norm x": "--norm must be a number, got 'x'",
     "train digits --method sam --walk-start soon": "--walk-start must be a number, got 'soon'",
-    "train digits --track diary": "--track must be one of aim,",
     "train imdb --train good.csv": "imdb has its own data: --train, --valid and --test are only for classify, lm and",
     "train imdb --data-dir nowhere": "imdb needs imdb/train.jsonl.gz, which is not in nowhere: run `gasam",
     "train classify --train absent.csv": "absent.csv is not a file: check --train",

@@ -19,7 +19,6 @@ from gasam.lab.report import html
 from gasam.lab.report.comparison import Comparison
 from gasam.lab.search import FOLDER, Search
 from gasam.lab.tasks import TASKS, Origin
-from gasam.lab.training import tracking
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -37,7 +36,6 @@ def compare(
     settings: Settings,
     place: Place,
     jobs: int | None = None,
-    track: str | None = None,
     out: Path = RUNS,
     cpu: bool = False,
     json: bool = False,
@@ -54,7 +52,7 @@ def compare(
     walks, changed = walks_of(names, walk or ()), settings.changed(task, size)
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
-        done = api.run_all(plans, out, engine, cpu=cpu, track=track)
+        done = api.run_all(plans, out, engine, cpu=cpu)
     found = {out / f"{job.name}.json": job.record for job in done if job.record is not None}
     name = f"{plans[0].task_name}-{plans[0].size}"
     table, files = Table(f"{name}: every run failed", []), list[Path]()
@@ -106,7 +104,6 @@ def train(
     data: Origin,
     settings: Settings,
     gradient_norms: bool = False,
-    track: str | None = None,
     out: Path = RUNS,
     cpu: bool = False,
     json: bool = False,
@@ -123,8 +120,6 @@ def train(
     given = dict(vars(walk))
     options = assignments("--option", given.pop("option"))
     plan = make(task, method, size, seed, origin=data, settings=settings.changed(task, size), walk=given | options)
-    if track is not None:
-        tracking.check(track)
     [job] = api.prepared([plan], out)
     if job.record is not None:
         say(f"{label(job)}: already there, not run again")
@@ -135,7 +130,6 @@ def train(
             on_update=lambda update: live.watch(job, ("update", update)),
             cpu=cpu,
             gradient_norms=gradient_norms,
-            track=track,
         )
     if json:
         print_json(as_json(record))

@@ -26,14 +26,13 @@ from gasam.trace import Trace
 
 
 class Update(NamedTuple):
-    """The progress of a run; `valid` is the score of the last finished epoch. With a `note`, only that counts."""
+    """The progress of a run; `valid` is the score of the last finished epoch."""
 
     done: int
     steps: int
     epoch: int
     epochs: int
     valid: float | None
-    note: str = ""
 
 
 OnUpdate = Callable[[Update], None]
@@ -123,8 +122,7 @@ def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
 class Training:
     """One run in progress.
 
-    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `on_epoch` is called
-    with the row of an epoch when its checkpoint is written.
+    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state.
     """
 
     def __init__(
@@ -147,7 +145,6 @@ class Training:
         self.walks = WalkMeans(accelerator.device)
         self.norms: GradientNorms | None = None
         self.progress = Progress()
-        self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.code = code()  # now, because the user may change it during the training
@@ -168,7 +165,6 @@ class Training:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
-                self.on_epoch(self.progress.curve[-1])
                 interruption.stop_if_wanted()
 
     def train_epoch(self, interruption: Interruption) -> None:
