@@ -389,7 +389,7 @@ def not_loaded(file, *words, origin=None):
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed(tmp_path, monkeypatch):
+def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split, rows in (("train", 40), ("valid", 10), ("test", 10)):
         write_table(tmp_path / f"{split}.csv", rows)
@@ -407,10 +407,8 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing_or_changed
     assert test_score(Origin()) == record.test
     valid, moved = tmp_path / "valid.csv", tmp_path / "moved.csv"
     valid.rename(moved)
-    not_loaded(file, f"{valid}, the valid file of {file.stem}, does not exist: give", "--valid")
+    not_loaded(file, f"{valid} is not a file: check --valid")
     assert test_score(Origin(valid=str(moved))) == record.test
-    write_table(valid, 11)
-    not_loaded(file, f"{valid}, the valid file of {file.stem}, has changed since it was trained: give", "--valid")
     other = Origin(valid=str(write_table(tmp_path / "other.csv", 10, ("fine", "poor"))))
     not_loaded(file, "the data found for classify is not the data of this run", origin=other)
     valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import safetensors
 import torch
@@ -36,31 +35,11 @@ WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json
 """Files in the folder of a run. `training.run.write_folder` writes them."""
 
 
-class OwnFile(BaseModel):
-    """A file of the user that a run was trained with, and the hash of its bytes."""
-
-    split: Split
-    path: Path
-    sha256: str
-
-    @classmethod
-    def of(cls, split: Split, path: Path) -> Self:
-        with path.open("rb") as stream:
-            return cls(split=split, path=path, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
-
-    @property
-    def fault(self) -> str | None:
-        if not self.path.is_file():
-            return "does not exist"
-        return None if self == OwnFile.of(self.split, self.path) else "has changed since it was trained"
-
-
 class Description(BaseModel):
-    """The description of a run in its folder: its record, where its data was, the user's files, and its task file."""
+    """The description of a run in its folder: its record, where its data was, and its task file."""
 
     record: Record
     origin: Origin
-    files: list[OwnFile]
     task_file: str | None
 
 
@@ -153,25 +132,15 @@ class FinishedRun:
         )
 
     def read_data(self) -> Encoded:
-        """The run's data; raise if the data that is found is not the run's, and name the file that has changed."""
-        fault = InputError(
-            f"the data found for {self.record.task} is not the data of this run: give the run's data with --data-dir, "
-            "or with --train, --valid and --test"
-        )
-        try:
-            data = self.plan.data()
-            if data.hash == self.record.data.hash:
-                self._check_encoding()
-                return data
-        except InputError as error:
-            fault = error
-        for file in self.description.files:
-            if getattr(self.data, file.split) is None and file.fault:
-                raise InputError(
-                    f"{file.path}, the {file.split} file of {self.name}, {file.fault}: "
-                    f"give the file that it was trained with by --{file.split}"
-                )
-        raise fault
+        """The run's data; raise if the data that is found is not the run's."""
+        data = self.plan.data()
+        if data.hash != self.record.data.hash:
+            raise InputError(
+                f"the data found for {self.record.task} is not the data of this run: give the run's data with "
+                "--data-dir, or with --train, --valid and --test"
+            )
+        self._check_encoding()
+        return data
 
     def _check_encoding(self) -> None:
         then = self.record.data.encoding

@@ -8,12 +8,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from gasam.lab.data.corpus import SPLITS, Split
+from gasam.lab.data.corpus import Split
 from gasam.lab.families.family import VERSION, Encoded
 from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import TASK_COPY
-from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description, OwnFile
+from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description
 from gasam.lab.training.loop import OnUpdate, Training, finite, without_norms
 from gasam.lab.training.plan import Plan
 
@@ -53,14 +53,13 @@ def run(
     main = accelerator.is_main_process
     if not file.exists():
         with checkpoints.locked() if main else nullcontext():
-            files = [OwnFile.of(split, path) for split in SPLITS for path in plan.origin.files(split)]
             training = Training(plan, data, checkpoints, accelerator, on_update)
             training.resume(gradient_norms)
             training.train()
             if main:
                 record = record_of(training, "test" if test else "valid")
                 if test:
-                    write_folder(training, record, files)
+                    write_folder(training, record)
                 write(file, record)
             accelerator.wait_for_everyone()
     if main:
@@ -109,7 +108,7 @@ def record_of(training: Training, split: Split) -> Record:
     )
 
 
-def write_folder(training: Training, record: Record, files: list[OwnFile]) -> None:
+def write_folder(training: Training, record: Record) -> None:
     """Write all that the use of the run needs, also on another machine.
 
     - `model.safetensors`: the weights. Weights that are tied are stored once. A run that diverged has none.
@@ -127,5 +126,5 @@ def write_folder(training: Training, record: Record, files: list[OwnFile]) -> No
         with replaced(folder / TASK_COPY) as partial:
             partial.write_text(family.task_text, encoding="utf-8")
     task_file = None if family.task_text is None else plan.task
-    described = Description(record=record, origin=plan.origin.absolute(), files=files, task_file=task_file)
+    described = Description(record=record, origin=plan.origin.absolute(), task_file=task_file)
     write_json(folder / DESCRIPTION, described.model_dump(mode="json", by_alias=True))
