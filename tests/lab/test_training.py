@@ -19,7 +19,7 @@ from gasam.lab.errors import InputError
 from gasam.lab.record import as_json, read
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
-from gasam.lab.training.loop import Training, WalkMeans
+from gasam.lab.training.loop import WalkMeans
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 from gasam.trace import Trace
@@ -119,23 +119,12 @@ def test_a_killed_run_continues_and_ends_bit_equal(task, moment, number, walk, t
     stopped = (-signal.SIGKILL,) if "KILL" in moment else (1, 130, -signal.SIGINT)
     assert exit_code(killed_at, killed, task, "ga-sam", moment, number, walk) in stopped
     assert not list(killed.glob("*.json"))
-    asked = moment != "SIGINT-step"  # a checkpoint with norms goes on recording them without being asked
-    record = run(plan, killed, cpu=True, gradient_norms=asked)
+    record = run(plan, killed, cpu=True, gradient_norms=True)
 
     assert timeless(record) == timeless(expected)
     weights = [(folder / record.name / "model.safetensors").read_bytes() for folder in (whole, killed)]
     assert weights[0] == weights[1]
     assert sorted(file.name for file in (killed / record.name).iterdir()) == FOLDER
-
-
-def test_a_run_without_gradient_norms_cannot_have_them_afterwards(tmp_path):
-    plan = make("digits", "baseline", "tiny")
-    data = plan.data()
-    Training(plan, data, Checkpoints(tmp_path / plan.name(data.hash)), Accelerator(cpu=True)).save()
-    for kind in ("last.pt", ".json"):
-        with pytest.raises(InputError, match=rf"{kind} has no gradient norms: choose another --out"):
-            run(plan, tmp_path, cpu=True, gradient_norms=True)
-        run(plan, tmp_path, cpu=True)
 
 
 @pytest.mark.parametrize("value", [7, {"model": {}}, {"model": torch.ones(2), "optimizer": {}, "progress": {}}])

@@ -103,7 +103,6 @@ def train(
     walk: Any,
     data: Origin,
     settings: Settings,
-    gradient_norms: bool = False,
     out: Path = RUNS,
     cpu: bool = False,
     json: bool = False,
@@ -115,7 +114,6 @@ def train(
     Args:
         method: Name of a method, see `gasam methods`.
         seed: Seed of all randomness.
-        gradient_norms: Record the mean gradient norm of every tensor in each epoch.
     """
     given = dict(vars(walk))
     options = assignments("--option", given.pop("option"))
@@ -124,13 +122,7 @@ def train(
     if job.record is not None:
         say(f"{label(job)}: already there, not run again")
     with Live(1) as live:  # in this process, as torchrun and debuggers need
-        record = run(
-            plan,
-            out,
-            on_update=lambda update: live.watch(job, ("update", update)),
-            cpu=cpu,
-            gradient_norms=gradient_norms,
-        )
+        record = run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), cpu=cpu)
     if json:
         print_json(as_json(record))
         return

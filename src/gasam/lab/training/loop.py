@@ -17,7 +17,6 @@ from torch import nn
 
 from gasam import SharpBackward
 from gasam.analysis.gradients import GradientNorms, transformer_layers
-from gasam.lab.errors import InputError
 from gasam.lab.families.family import Encoded, Recipe, example_count
 from gasam.lab.record import code
 from gasam.lab.storage import Checkpoints, Interruption, Weights
@@ -132,6 +131,7 @@ class Training:
         checkpoints: Checkpoints,
         accelerator: Accelerator,
         on_update: OnUpdate = lambda update: None,
+        gradient_norms: bool = False,
     ) -> None:
         self.plan, self.checkpoints, self.accelerator, self.on_update = plan, checkpoints, accelerator, on_update
         self.settings, self.family = plan.settings, plan.family(data)
@@ -143,7 +143,7 @@ class Training:
         self.total_updates = 1
         self.sharp = plan.walk.backward(self.family, self.plain_model, accelerator.backward)
         self.walks = WalkMeans(accelerator.device)
-        self.norms: GradientNorms | None = None
+        self.norms = GradientNorms(self.plain_model, transformer_layers) if gradient_norms else None
         self.progress = Progress()
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
@@ -291,15 +291,10 @@ class Training:
         norms = self.norms.state_dict() if self.norms is not None else None
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})
 
-    def resume(self, gradient_norms: bool = False) -> None:
-        """Resume from the checkpoint if there is one. Gradient norms are recorded if asked for or if it has them."""
+    def resume(self) -> None:
+        """Resume from the checkpoint if there is one."""
         file = self.checkpoints.last
         saved = self.checkpoints.load(file)
-        recorded = saved is not None and saved.get("norms") is not None
-        if gradient_norms and saved is not None and not recorded:
-            raise without_norms(file)
-        if gradient_norms or recorded:
-            self.norms = GradientNorms(self.plain_model, transformer_layers)
         if saved is not None:
             try:
                 self._restore(saved)
@@ -318,10 +313,6 @@ class Training:
         vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
         if self.norms is not None:
             self.norms.load_state_dict(saved["norms"])
-
-
-def without_norms(file: Path) -> InputError:
-    return InputError(f"{file} has no gradient norms: choose another --out, or leave out --gradient-norms")
 
 
 def finite(number: float) -> float | None:
