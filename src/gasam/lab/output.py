@@ -152,9 +152,7 @@ def lines(
         rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x. Points
             without x or a finite y are left out.
         methods: The method of each configuration, by its label, in the order of the legend.
-        title: The title of the chart.
-        x: The title of the horizontal axis.
-        y: The title of the vertical axis.
+        title: The title of the chart; `x` and `y` are those of its axes.
         log: The axes with a logarithmic scale: "", "x", "y" or "xy". An axis may begin at zero.
         marks: Lines across the chart: {"y": 0.5, "text": "chance"}.
         height: The height in pixels.
@@ -189,8 +187,7 @@ def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x:
         rows: Rows of kind `mean`, with value, text and, where there is an interval, low and high; and of kind `seed`,
             with value. All have a label, and may have a text `told`.
         methods: The method of each configuration, by its label, in the order of the rows.
-        title: The title of the chart.
-        x: The title of the axis.
+        title: The title of the chart; `x` is that of its axis.
     """
     colour = styled(methods)[0] | {"legend": None}
     y = {"field": "label", "type": "nominal", "sort": list(methods), "axis": None, "scale": {"paddingOuter": 0.3}}

@@ -110,15 +110,14 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
     return inspect(published, directory)
 
 
-def load_from_hub(repository: str, configuration: str, split: str) -> Iterable[Row]:
+def load_from_hub(repository: str, configuration: str, split: str) -> Any:
     """The rows of a split, from the hub's branch with parquet files, which also exists for datasets made by scripts."""
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise InputError("the package datasets is not installed: run `pip install gasam[download]`") from None
     files = f"hf://datasets/{repository}@refs/convert/parquet/{configuration}/{split}/*.parquet"
-    rows_of_split: Iterable[Row] = datasets.load_dataset("parquet", data_files=files, split="train")
-    return rows_of_split
+    return datasets.load_dataset("parquet", data_files=files, split="train")
 
 
 def fetch_from_web(address: str) -> bytes:

@@ -225,17 +225,17 @@ class Family(ABC, Generic[Settings]):
         return random.Random(0).sample(examples, settings.rows)
 
     @staticmethod
-    @abstractmethod
     def learn(training: Corpus, settings: Any) -> dict[str, Any]:
         """Learn what the encoding of all splits needs, such as a vocabulary, from the training split only.
 
         These are JSON values, which are stored with every trained model.
         """
+        return {}
 
     @staticmethod
-    @abstractmethod
-    def encode(split: Split, examples: list[Any], shared: dict[str, Any], settings: Any) -> Any:
+    def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
         """The examples of a split as tensors."""
+        return examples
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:

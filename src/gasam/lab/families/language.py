@@ -113,30 +113,29 @@ class LanguageModel(Family[LSTMSettings]):
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
         """The perplexity, and its bootstrap standard error over windows; `rows` is a number of windows."""
-        losses, counts = self.losses(model, self.data[split], windows_read=rows)
+        losses, counts = self.losses(model, self._start(split, rows))
         return bootstrapped(lambda some: perplexity(losses[some].sum(), counts[some].sum()), len(losses), DRAWS)
 
     def worthless(self, split: Split, rows: int | None = None) -> float:
         """The perplexity of the word frequencies in the training text, with add-one smoothing."""
         seen = self.data["train"].long().bincount(minlength=len(self.data.shared["words"])) + 1
-        read = None if rows is None else rows * self.settings.length + 1
-        return math.exp(-float((seen / seen.sum()).log()[self.data[split][1:read].long()].mean()))
+        return math.exp(-float((seen / seen.sum()).log()[self._start(split, rows)[1:].long()].mean()))
 
-    def losses(
-        self, model: nn.Module, stream: Tensor, columns: int = 1, windows_read: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _start(self, split: Split, rows: int | None) -> Tensor:
+        """The first `rows` windows of a split, with the word after them; by default the whole split."""
+        return self.data[split][: None if rows is None else rows * self.settings.length + 1]  # type: ignore[no-any-return]
+
+    def losses(self, model: nn.Module, stream: Tensor, columns: int = 1) -> tuple[Tensor, Tensor]:
         """The summed loss and the number of words of every window, without the first word of each column."""
-        found = [(loss, count) for loss, count, _, _ in self._read(model, stream, columns, windows_read)]
+        found = [(loss, count) for loss, count, _, _ in self._read(model, stream, columns)]
         losses, counts = torch.tensor(found, dtype=torch.float64).unbind(1)
         return losses, counts
 
     @torch.no_grad()
-    def _read(
-        self, model: nn.Module, stream: Tensor, columns: int = 1, windows_read: int | None = None
-    ) -> Iterator[tuple[float, int, Tensor, State]]:
+    def _read(self, model: nn.Module, stream: Tensor, columns: int = 1) -> Iterator[tuple[float, int, Tensor, State]]:
         """For each window its summed loss, its number of words, the scores of the word after it, and the state."""
         device, state = next(model.parameters()).device, None
-        for window in windows(stream, columns, self.settings.length)[:windows_read]:
+        for window in windows(stream, columns, self.settings.length):
             words, following = (part.to(device) for part in self.batch(window))
             scores, state = model(words, state)
             loss = cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")

@@ -135,11 +135,7 @@ FIGURES: Mapping[str, Figure] = {
         METHODS,
     ),
     "figure4": Figure("Figure 4: gradient norms over training", ("en-vi",), norms="whole"),
-    "figure5": Figure(
-        "Figure 5: gradient norms of the layers of encoder and decoder",
-        ("en-vi",),
-        norms="layers",
-    ),
+    "figure5": Figure("Figure 5: gradient norms of the layers of encoder and decoder", ("en-vi",), norms="layers"),
     "table4": Figure(
         "Table 4: the metric under corrupted weights",
         ("en-vi",),

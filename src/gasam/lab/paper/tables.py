@@ -35,19 +35,15 @@ SIZE = {"epsilon", "budget", "cap", "norm", "walk_progress", "source"}
 
 
 class Printed(NamedTuple):
-    """A result of the paper: mean and standard deviation over four runs.
-
-    `slip` is the difference to the baseline as printed, if the printed means give another one.
-    """
+    """A result of the paper: mean and standard deviation over four runs."""
 
     mean: Decimal
     std: Decimal
-    slip: str = ""
 
     @classmethod
     def of(cls, text: str) -> Printed:
-        mean, _, std, *slip = text.split()
-        return cls(Decimal(mean), Decimal(std), *slip)
+        mean, _, std = text.split()
+        return cls(Decimal(mean), Decimal(std))
 
     def __str__(self) -> str:
         return f"{self.mean} ± {self.std}"
@@ -114,8 +110,7 @@ class Row:
         """The texts and the values of this row with one of our configurations, if there is one."""
         paper, walk, verdict = str(self.paper), "", None  # the baseline has no verdict
         if self.baseline is not None:
-            slip = f"; printed {self.paper.slip}" if self.paper.slip else ""
-            paper += f" ({self.paper.minus(self.baseline):+}{slip})"
+            paper += f" ({self.paper.minus(self.baseline):+})"
             walk = "" if ours is None else _whose(ours.walk)
             claim = self.paper.claim(self.baseline)
             verdict = judge(claim, ours, higher_is_better=self.metric.higher_is_better)
@@ -165,15 +160,10 @@ class PaperTable:
         walks: Walks | Path = "paper",
         origin: Origin | None = None,
     ) -> list[Plan]:
-        """Every run that the table needs; rows with the same walk share their runs.
+        """Every run that the table, or some of its tasks, needs; rows with the same walk share their runs.
 
-        Args:
-            size: The name of the size.
-            tasks: Some of the table's tasks; by default all.
-            seeds: The seeds; by default 1 to `self.seeds`.
-            walks: Whose walk a row has that sets no epsilon itself: the paper's, the recommended one, or the ones that
-                the searches in this folder of records have found.
-            origin: Where the data is.
+        `walks` says whose walk a row has that sets no epsilon itself: the paper's, the recommended one, or the one that
+        the searches in this folder of records have found.
         """
         chosen = self.tasks if tasks is None else tasks
         if unknown := sorted(set(chosen) - set(self.tasks)):

@@ -39,8 +39,11 @@ PACKAGES = tuple(name.replace("sklearn", "scikit-learn") for name in LIBRARIES)
 EACH = 1_000
 FEWEST_WORDS, MOST_WORDS, OPENING = 8, 100, 8
 
-TELLING = re.compile(r"\d|matplotlib|networkx|numpy|scipy|sklearn|scikit|sympy|torch|pyplot|pylab|mplot")
-ALIASES = {"mpl", "np", "nx", "plt", "sk", "sp", "sy"}
+TELLING = re.compile(
+    r"\d|matplotlib|networkx|numpy|scipy|sklearn|scikit|sympy|torch|pyplot|pylab|mplot"
+    r"|(?:^|['-])(?:mpl|np|nx|plt|sk|sp|sy)(?:['-]|$)"
+)
+"""Words with digits, with the name of a library, or with its alias as a part."""
 WORD = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 ROLE = re.compile(r":[a-z:]+:(?=`)")
 PROSE_ENDS = re.compile(
@@ -112,12 +115,7 @@ def prose_of(docstring: str) -> list[str]:
     """The words at the start of a docstring, without those that give its library away."""
     end = PROSE_ENDS.search(docstring)
     prose = ROLE.sub("", docstring[: end.start()] if end else docstring)
-    return [word for word in WORD.findall(prose.lower()) if not _telling(word)]
-
-
-def _telling(word: str) -> bool:
-    """Whether a word must be removed: it has a digit, contains a library's name, or has an alias as a part."""
-    return TELLING.search(word) is not None or not ALIASES.isdisjoint(re.split("['-]", word))
+    return [word for word in WORD.findall(prose.lower()) if not TELLING.search(word)]
 
 
 TOKEN = re.compile(r"\w+|[^\w\s]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import math
 import pickle
@@ -143,11 +142,9 @@ def _run(path: Path, text: str) -> ModuleType:
     """Run the file as a module. Its folder is on the path of imports, as for a script."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    name = f"gasam_task_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "its name ends in .py"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # classes of the file can then be pickled
+    module = ModuleType(f"gasam_task_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # classes of the file can then be pickled
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
@@ -294,14 +291,6 @@ class OwnModel(Family[OwnSettings]):
         if split != "train" or settings.rows is None or settings.rows >= len(examples):
             return examples
         return examples.only(drawn(settings.rows, len(examples)))
-
-    @staticmethod
-    def learn(training: Corpus, settings: Any) -> dict[str, Any]:
-        return {}
-
-    @staticmethod
-    def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
-        return examples
 
     def model(self) -> nn.Module:
         made = self.file.model(**self.settings.arguments)
