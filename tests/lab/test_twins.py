@@ -2,13 +2,11 @@
 
 import functools
 import re
-from dataclasses import replace
 from itertools import islice
 
 import pytest
 
 from gasam.lab.data.corpus import SPLITS
-from gasam.lab.errors import InputError
 from gasam.lab.tasks import Origin, embedded, find
 from local_layout import disjoint, sizes
 
@@ -59,12 +57,6 @@ def test_docstrings_are_balanced_and_none_begins_like_another(corpus):
 )
 def test_prose_of_a_docstring(docstring, words):
     assert " ".join(embedded.prose_of(docstring)) == words
-
-
-def test_a_missing_library_is_named():
-    source = replace(find("digits").source(Origin()), packages=("no-such-package",))
-    with pytest.raises(InputError, match="digits needs the package no-such-package"):
-        _ = source.key
 
 
 def test_examples_are_what_their_models_expect(corpus):

@@ -30,7 +30,6 @@ from gasam.lab.families.family import (
 )
 from gasam.lab.record import Metric
 
-SHOWN_CLASSES = 3
 PADDING = "<pad>"
 BREAK = re.compile(r"<br\s*/?>")
 WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
@@ -108,8 +107,8 @@ class Classification(Family[Settings]):
         ]
 
     def line(self, prediction: Mapping[str, Any]) -> str:
-        """The class, a tab, and the most likely classes with their probabilities."""
-        ranked = sorted(prediction["probabilities"].items(), key=lambda item: -item[1])[:SHOWN_CLASSES]
+        """The class, a tab, and the three most likely classes with their probabilities."""
+        ranked = sorted(prediction["probabilities"].items(), key=lambda item: -item[1])[:3]
         shares = ", ".join(f"{one_line(name)} {share:.4f}" for name, share in ranked)
         return f"{one_line(prediction['class'])}\t{shares}"
 

@@ -20,6 +20,7 @@ NEAR = 0.1
 COLLAPSED = 0.1
 """A method that loses more than this share of what plain training has learnt, and more than twice the noise of the test
 split, has collapsed."""
+LISTED = ("name", "task", "size", "method", "seed", "valid", "test", "gradient_evaluations", "seconds")
 WALKS = {
     "ratio": "Displacement |a| / |w|",
     "strength": "Strength of the schedule",
@@ -364,17 +365,12 @@ class Comparison:
 def run_list(records: Sequence[Record], title: str) -> Table:
     """A row for each run: texts for people, all values for JSON and CSV."""
     rows, values = [], []
-    for record in records:
-        walk, epochs = str(Walk.model_validate(record.walk)), record.settings["epochs"]
-        scores = {"valid": record.valid, "test": record.test}
-        shown = {name: "diverged" if score is None else record.metric.shown(score) for name, score in scores.items()}
-        rows.append({"run": record.name, "walk": walk, "epochs": str(epochs)} | shown)
-        files = {"data": ", ".join(record.data.files)}
-        values.append(
-            {name: getattr(record, name) for name in ("name", "task", "size", "method", "seed")}
-            | {**files, "walk": walk, "epochs": epochs, "metric": record.metric.name, **scores}
-            | {name: getattr(record, name) for name in ("gradient_evaluations", "seconds")}
-        )
+    for run in records:
+        walk, epochs = str(Walk.model_validate(run.walk)), run.settings["epochs"]
+        valid, test = ("diverged" if each is None else run.metric.shown(each) for each in (run.valid, run.test))
+        rows.append({"run": run.name, "walk": walk, "epochs": str(epochs), "valid": valid, "test": test})
+        more = {"data": ", ".join(run.data.files), "walk": walk, "epochs": epochs, "metric": run.metric.name}
+        values.append({name: getattr(run, name) for name in LISTED} | more)
     return Table(title, rows, values=values)
 
 

@@ -14,7 +14,6 @@ from gasam.lab.families.family import Family, Recipe
 
 SIZE_NAMES = ("paper", "small", "tiny")
 """The sizes that every task has."""
-DEFAULT_SIZE = "small"
 
 
 @dataclass(frozen=True)
@@ -98,4 +97,4 @@ class Task:
 
     @property
     def default_size(self) -> str:
-        return DEFAULT_SIZE if DEFAULT_SIZE in self.sizes else next(iter(self.sizes))
+        return "small" if "small" in self.sizes else next(iter(self.sizes))

@@ -9,12 +9,13 @@ from gasam.lab.data.corpus import Corpus, Source, required
 from gasam.lab.data.files import aligned, lines
 from gasam.lab.data.published import Published, Row, as_lines, on_hub, on_web
 from gasam.lab.families.translation import TransformerSettings, Translation
-from gasam.lab.tasks.task import Origin, Task
+from gasam.lab.tasks.task import Task
 
 
 def _source(
     task: str,
     directory: Path,
+    *,
     folder: str,
     judged: tuple[str, str],
     substitutes: tuple[str, ...],
@@ -45,29 +46,6 @@ def _source(
         return Corpus(pairs, valid, test, vocabularies=words, notes=notes)
 
     return Source(task, read, files=found, options=" ".join(splits))
-
-
-def en_vi(origin: Origin) -> Source:
-    return _source(
-        "en-vi",
-        origin.folder,
-        "iwslt15",
-        judged=("tst2012", "tst2013"),
-        substitutes=("ted_small", "news_wiki"),
-        note="substitute training pairs, not the paper's 133k",
-        vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
-    )
-
-
-def de_en(origin: Origin) -> Source:
-    return _source(
-        "de-en",
-        origin.folder,
-        "iwslt14",
-        judged=("valid", "test"),
-        substitutes=("train_subset",),
-        note="of the 160k training pairs",
-    )
 
 
 PAPER = TransformerSettings(
@@ -175,7 +153,15 @@ TASKS = (
         about="English to Vietnamese, IWSLT 2015, Transformer",
         kind="paper",
         family=Translation,
-        source=en_vi,
+        source=lambda origin: _source(
+            "en-vi",
+            origin.folder,
+            folder="iwslt15",
+            judged=("tst2012", "tst2013"),
+            substitutes=("ted_small", "news_wiki"),
+            note="substitute training pairs, not the paper's 133k",
+            vocabularies=("iwslt15/vocab.en", "iwslt15/vocab.vi"),
+        ),
         sizes={"paper": PAPER, "small": SMALL_MODEL.changed(rows=12_000, vocabularies=(8_000, 4_000)), "tiny": TINY},
         published=EN_VI_FILES,
     ),
@@ -184,7 +170,14 @@ TASKS = (
         about="German to English, IWSLT 2014, Transformer",
         kind="paper",
         family=Translation,
-        source=de_en,
+        source=lambda origin: _source(
+            "de-en",
+            origin.folder,
+            folder="iwslt14",
+            judged=("valid", "test"),
+            substitutes=("train_subset",),
+            note="of the 160k training pairs",
+        ),
         sizes=DE_EN_SIZES,
         published=DE_EN_FILES,
     ),

@@ -49,8 +49,7 @@ def search(risk: Risk) -> Position:
         direction = solved.x if solved.x.any() else -point.gradient  # downhill, where the curvature is not positive
         slope = float(direction @ point.gradient)
         same = point.loss + risk.resolution * (1 + abs(point.loss))
-        for halvings in range(_HALVINGS):
-            step = 0.5**halvings
+        for step in (0.5**halvings for halvings in range(_HALVINGS)):
             reached = risk.at(point.offset + step * direction)
             lower = reached.loss <= point.loss + 1e-4 * step * slope
             finite = math.isfinite(reached.loss + reached.norm)
