@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import Parameter, signature
 from numbers import Real
 from typing import Any
 
@@ -58,9 +57,6 @@ class SharpnessAware(Optimizer):
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
-        closure = signature(base.step).parameters.get("closure")
-        if closure is not None and closure.default is Parameter.empty:
-            raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}: choose another")
         if not isinstance(model, nn.Module | None):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if refused := options.keys() & {"backward", "accumulation"}:
@@ -79,10 +75,9 @@ class SharpnessAware(Optimizer):
     register_load_state_dict_post_hook = _of("base", "register_load_state_dict_post_hook")
     enabled = _of("sharp", "enabled")
     perturbation = _of("sharp", "perturbation")
-    model = _of("sharp", "model")
-    clock = _of("sharp", "clock")
     last = _of("sharp", "last")
     metrics = _of("sharp", "metrics")
+    _known: object = None  # the groups that `sharp` uses now
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the walk, step the base, and return what the closure returned in the clean pass."""
@@ -96,7 +91,7 @@ class SharpnessAware(Optimizer):
             return self.base.step()
         self._update()
         sharp = self.sharp
-        if sharp.per_worker and sharp.walks() and (self.perturbation.risk == "mean" or self.clock.weight != 1):
+        if sharp.per_worker and sharp.walks() and (self.perturbation.risk == "mean" or sharp.clock.weight != 1):
             raise RuntimeError(
                 "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
                 "because a closure may clear the gradients of earlier passes before they are reduced: use SharpBackward"
@@ -109,9 +104,9 @@ class SharpnessAware(Optimizer):
             if self.before_step is not None:
                 with held.let():
                     self.before_step()
-            after = self.clock.after(self.last.losses[0], self.last.loss_scale)
+            after = sharp.clock.after(self.last.losses[0], self.last.loss_scale)
             self.base.step()
-            self.clock.state = after  # the base has stepped, so this step is counted
+            sharp.clock.state = after  # the base has stepped, so this step is counted
             return run.returned
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -125,8 +120,8 @@ class SharpnessAware(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the base, and under "walk" that of the schedule and what the method keeps, if there is any."""
-        state = self.base.state_dict()
-        return state if self.clock.schedule is None and not self.sharp.kept else state | {_KEY: self.sharp.state_dict()}
+        changes = self.sharp.clock.schedule is not None or self.sharp.kept
+        return self.base.state_dict() | ({_KEY: self.sharp.state_dict()} if changes else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the base and of the walk. Groups keep their "perturb" if the saved groups have none."""
@@ -137,15 +132,11 @@ class SharpnessAware(Optimizer):
         self._update()
         if _KEY in state_dict:
             self.sharp.load_state_dict(state_dict[_KEY])
-        elif self.clock.schedule is not None:
+        elif self.sharp.clock.schedule is not None:
             warnings.warn(f"the state dict has no {_KEY!r}, so the schedule begins again at step 0", stacklevel=2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("base", "before_step", "sharp")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._known: object = None
-        super().__setstate__(state)
 
     def __repr__(self) -> str:
         return f"SharpnessAware({self.perturbation}, base={self.base!r})"
@@ -154,7 +145,7 @@ class SharpnessAware(Optimizer):
         """Use the base's groups, which may have changed."""
         known = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
         if self._known != known:
-            entries, names = read(self.param_groups), {} if self.model is None else names_in(self.model)
+            entries, names = read(self.param_groups), {} if self.sharp.model is None else names_in(self.sharp.model)
             self.sharp.set_parameters([replace(e, name=names.get(id(e.tensor), e.name)) for e in entries])
             self._known = known
 
@@ -170,9 +161,7 @@ class _ClosurePasses:
     def plain(self) -> Tensor:
         for parameter in self._trained:
             parameter.grad = None
-        with self._sharp.around(0, True), self._held.let(), torch.enable_grad():
-            self.returned = self._closure()
-        return _loss(self.returned, self._trained)
+        return self(0, 1.0, True).loss
 
     def __call__(self, k: int, factor: float, last: bool) -> Pass:
         sharp = self._sharp
@@ -191,10 +180,9 @@ class _ClosurePasses:
 
 
 def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
-    if returned is None:
-        raise TypeError("the closure must return the loss, got None: is a `return` missing?")
     if not isinstance(returned, Tensor | Real) or (isinstance(returned, Tensor) and returned.numel() != 1):
-        raise TypeError(f"the closure must return the loss as a single number, got {type(returned).__name__}")
+        kind = type(returned).__name__
+        raise TypeError(f"the closure must return the loss as a single number, got {kind}: is a `return` missing?")
     if all(parameter.grad is None for parameter in parameters):
         check_reduced(parameters)
         raise RuntimeError("the closure left no gradient on any parameter: it must call loss.backward()")

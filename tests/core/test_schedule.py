@@ -172,7 +172,7 @@ def test_optimizer_counts_its_passes_and_keeps_the_schedule():
         return base, SharpnessAware(base, ga_sam(0.1, steps=2), model=model, schedule=schedule)
 
     def passes(optimizer, calls):
-        return passes_of(lambda: optimizer.step(closure_of(loss_of(optimizer.model))), optimizer, calls)
+        return passes_of(lambda: optimizer.step(closure_of(loss_of(optimizer.sharp.model))), optimizer, calls)
 
     (_, optimizer), (_, again), (base, plain) = made(Schedule(every=4)), made(Schedule(every=4)), made(None)
     assert passes(optimizer, 7) == [3, 1, 1, 1, 3, 1, 1]
