@@ -66,7 +66,6 @@ class State:
 
     step: int
     calls: int  # micro-batches of this step so far
-    steps_in_block: int
     initial: float | None  # the mean loss of the first block; 0 if it can't be used
     smoothed: float
     losses: Tensor  # the sum of the finite losses of this block, and their number
@@ -96,7 +95,7 @@ class Clock:
         self.accumulation, self.total_steps, self.process_group = accumulation, total_steps, process_group
         self.manual = False  # whether the training loop calls begin_step
         self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
-        self.state = State(0, 0, 0, None, 0.0, self._placed(torch.zeros(2)))
+        self.state = State(0, 0, None, 0.0, self._placed(torch.zeros(2)))
 
     @property
     def weight(self) -> float:
@@ -134,7 +133,7 @@ class Clock:
             raise TypeError(f"step must be a whole number, got {step!r}")
         self.manual = True
         if step != self.state.step:
-            self.state = replace(self._end_step(self.state), step=step)
+            self.state = self._at_step(step, self.state)
 
     @torch.no_grad()
     def after(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> State:
@@ -153,19 +152,18 @@ class Clock:
         state = replace(state, calls=state.calls + 1)
         if self.manual or state.calls < self.accumulation:
             return state
-        return replace(self._end_step(state), step=state.step + 1)
+        return self._at_step(state.step + 1, state)
 
     def _placed(self, sums: Tensor) -> Tensor:
         """The sums on the device of the model, which may have changed."""
         device = self._like.device
         return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
-    def _end_step(self, state: State) -> State:
-        """Every 10 steps, read the mean loss of the block."""
-        if state.calls == 0:
-            return state
-        state = replace(state, calls=0, steps_in_block=(state.steps_in_block + 1) % BLOCK)
-        if state.steps_in_block or self._options.progress is None:
+    def _at_step(self, step: int, state: State) -> State:
+        """The state at the beginning of another step. Every 10 steps, the mean loss of the block is read."""
+        ends_block = state.calls > 0 and step // BLOCK != state.step // BLOCK
+        state = replace(state, step=step, calls=0)
+        if not ends_block or self._options.progress is None:
             return state
         sums = state.losses.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -174,20 +172,20 @@ class Clock:
         mean, initial = total / number if number else math.nan, state.initial
         state = replace(state, losses=torch.zeros_like(sums))
         if initial is None:
-            if mean != 0 and math.isfinite(mean):
-                return replace(state, initial=mean, smoothed=mean)
-            warnings.warn(
-                f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} steps is "
-                f"{mean:g}: from now on the strength depends on `start` and `warmup` only",
-                stacklevel=5,
-            )
-            return replace(state, initial=0.0)
+            if mean == 0 or not math.isfinite(mean):
+                warnings.warn(
+                    f"the schedule can't follow the progress of the loss, because its mean over the first {BLOCK} "
+                    f"steps is {mean:g}: from now on the strength depends on `start` and `warmup` only",
+                    stacklevel=5,
+                )
+                mean = 0.0
+            return replace(state, initial=mean, smoothed=mean)
         if number:
             state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
-        if PATIENCE <= state.step < PATIENCE + BLOCK and 0 != initial <= state.smoothed:
+        if PATIENCE <= step < PATIENCE + BLOCK and 0 != initial <= state.smoothed:
             warnings.warn(
-                f"the walk has not begun after {state.step} steps, because the loss has not fallen below its initial "
-                f"value {initial:.4g}: give schedule=Schedule(), which walks from the start",
+                f"the walk has not begun after {step} steps, because the loss has not fallen below its initial value "
+                f"{initial:.4g}: give schedule=Schedule(), which walks from the start",
                 stacklevel=5,
             )
         return state
