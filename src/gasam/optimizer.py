@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 
 from gasam.backward import SharpBackward
 from gasam.mistakes import look_at_function, warn_of_statistics
-from gasam.parameters import names_in, read
+from gasam.parameters import read
 from gasam.passes import Pass, check_reduced, explain, now, uninterrupted
 from gasam.perturbation import Perturbation
 
@@ -145,8 +144,7 @@ class SharpnessAware(Optimizer):
         """Use the base's groups, which may have changed."""
         known = [(group.get("perturb", True), *map(id, group["params"])) for group in self.param_groups]
         if self._known != known:
-            entries, names = read(self.param_groups), {} if self.sharp.model is None else names_in(self.sharp.model)
-            self.sharp.set_parameters([replace(e, name=names.get(id(e.tensor), e.name)) for e in entries])
+            self.sharp.set_parameters(read(self.param_groups))
             self._known = known
 
 

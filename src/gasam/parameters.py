@@ -61,8 +61,7 @@ def read(parameters: Parameters) -> list[Entry]:
 
 def names_in(model: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter by its id, without the prefixes of DistributedDataParallel and torch.compile."""
-    wrapped = isinstance(model, DistributedDataParallel | torch.nn.DataParallel)
-    front = "module." if wrapped else ""
+    front = "module." if isinstance(model, DistributedDataParallel | torch.nn.DataParallel) else ""
     return {id(p): name.removeprefix(front).replace("_orig_mod.", "") for name, p in model.named_parameters()}
 
 
@@ -84,11 +83,12 @@ def _can_move(tensor: Tensor) -> bool:
 def weights_of(
     entries: list[Entry], perturbation: Perturbation, model: torch.nn.Module | None = None, *, in_place: bool = False
 ) -> Weights:
-    """The weights that the walk may move. The perturbation's `perturb` needs the model."""
+    """The weights that the walk may move, with their names in the model. `perturb` needs the model."""
     if perturbation.perturb is not None:
         entries = _by_module(entries, perturbation.perturb, model)
-    moving = [entry for entry in entries if entry.moves]
-    names = None if any(entry.name is None for entry in moving) else [str(entry.name) for entry in moving]
+    known, moving = {} if model is None else names_in(model), [entry for entry in entries if entry.moves]
+    found = [known.get(id(entry.tensor), entry.name) for entry in moving]
+    names = None if None in found else [str(name) for name in found]
     if perturbation.granularity == "module" and names is None:
         raise ValueError(
             "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
