@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dis
 import warnings
 from collections.abc import Callable, Iterator
+from dis import get_instructions
+from inspect import getclosurevars
 from io import IOBase
 from itertools import count
 from types import FunctionType
@@ -91,14 +92,12 @@ def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
     """Each outer variable that the function uses: its value, and its "LOAD" and "STORE" in the order of the code."""
     if not isinstance(function, FunctionType):
         return {}
-    known = dict(function.__globals__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            known[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            known.pop(name, None)
+    try:
+        known = function.__globals__ | dict(getclosurevars(function).nonlocals)
+    except ValueError:  # a variable is not assigned yet
+        return {}
     found = dict[str, tuple[Any, list[str]]]()
-    for instruction in dis.get_instructions(function):
+    for instruction in get_instructions(function):
         how, _, where = instruction.opname.partition("_")
         if how in ("LOAD", "STORE") and where in ("DEREF", "GLOBAL") and instruction.argval in known:
             found.setdefault(instruction.argval, (known[instruction.argval], []))[1].append(how)

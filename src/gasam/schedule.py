@@ -51,11 +51,6 @@ class Schedule:
         if self.weight is not None and not (is_number(self.weight) and 0.001 <= self.weight <= 1000):
             raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
 
-    def of_step(self, step: int, total_steps: int | None) -> float:
-        """The strength that follows from `start` and `warmup` at a step; steps count from 0."""
-        warmup = _in_steps("warmup", self.warmup, total_steps)
-        return min(1.0, max(0.0, (step - _in_steps("start", self.start, total_steps) + 1) / (warmup + 1)))
-
 
 StrengthOfStep = Callable[[int], float]
 
@@ -119,13 +114,21 @@ class Clock:
             if not isinstance(given, float | int) or not 0 <= given <= 1:
                 raise ValueError(f"the schedule must give a strength in [0, 1], got {given!r} for step {state.step}")
             return float(given)
-        strength = self._options.of_step(state.step, self.total_steps)
+        strength = _clamped((state.step - self._in_steps("start") + 1) / (self._in_steps("warmup") + 1))
         if progress is None or state.initial == 0:
             return strength
         if state.initial is None:
             return 0.0
-        fallen = (state.initial - state.smoothed) / (progress * abs(state.initial))
-        return strength * min(1.0, max(0.0, fallen))
+        return strength * _clamped((state.initial - state.smoothed) / (progress * abs(state.initial)))
+
+    def _in_steps(self, name: str) -> int:
+        """The schedule's `start` or `warmup`, as a number of steps."""
+        value: float = getattr(self._options, name)
+        if isinstance(value, int):
+            return value
+        if value and self.total_steps is None:
+            raise ValueError(f"{name}={value} is a share of training: give total_steps, or {name} as a number of steps")
+        return round(value * (self.total_steps or 0))
 
     def begin_step(self, step: int) -> None:
         """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
@@ -201,12 +204,8 @@ class Clock:
         self.state = State(**{name: state[name] for name in vars(self.state)} | {"losses": losses})
 
 
-def _in_steps(name: str, value: float, total_steps: int | None) -> int:
-    if isinstance(value, int):
-        return value
-    if value and total_steps is None:
-        raise ValueError(f"{name}={value} is a share of training: give total_steps, or {name} as a number of steps")
-    return round(value * (total_steps or 0))
+def _clamped(value: float) -> float:
+    return min(1.0, max(0.0, value))
 
 
 def is_number(value: object) -> bool:
