@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,35 +22,20 @@ SAMPLED = 20
 MANY_TIMES = 10.0
 """A walk is too large if the measured rise is more than this many times the predicted one."""
 
-
-class Finding(NamedTuple):
-    """What may be wrong with a walk."""
-
-    text: str  # with places for the name and the ratio of the group that moved furthest
-    cure: str
-    enough: int  # if this many of 20 measured walks show it, the user is warned
-
-
+NOT_FINITE = "not finite: a loss, gradient or scale was NaN or infinite"
+TOO_FAR = "too large: {} moved by {:.2g} times its norm"
+TOO_STEEP = f"too large: the loss rises by more than {MANY_TIMES:g} times what was predicted"
+TOO_SMALL = "too small to matter: the predicted rise is below the rounding of the loss"
+UNSEEN = "without effect: the weights moved, and the loss did not change by one bit"
 SMALLER = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
-NOT_FINITE = Finding(
-    "not finite: a loss, gradient or scale was NaN or infinite",
-    "check plain training first, and with float16 the loss scale",
-    enough=11,
-)
-TOO_FAR = Finding("too large: {} moved by {:.2g} times its norm", SMALLER, enough=5)
-# A single walk may show this because of its dropout masks. It is a fact if all walks do.
-TOO_STEEP = Finding(f"too large: the loss rises by more than {MANY_TIMES:g} times what was predicted", SMALLER, SAMPLED)
-TOO_SMALL = Finding(
-    "too small to matter: the predicted rise is below the rounding of the loss",
-    "give a larger budget or epsilon",
-    SAMPLED,
-)
-UNSEEN = Finding(
-    "without effect: the weights moved, and the loss did not change by one bit",
-    "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True",
-    SAMPLED,
-)
-FINDINGS = NOT_FINITE, TOO_FAR, TOO_STEEP, TOO_SMALL, UNSEEN
+CURES = {
+    NOT_FINITE: "check plain training first, and with float16 the loss scale",
+    TOO_FAR: SMALLER,
+    TOO_STEEP: SMALLER,
+    TOO_SMALL: "give a larger budget or epsilon",
+    UNSEEN: "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True",
+}
+"""What may be wrong with a walk, with places for the name and the ratio of the group that moved furthest."""
 
 
 @dataclass(eq=False, repr=False)
@@ -159,7 +144,7 @@ class Trace:
         return self.plain == BETWEEN
 
     def findings(self, groups: Measured) -> Tensor:
-        """Whether each of FINDINGS is true of this walk; on the device."""
+        """Whether each of CURES' keys is true of this walk; on the device."""
         climbed, rounding = self.climbed, self._of_mean(self.losses[0]).abs() * torch.finfo(self.losses[0].dtype).eps
         predicted = groups.predicted_rise.to(rounding)
         too_small = predicted < rounding
@@ -174,16 +159,17 @@ class Trace:
         if self.plain is not None:
             return self.plain
         if self.not_finite:
-            return NOT_FINITE.text
+            return NOT_FINITE
         if not self.climbed:
             return NO_MOVE
         if self.sampled is not None:
             return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
         if self.groups is None:
             return "fine"
-        for finding, is_true in zip(FINDINGS, self.findings(self.groups).tolist(), strict=True):
-            if self.too_steep if finding is TOO_STEEP else is_true:
-                return finding.text.format(*self.groups.largest_ratio())
+        for finding, is_true in zip(CURES, self.findings(self.groups).tolist(), strict=True):
+            # One walk may be steep because of its dropout masks. It is a fact if all are.
+            if self.too_steep if finding == TOO_STEEP else is_true:
+                return finding.format(*self.groups.largest_ratio())
         return "fine"
 
     def _of_mean(self, loss: Tensor) -> Tensor:
@@ -224,16 +210,16 @@ class Trace:
 
 
 class Watch:
-    """Counts what the measured walks of a run show, 20 at a time, and warns once if something is wrong.
+    """Judges the measured walks of a run, 20 at a time, and warns once if the same is wrong with all of them.
 
-    The counts are copied from the accelerator asynchronously, and read when they have arrived.
+    What they share is copied from the accelerator asynchronously, and read when it has arrived.
     """
 
     def __init__(self) -> None:
         self.walks = 0
         self.last: Trace | None = None  # the last measured walk
         self._found: list[Tensor] = []
-        self._counts: Tensor | None = None  # until they are read
+        self._in_all: Tensor | None = None  # until it is read
         self._arrived: torch.Event | None = None
         self._too_steep = self._warned = False
 
@@ -254,21 +240,17 @@ class Watch:
             return
         self._found.append(trace.findings(trace.groups))
         if len(self._found) == SAMPLED:
-            counts, self._found = torch.stack(self._found).sum(0), []
-            self._counts = counts.to("cpu", non_blocking=True)
-            if counts.device.type != "cpu":
-                self._arrived = torch.Event(counts.device)
+            in_all, self._found = torch.stack(self._found).all(0), []
+            self._in_all = in_all.to("cpu", non_blocking=True)
+            if in_all.device.type != "cpu":
+                self._arrived = torch.Event(in_all.device)
                 self._arrived.record()
-        if self._counts is not None and (self._arrived is None or self._arrived.query()):
-            self._judge(dict(zip(FINDINGS, self._counts.tolist(), strict=True)), trace.groups)
-            self._counts = self._arrived = None
-        self.last, trace.too_steep = trace, self._too_steep
-
-    def _judge(self, counts: dict[Finding, int], groups: Measured) -> None:
-        self._too_steep = counts[TOO_STEEP] == SAMPLED
-        for finding, count in counts.items():
-            if count >= finding.enough and not self._warned:
+        if self._in_all is not None and (self._arrived is None or self._arrived.query()):
+            wrong = [finding for finding, is_true in zip(CURES, self._in_all.tolist(), strict=True) if is_true]
+            self._in_all, self._arrived, self._too_steep = None, None, TOO_STEEP in wrong
+            if wrong and not self._warned:
                 self._warned = True
-                text = finding.text.format(*groups.largest_ratio())
-                message = f"the walk is {text}, in {count} of the last {SAMPLED} walks: {finding.cure}"
+                text = wrong[0].format(*trace.groups.largest_ratio())
+                message = f"the walk is {text}, in each of the last {SAMPLED} measured walks: {CURES[wrong[0]]}"
                 warnings.warn(message, UserWarning, stacklevel=5)
+        self.last, trace.too_steep = trace, self._too_steep
