@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gasam import (
+    Pass,
     Perturbation,
     SharpBackward,
     SharpnessAware,
@@ -213,6 +214,19 @@ def climbed(variables, evaluate, perturbation, start=None) -> list[Visited]:
 
     climb(variables, watched, perturbation, start)
     return visits
+
+
+def walked(problem, parameters, perturbation, start=None, factor=1.0) -> list[Visited]:
+    """`climbed` on one of the problems above, whose loss is multiplied by a factor before it is differentiated."""
+
+    def evaluate(k: int) -> Pass:
+        for parameter in parameters.values():
+            parameter.grad = None
+        loss = problem.loss(parameters)
+        (factor * loss).backward()
+        return Pass(loss.detach(), factor)
+
+    return climbed(parameters.items(), evaluate, perturbation, start)
 
 
 def _gradient(tensor):

@@ -30,18 +30,10 @@ MATRIX = WORKFLOW["jobs"]["versions"]["strategy"]["matrix"]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text()
 
 
-def made(target, folder):
-    """The commands that `make` would run in a fresh checkout."""
-    command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={folder / 'none'}"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 class TestFiles:
     def test_the_workflow_tests_every_supported_python_and_the_lowest_and_highest_torch(self):
-        versions = (
-            re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", c) for c in PROJECT["project"]["classifiers"]
-        )
-        assert MATRIX["python"] == [found[1] for found in versions if found]
+        versions = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+        assert MATRIX["python"] == versions
         supported = SpecifierSet(PROJECT["project"]["requires-python"])
         assert Version(MATRIX["python"][0]) == next(
             v for minor in range(20) if (v := Version(f"3.{minor}")) in supported
@@ -62,7 +54,9 @@ class TestFiles:
         commands = "\n".join(step.get("run", "") for job in WORKFLOW["jobs"].values() for step in job["steps"])
         targets = re.findall(r"^make (\S+)$", commands, flags=re.MULTILINE)
         assert targets == ["test", "test-all", "dist"]
-        assert all(made(target, tmp_path) for target in targets)
+        for target in targets:  # as in a fresh checkout
+            command = ["make", "--dry-run", target, f"VENV={tmp_path}"]
+            assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
         folders = re.findall(r"tests/\w+", commands)
         assert folders
         assert all((ROOT / folder).is_dir() for folder in folders)
@@ -77,15 +71,11 @@ class TestFiles:
 
     def test_the_citation_is_of_this_version_and_of_the_paper(self):
         citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-        assert citation["cff-version"] == "1.2.0"
-        assert citation.keys() >= {"message", "title", "authors"}
         assert citation["version"] == gasam.__version__
         assert citation["license"] == PROJECT["project"]["license"]
         [paper] = citation["references"]
-        authors = ", ".join(author["family-names"] for author in paper["authors"][:-1])
         cited = " ".join((ROOT / "docs" / "math.md").read_text().split())
-        assert f'{authors} and {paper["authors"][-1]["family-names"]}, "{paper["title"]}"' in cited
-        assert (paper["conference"]["name"], paper["year"]) == ("EMNLP 2022", 2022)
+        assert f'{paper["authors"][-1]["family-names"]}, "{paper["title"]}"' in cited
 
 
 FORBIDDEN = re.compile(r"^(torchvision|torchaudio|triton|pytorch-triton|nvidia-.*|cuda-.*)$")

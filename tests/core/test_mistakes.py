@@ -344,14 +344,6 @@ def test_parameters_may_be_given_in_many_forms():
     pairs = [pair for each in two for pair in each.named_parameters()]
     assert labels_of(pairs, lambda x: two[0](x) + two[1](x), BY_MODULE) == ["0", "2"] * 2
 
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = network()
-            self.forward = self.module.forward
-
-    assert labels_of(wrapper := Wrapper(), wrapper) == [f"module.{name}" for name in names]
-
 
 def test_objects_show_what_they_are():
     assert repr(SharpBackward(network(), sam(0.1))).startswith("SharpBackward(4 parameters, Perturbation(epsilon=0.1")

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward
+from gasam import SCALES, Perturbation, SharpBackward
 from gasam.analysis import uniform_start
-from problems import GRANULARITIES, Wavy, climbed
+from problems import GRANULARITIES, Wavy, walked
 from tolerances import EXACT, error, flat, same_bits
 
 shapes = st.dictionaries(
@@ -28,21 +28,6 @@ perturbations = st.builds(
     risk=st.sampled_from(["mean", "final"]),
 )
 problems = st.builds(Wavy, shapes, st.integers(0, 100))
-
-
-def evaluation(problem, parameters, factor=1.0):
-    def evaluate(k: int) -> Pass:
-        for parameter in parameters.values():
-            parameter.grad = None
-        loss = problem.loss(parameters)
-        (factor * loss).backward()
-        return Pass(loss.detach(), factor)
-
-    return evaluate
-
-
-def walked(problem, parameters, perturbation, start=None, factor=1.0):
-    return climbed(parameters.items(), evaluation(problem, parameters, factor), perturbation, start)
 
 
 def scales(problem, parameters, perturbation) -> torch.Tensor:

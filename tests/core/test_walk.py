@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gasam import SCALES, Pass, Perturbation, SharpBackward
-from problems import GRANULARITIES, TEN_WALKS, Wavy, climbed, reference_walk
+from gasam import SCALES, Perturbation, SharpBackward
+from problems import GRANULARITIES, TEN_WALKS, Wavy, reference_walk, walked
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget without a cap")
@@ -28,9 +28,9 @@ def sizes(scale: str) -> list[dict[str, float]]:
 
 def check_against_reference(problem, perturbation: Perturbation) -> None:
     parameters = problem.parameters()
-    walked = reference_walk(problem.start, problem.loss_and_gradient, problem.shapes, perturbation)
-    offsets, losses, _, folded = walked
-    rise = problem.loss_and_gradient(problem.start)[1] @ offsets[1]
+    start, f = problem.start, problem.loss_and_gradient
+    offsets, losses, _, folded = reference_walk(start, f, problem.shapes, perturbation)
+    rise = f(start)[1] @ offsets[1]
     before = [p.detach().clone() for p in parameters.values()]
 
     sharp = SharpBackward(parameters.items(), perturbation)
@@ -45,17 +45,9 @@ def check_against_reference(problem, perturbation: Perturbation) -> None:
 
     if perturbation.risk != "mean":
         return  # where the climb goes does not depend on the risk
-    for visit in climbed(parameters.items(), lambda k: evaluate(problem, parameters), perturbation):
+    for visit in walked(problem, parameters, perturbation):
         assert error(flat(visit.offset), offsets[visit.k]) < EXACT
     assert same_bits(parameters.values(), before)
-
-
-def evaluate(problem, parameters) -> Pass:
-    for parameter in parameters.values():
-        parameter.grad = None
-    loss = problem.loss(parameters)
-    loss.backward()
-    return Pass(loss.detach())
 
 
 @pytest.mark.parametrize(("scale", "granularity"), PRODUCT)

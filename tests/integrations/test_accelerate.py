@@ -16,8 +16,6 @@ from gasam import SharpBackward, SharpnessAware, ga_sam, sam, shared_walk
 from problems import batch, loss_of, network
 from tolerances import EXACT, error, flat, same_bits
 
-PERTURBATIONS = {"ga_sam": ga_sam(0.1, steps=2), "sam": sam(0.1)}
-
 
 def rows(count):
     return list(zip(*batch(rows=count), strict=True))
@@ -53,11 +51,14 @@ def expected(perturbation, data, batch_size=4, **options):
     return flat(model.parameters())
 
 
-@pytest.mark.parametrize(("name", "accumulate", "clip"), [("ga_sam", 1, None), ("sam", 3, 0.25), ("ga_sam", 2, 0.25)])
-def test_five_steps_equal_a_plain_loop(name, accumulate, clip):
+CASES = [(ga_sam(0.1, steps=2), 1, None), (sam(0.1), 3, 0.25), (ga_sam(0.1, steps=2), 2, 0.25)]
+
+
+@pytest.mark.parametrize(("walk", "accumulate", "clip"), CASES)
+def test_five_steps_equal_a_plain_loop(walk, accumulate, clip):
     model, data, options = network(), rows(20 * accumulate), {"accumulate": accumulate, "clip": clip}
-    accelerated(model, data, PERTURBATIONS[name], **options)
-    assert error(flat(model.parameters()), expected(PERTURBATIONS[name], data, **options)) < EXACT
+    accelerated(model, data, walk, **options)
+    assert error(flat(model.parameters()), expected(walk, data, **options)) < EXACT
 
 
 def test_saved_state_resumes_bit_for_bit(tmp_path):
